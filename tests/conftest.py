@@ -5,6 +5,7 @@
 `tiny_model`      the model in it, float32, eval mode, a fresh copy for each test: a test may train or overwrite it.
 `tiny_tokenizer`  the tokenizer in it, shared by the session: treat it as read-only.
 `forks`           the `rlvr` script without seconds of imports (`helpers/forks.py`).
+`forked`          for a module whose tests start samplers or trainers in this process: these are forks too.
 
 The model is random, but its logits spread enough (`initializer_range` far above the usual 0.02) that sampled tokens are
 neither uniform nor always the same one. Special tokens: `<|endoftext|>` ends a response, `<|pad|>` pads.
@@ -22,8 +23,12 @@ if importlib.util.find_spec("liger_kernel") and not list(Path("/dev").glob("nvid
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from forks import HEAVY, Forks
+
+settings.register_profile("rlvr", deadline=None)  # tests never assert a time: an example may wait for a busy machine
+settings.load_profile("rlvr")
 
 TINY_CORPUS = (
     "What is 12 + 30? <think> 12 + 30 = 42. </think> <answer> 42 </answer>",
@@ -108,3 +113,10 @@ def tiny_tokenizer(tiny_model_dir):
 def forks(tmp_path_factory) -> Iterator[Forks]:
     with Forks(tmp_path_factory.mktemp("output"), modules=HEAVY) as forks:
         yield forks
+
+
+@pytest.fixture(scope="module")
+def forked(forks) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("subprocess.Popen", forks.popen)
+        yield

@@ -133,6 +133,9 @@ def is_in(module: str, places: set[str]) -> bool:
     return any(module == place or module.startswith(f"{place}/") for place in places)
 
 
+TREES = {module_of(path): ast.parse(path.read_text()) for path in FILES}
+
+
 def imports(tree: ast.AST) -> list[tuple[str, int]]:
     """Return (dotted module, line) of each import; relative imports fail."""
     found = []
@@ -149,38 +152,36 @@ def imports(tree: ast.AST) -> list[tuple[str, int]]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_rooms_import_only_from_rooms_above(path):
-    module, order = module_of(path), list(ROOMS)
-    if module == "__init__":
-        return
-    room = room_of(module)
-    assert room in order, f"{module} is in no room: give it one, here and in docs/architecture.md"
-    for name, line in imports(ast.parse(path.read_text())):
-        if not name.startswith("rlvr_cli.") or name == "rlvr_cli.__version__":
-            continue
-        imported = name.split(".")[1]
-        assert order.index(imported) <= order.index(room), f"{module}:{line}: {room} must not import {imported}"
-        shared = name.startswith("rlvr_cli.commands.sources")
-        assert room != "commands" or imported != "commands" or shared, (
-            f"{module}:{line}: commands are joined by files on disk"
-        )
+def test_rooms_import_only_from_rooms_above():
+    order = list(ROOMS)
+    for module in TREES.keys() - {"__init__"}:
+        room = room_of(module)
+        assert room in order, f"{module} is in no room: give it one, here and in docs/architecture.md"
+        for name, line in imports(TREES[module]):
+            if not name.startswith("rlvr_cli.") or name == "rlvr_cli.__version__":
+                continue
+            imported = name.split(".")[1]
+            assert order.index(imported) <= order.index(room), f"{module}:{line}: {room} must not import {imported}"
+            shared = name.startswith("rlvr_cli.commands.sources")
+            assert room != "commands" or imported != "commands" or shared, (
+                f"{module}:{line}: commands are joined by files on disk"
+            )
 
 
 def test_no_module_imports_itself_by_way_of_others():
     """Imports within functions and for types count too: what sits in a circle can only be read as a whole."""
-    dotted = {f"rlvr_cli.{module_of(path)}".replace("/", "."): path for path in FILES}
-    imported = {module: modules_imported(path, dotted) - {module} for module, path in dotted.items()}
+    dotted = {f"rlvr_cli.{module}".replace("/", "."): tree for module, tree in TREES.items()}
+    imported = {module: modules_imported(tree, dotted) - {module} for module, tree in dotted.items()}
     try:
         TopologicalSorter(imported).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(reversed(error.args[1])))
 
 
-def modules_imported(path: Path, modules: Container[str]) -> set[str]:
+def modules_imported(tree: ast.AST, modules: Container[str]) -> set[str]:
     """Return those of the modules that a file imports; `from package import module` is one of the module alone."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -202,24 +203,23 @@ def test_answers_import_nothing_else_of_rlvr():
             assert inside or not name.startswith("rlvr_cli"), f"{path.name}:{line}: {name}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_libraries_are_imported_only_where_allowed(path):
-    for name, line in imports(ast.parse(path.read_text())):
-        homes = HOMES.get(name.split(".")[0])
-        if homes is not None:
-            assert is_in(module_of(path), homes), f"{module_of(path)}:{line}: {name} may be imported in {sorted(homes)}"
+def test_libraries_are_imported_only_where_allowed():
+    for module, tree in TREES.items():
+        for name, line in imports(tree):
+            homes = HOMES.get(name.split(".")[0])
+            if homes is not None:
+                assert is_in(module, homes), f"{module}:{line}: {name} may be imported in {sorted(homes)}"
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if is_in(module_of(p), LIGHT)], ids=module_of)
-def test_light_modules_import_nothing_heavy_when_loaded(path):
-    tree = ast.parse(path.read_text())
-    top_level = ast.Module(body=[n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)], type_ignores=[])
-    assert not HEAVY & {name.split(".")[0] for name, _ in imports(top_level)}
+def test_light_modules_import_nothing_heavy_when_loaded():
+    for module in (module for module in TREES if is_in(module, LIGHT)):
+        loaded = [n for n in TREES[module].body if isinstance(n, ast.Import | ast.ImportFrom)]
+        heavy = HEAVY & {name.split(".")[0] for name, _ in imports(ast.Module(body=loaded, type_ignores=[]))}
+        assert not heavy, f"{module}: {heavy}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_every_module_has_a_docstring(path):
-    assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
+def test_every_module_has_a_docstring():
+    assert [module for module, tree in TREES.items() if not ast.get_docstring(tree)] == []
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if is_in(module_of(p), {"commands", "training"})], ids=module_of)

@@ -205,7 +205,9 @@ def whole_eval(tmp_path_factory, rlvr):
     return folder / "runs/whole"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_eval_stopped_anywhere_goes_on_to_the_same_rows(tmp_path, whole_eval, rlvr, forks, number):
     call = forks.start("eval", *EVAL, "--run", "cut", cwd=tmp_path)
     manifest = tmp_path / "runs/cut/manifest.jsonl"  # a part is committed by its line there
@@ -341,6 +343,7 @@ def test_sft_teaches_and_what_it_saves_is_a_model(tmp_path, rlvr):
     assert all(p.dtype == torch.float32 for p in trained.parameters())
 
 
+@pytest.mark.slow
 def test_sft_does_not_depend_on_how_the_batch_is_cut(tmp_path, rlvr):
     from safetensors.torch import load_file
 

@@ -179,7 +179,7 @@ def test_the_kl_penalty_compares_with_the_model_that_training_started_from(train
     assert kl[2] > 0
 
 
-def test_sampling_ahead_lags_one_batch_behind_and_is_corrected_for(train):
+def test_sampling_ahead_lags_one_batch_behind_and_is_corrected_for(forked, train):
     rows, metrics = train(async_steps=1, n_grpo_steps=3, train_batch_size=16)
     by_step = defaultdict(list)
     for row in rows:
@@ -302,11 +302,11 @@ def slow(given):
 @pytest.mark.parametrize(
     "given",
     [
-        {},
+        slow({}),
         {"loss_type": "grpo_clip", "train_batch_size": 64, "epochs_per_rollout_batch": 2, "n_grpo_steps": 6, "learning_rate": 4e-4},
-        {"loss_type": "no_baseline"},
+        slow({"loss_type": "no_baseline"}),
         slow({"length_normalization": "masked_normalize", "importance_correction": "truncated", "use_std_normalization": False}),
-        {"loss_type": "gspo", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 4e-4, "std_normalization": "batch"},
+        slow({"loss_type": "gspo", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 4e-4, "std_normalization": "batch"}),
         slow({"loss_type": "cispo", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 4e-4, "length_normalization": "token_mean"}),
         slow({"loss_type": "kimi", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 2e-4, "std_normalization": "none"}),
     ],

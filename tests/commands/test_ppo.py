@@ -332,7 +332,8 @@ def test_a_run_cannot_be_replayed_and_says_so(forks, tmp_path):
     assert forks.run("check", tmp_path / "r", cwd=tmp_path, status=0)
 
 
-@pytest.mark.parametrize("critic", [pytest.param("own", marks=pytest.mark.slow), "shared"])
+@pytest.mark.slow
+@pytest.mark.parametrize("critic", ["own", "shared"])
 def test_the_reward_rises(tmp_path, critic):
     """The built-in model, which guesses, learns to work the answer out."""
     run = trained(

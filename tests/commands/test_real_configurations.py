@@ -16,7 +16,7 @@ from real_configurations import CONFIGURATIONS, write_model
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.runs.readers import read_rollouts
 
-OFTEN = ("Qwen2.5-Math-1.5B", "Llama-3.2-1B-Instruct", "gemma-2-2b")
+OFTEN = ("Llama-3.2-1B-Instruct",)
 SAMPLED = ("--prompt", "p.prompt", "--dataset", "arithmetic:8", "--grader", "g.py:grade", "--sampling-max-tokens", 12,
            "--sampling-min-tokens", 0)  # fmt: skip
 UPDATES = {"sft": ("--dataset", "t.jsonl", "--train-batch-size", 8, "--sft-epochs", 2),

@@ -20,6 +20,8 @@ from rlvr_cli.runs.readers import read_metadata
 from rlvr_cli.sweeps.experiment import experiment_names
 from rlvr_cli.sweeps.schedule import status_of
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 # Small enough for seconds.
 SMALL = (
     "--preset quickstart --dataset arithmetic:64 --eval-dataset arithmetic:64 --n-grpo-steps 2 --rollout-batch-size 8 --group-size 4 "

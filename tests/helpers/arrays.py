@@ -1,8 +1,10 @@
-"""Covering arrays of options: few configurations in which every two values occur together: ``from arrays import pairwise``."""
+"""Covering arrays of options: few configurations in which every two values occur together."""
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
+
+import pytest
 
 
 def pairwise(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -27,6 +29,13 @@ def pairwise(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
         missing -= set(combinations(sorted(row.items()), 2))
         rows.append({name: values[name][row[place]] for place, name in enumerate(names)})
     return rows
+
+
+def every_two(**values: Sequence[Any]) -> tuple[str, list[Any]]:
+    """Arguments of `pytest.mark.parametrize`: every configuration, of which all that `pairwise` can do without are slow."""
+    few = [tuple(row.values()) for row in pairwise(values)]
+    marks = {False: pytest.mark.slow, True: ()}
+    return ",".join(values), [pytest.param(*row, marks=marks[row in few]) for row in product(*values.values())]
 
 
 def _pairs(row: Mapping[int, int], place: int, choice: int) -> set[tuple[tuple[int, int], tuple[int, int]]]:

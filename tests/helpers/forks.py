@@ -5,7 +5,6 @@ environment and standard streams, runs `rlvr_cli.cli.main` and ends as a Python 
 the process that forks; it answers orders on stdin, one JSON object a line.
 """
 
-import atexit
 import contextlib
 import gc
 import importlib
@@ -13,17 +12,18 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
+
+from forked import fork_modules, pair, popen, run_and_end, serve
 
 LIMIT = 120.0  # seconds after which a call counts as hung
 SIGNALED = "RLVR_TEST_SIGNALED"  # names a file that gets the moment at which a fault point signals the process
@@ -52,7 +52,10 @@ HEAVY = (
     "rlvr_cli.commands.discover",
     "rlvr_cli.models.load",
     "rlvr_cli.samplers.embedded.engine",
+    "rlvr_cli.training.parallel.ranks",
     "peft",
+    "hypothesis",
+    "pytest",
 )
 
 
@@ -87,6 +90,9 @@ class Forks:
     Args:
         folder: for the children's output.
         modules: imported before the first call.
+
+    Attributes:
+        popen: in place of `subprocess.Popen`, it also forks the `forked.MODULES` that this process starts.
     """
 
     def __init__(self, folder: Path, *, modules: Sequence[str] = LIGHT) -> None:
@@ -100,10 +106,14 @@ class Forks:
             "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
             "HF_DEACTIVATE_ASYNC_LOAD": "1",  # torch cannot compute in a thread that a forked process starts
         }  # fmt: skip
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, *self._modules],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
+        ours, theirs = pair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, pass_fds=[theirs.fileno()],
+            )  # fmt: skip
+        self._orders, self.popen = ours, popen(ours)
+        print(json.dumps(self._modules), file=self._process.stdin, flush=True)
         return self
 
     def __exit__(
@@ -111,6 +121,7 @@ class Forks:
     ) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._orders.close()
         self._process.stdin.close()
         self._process.wait(timeout=30)
         self._process.stdout.close()
@@ -195,12 +206,14 @@ def processes_in(folder: Path) -> dict[int, str]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if Path(os.readlink(process / "cwd")).is_relative_to(folder.resolve()):
-                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
+                name, line = (process / "comm").read_text(), (process / "cmdline").read_text()
+                found[int(process.name)] = f"{name.strip()}: {line}".replace("\0", " ")
     return found
 
 
-def _serve(modules: Sequence[str]) -> None:
+def _serve(starts: socket.socket) -> None:
     main = importlib.import_module("rlvr_cli.cli").main
+    modules = json.loads(sys.stdin.readline())  # no arguments: a process is to be known by what it runs
     for module in modules:
         importlib.import_module(module)
     if "rlvr_cli.models.load" in modules:
@@ -208,6 +221,9 @@ def _serve(modules: Sequence[str]) -> None:
         importlib.import_module("torch").set_num_threads(1)
         load.load_policy(identity.model_path(""), dtype="float32", device="cpu")  # imports what it imports late
     gc.freeze()  # what is imported stays shared with the children
+    if os.fork() == 0:
+        serve(starts)
+    starts.close()
     running: set[int] = set()
     for line in sys.stdin:
         order = json.loads(line)
@@ -218,14 +234,14 @@ def _serve(modules: Sequence[str]) -> None:
         else:
             answer = os.fork()
             if answer == 0:
-                return _become(order, main)
+                _become(order, main)
             running.add(answer)
         os.write(1, json.dumps(answer).encode() + b"\n")
     for pid in running:
         os.kill(pid, signal.SIGKILL)
 
 
-def _become(order: dict, main: Callable[[], None]) -> None:
+def _become(order: dict, main: Callable[[], None]) -> NoReturn:
     os.setsid()
     os.chdir(order["cwd"])
     os.environ.update(order["environment"])
@@ -235,6 +251,7 @@ def _become(order: dict, main: Callable[[], None]) -> None:
         opened = os.open(path, how, 0o600)
         os.dup2(opened, descriptor)
         os.close(opened)
+    fork_modules()
     for descriptor in order["closed"]:
         os.close(descriptor)
         name = ("stdin", "stdout", "stderr")[descriptor]
@@ -243,23 +260,7 @@ def _become(order: dict, main: Callable[[], None]) -> None:
     if path := os.environ.get(SIGNALED):
         _note_signals(path)
     sys.argv = ["rlvr", *order["arguments"]]
-    try:
-        main()
-        status = 0
-    except SystemExit as ended:
-        status = ended.code
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    # What the interpreter does at its end, but for seconds of tearing down torch; neither has a public name.
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except OSError:
-        status = 120
-    os._exit(status if isinstance(status, int) else 1)
+    run_and_end(main)
 
 
 def _note_signals(path: str) -> None:
@@ -275,4 +276,4 @@ def _note_signals(path: str) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1:])
+    _serve(socket.socket(fileno=int(sys.argv[1])))

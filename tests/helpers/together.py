@@ -31,7 +31,7 @@ class Together:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, roots)), "OMP_NUM_THREADS": "1"}
         port = str(listener.address[1])
         self._processes = [
-            subprocess.Popen([sys.executable, __file__, port, str(os.getpid())], env=environment)
+            subprocess.Popen([sys.executable, "-m", "together", port, str(os.getpid())], env=environment)
             for _ in range(self.size)
         ]
         self._connections = [listener.accept() for _ in self._processes]

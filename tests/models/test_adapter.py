@@ -346,7 +346,7 @@ def test_an_adapter_of_some_layers_by_peft_is_sampled_from(tiny_model_dir, tmp_p
     assert mean_gap(policy, list(sampler.sample(REQUESTS, PARAMS))) < 5e-6
 
 
-def test_an_adapter_reaches_a_sampling_process(tiny_model_dir):
+def test_an_adapter_reaches_a_sampling_process(forked, tiny_model_dir):
     policy = load_policy(tiny_model_dir, lora=LORA._replace(seed=7))
     train(policy)
     sizes = sum(tensor.nbytes for tensor in policy.weights_for_process().values())

@@ -527,7 +527,7 @@ def test_an_engine_that_shares_the_model_takes_its_fast_step_with_merged_weights
     sampler.load_weights(adapted, 4)
 
 
-def test_merged_weights_reach_a_sampling_process(adapted, tiny_model_dir):
+def test_merged_weights_reach_a_sampling_process(forked, adapted, tiny_model_dir):
     how = {
         "dtype": "auto", "param_dtype": "float32", "compute_dtype": "auto", "device": "cpu", "max_batch_size": None,
         "cuda_graphs": True, "max_model_len": None, "gpu_memory_utilization": 0.3, "seed": 0,

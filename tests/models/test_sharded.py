@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def together(request) -> Iterator[Together]:
+def together(forked, request) -> Iterator[Together]:
     with Together(request.param) as together:
         yield together
 

@@ -399,7 +399,7 @@ def test_an_engine_process_killed_at_10_points(forks: Forks, tmp_path: Path, fig
         call = forks.start(*command, "--run", "r", cwd=folder)
         wait = done.seconds * (number + 0.5) / 10.5
         time.sleep(wait)
-        engines = [pid for pid, line in processes_in(folder).items() if "samplers.serve" in line]
+        engines = [pid for pid, line in processes_in(folder).items() if "parallel.serve" in line]
         for pid in engines:
             os.kill(pid, signal.SIGKILL)
         cut = forks.wait(call, limit=300)

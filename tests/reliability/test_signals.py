@@ -119,7 +119,7 @@ def test_each_signal_in_each_phase(forks: Forks, tmp_path: Path, figures: dict, 
 def test_a_signal_while_an_engine_process_starts(forks: Forks, tmp_path: Path):
     call = forks.start(*words("async"), cwd=tmp_path)
     deadline = time.monotonic() + 60
-    while not any("samplers.serve" in line for line in processes_in(tmp_path).values()):
+    while not any("parallel.serve" in line for line in processes_in(tmp_path).values()):
         assert forks.status(call) is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -142,7 +142,7 @@ def test_an_engine_process_that_is_starting_dies_with_its_parent(forks: Forks, t
     while not started.exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert any("samplers.serve" in line for line in processes_in(tmp_path).values())
+    assert any("parallel.serve" in line for line in processes_in(tmp_path).values())
     forks.send(call, signal.SIGKILL)
     forks.wait(call)
     deadline = time.monotonic() + 30

@@ -41,12 +41,17 @@ from rlvr_cli.training.updates.scores import compute_log_probs
 from rlvr_cli.training.updates.tensors import rollout_tensors
 from teachers import write_teacher
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 COMMANDS = {
     "grpo": (GrpoConfig, grpo.run),
     "ei": (EiConfig, ei.run),
     "sft": (SftConfig, sft.run),
     "distill": (DistillConfig, distill.run),
 }
+
+# Of what all commands do alike: one by default.
+ONCE = ["grpo", *(pytest.param(command, marks=pytest.mark.slow) for command in COMMANDS if command != "grpo")]
 
 # Small enough for seconds; at this learning rate rounding is far below 1e-6, and what an option changes is far above.
 SHARED = {
@@ -461,7 +466,7 @@ def test_weights_in_bfloat16_train_in_bfloat16(place, tiny_model_dir):
     assert TOLERANCE < found.difference < 0.1, "as far as rounding moves it"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ONCE)
 def test_kahan_summation_is_part_of_the_optimizer_that_is_used(command, place, tiny_model_dir):
     given = {"param_dtype": "bfloat16", "optimizer": "adamw_kahan", "run": f"{command}-kahan"}
     run = make(command, given, place, tiny_model_dir)
@@ -472,7 +477,7 @@ def test_kahan_summation_is_part_of_the_optimizer_that_is_used(command, place, t
     assert replay_run(read_stored(run), most=None).problems == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ONCE)
 def test_the_state_on_the_host_is_that_of_the_optimizer_that_is_used(command, place, tiny_model_dir):
     given = {"param_dtype": "bfloat16", "offload_optimizer": True, "run": f"{command}-offload"}
     run = make(command, given, place, tiny_model_dir)
@@ -485,8 +490,8 @@ def test_the_state_on_the_host_is_that_of_the_optimizer_that_is_used(command, pl
     assert replay_run(read_stored(run), most=None).problems == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("command", ONCE)
+@pytest.mark.parametrize("param_dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_moments_of_8_bits_are_those_of_the_optimizer_that_is_used(param_dtype, command, place, tiny_model_dir):
     given = {"optimizer": "adamw_8bit", "param_dtype": param_dtype, "run": f"{command}-8bit-{param_dtype}"}
     run = make(command, given, place, tiny_model_dir)

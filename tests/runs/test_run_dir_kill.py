@@ -159,16 +159,14 @@ def kill_at_random(victims: Victims, root: Path, *, seed: int, runs: int, kills:
     assert rows > 10 * runs * kills, "the children were killed before they wrote anything worth a test"
 
 
-def test_killed_at_30_random_points_nothing_acknowledged_is_lost(victims: Victims, tmp_path: Path):
-    kill_at_random(victims, tmp_path, seed=1, runs=5, kills=6)
+@pytest.mark.parametrize(("runs", "kills"), [(1, 6), pytest.param(10, 20, marks=pytest.mark.slow)])
+def test_killed_at_random_points_nothing_acknowledged_is_lost(victims: Victims, tmp_path: Path, runs: int, kills: int):
+    kill_at_random(victims, tmp_path, seed=1, runs=runs, kills=kills)
 
 
-@pytest.mark.slow
-def test_killed_at_200_random_points_nothing_acknowledged_is_lost(victims: Victims, tmp_path: Path):
-    kill_at_random(victims, tmp_path, seed=2, runs=10, kills=20)
-
-
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point", [pytest.param(p, marks=[pytest.mark.slow] * (p in ("write", "rename", "manifest"))) for p in POINTS]
+)
 def test_a_run_killed_at_any_passage_of_a_point_ends_the_same(victims: Victims, tmp_path: Path, point: str):
     steps, kills = 1, 0
     while True:

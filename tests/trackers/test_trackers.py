@@ -29,7 +29,13 @@ from rlvr_cli.trackers.rows import Row, complete_rows, samples
 
 ROOT = Path(__file__).parents[2]
 REAL = [
-    pytest.param(name, marks=pytest.mark.skipif(not importlib.util.find_spec(name), reason=f"needs the extra {name}"))
+    pytest.param(
+        name,
+        marks=[
+            pytest.mark.skipif(not importlib.util.find_spec(name), reason=f"needs the extra {name}"),
+            *([] if name == "tensorboard" else [pytest.mark.slow]),
+        ],
+    )
     for name in ("tensorboard", "wandb", "trackio")
 ]
 CHECKPOINT = "train/checkpoint/seconds"  # that after the last update is not sent

@@ -618,7 +618,7 @@ def test_files_that_the_system_refuses_to_write(run: Path, trainer: Trainer):
         trainer.save(run, 3)
 
 
-@pytest.mark.parametrize("step", [2, 3])
+@pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("point", WRITING + REPLACED)
 def test_a_full_disk_at_every_point(
     run: Path, trainer: Trainer, history: list[str], monkeypatch: pytest.MonkeyPatch, point: str, step: int

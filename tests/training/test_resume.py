@@ -62,6 +62,7 @@ def cut(whole: Whole, tmp_path: Path) -> Path:
 # kill -9
 
 
+@pytest.mark.slow
 def test_grpo_killed_at_10_random_points_ends_the_same(forks: Forks, whole: Whole, tmp_path: Path):
     kill_at_random(forks, tmp_path, whole, kills=10, seed=1)
 
@@ -104,7 +105,7 @@ SHAPED = shlex.split(
         pytest.param([*DISTILL, "--divergence", "sampled", "--lora-rank", "4"], marks=pytest.mark.slow),
         pytest.param([*GRPO, "--dynamic-sampling", "--max-sampling-rounds", "4"], marks=pytest.mark.slow),
         pytest.param([*GRPO, "--kl-coef", "0.1", "--importance-correction", "truncated"], marks=pytest.mark.slow),
-        [*GRPO, *SHAPED],
+        pytest.param([*GRPO, *SHAPED], marks=pytest.mark.slow),
         pytest.param(
             [*GRPO, "--param-dtype", "bfloat16", "--optimizer", "adamw_kahan", "--gradient-checkpointing"],
             marks=pytest.mark.slow,
@@ -116,7 +117,10 @@ SHAPED = shlex.split(
             [*GRPO, "--partial-rollout-tokens", "8", "--question-order", "prioritized"], marks=pytest.mark.slow
         ),
         pytest.param([*GRPO, "--compute-dtype", "bfloat16", "--kl-coef", "0.1"], marks=pytest.mark.slow),
-        [*GRPO, "--lora-rank", "4", "--learning-rate", "5e-3", "--kl-coef", "0.1", "--lora-merge"],
+        pytest.param(
+            [*GRPO, "--lora-rank", "4", "--learning-rate", "5e-3", "--kl-coef", "0.1", "--lora-merge"],
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             [*GRPO, "--lora-rank", "4", "--param-dtype", "bfloat16", "--async-steps", "1"], marks=pytest.mark.slow
         ),
@@ -160,8 +164,6 @@ def test_other_training_killed_at_some_points_ends_the_same(forks: Forks, tmp_pa
         write_teacher(tmp_path / "teacher", of=builtin_model_path())
     go_on(forks, whole, command)
     faults = ["update:2", "manifest.done:2", "checkpoint.torn:1", "updated:4"]
-    if "--async-steps" in command:
-        faults = faults[::2]  # each start takes seconds; tests/reliability/test_kills.py kills it more often
     for fault in faults:
         go_on(forks, run, command, fault=fault, status=-signal.SIGKILL)
         assert_readable(run)
@@ -322,7 +324,8 @@ def assert_stopped(done: Done, run: Path) -> None:
     assert_readable(run)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_grpo_stopped_in_each_phase_goes_on_to_the_same_end(
     forks: Forks, long: Path, tmp_path: Path, number: signal.Signals
 ):
@@ -344,25 +347,24 @@ def test_grpo_stopped_in_each_phase_goes_on_to_the_same_end(
     assert_ended_as(long, run, checkpoints=(0,))
 
 
-def test_a_checkpoint_is_saved_when_training_is_stopped_between_two_updates(forks: Forks, long: Path, tmp_path: Path):
-    run = tmp_path / "runs/cut"
-    assert_stopped(go_on(forks, run, LONG, fault="update:2:term", status=130), run)
+def test_a_checkpoint_is_saved_when_training_is_stopped_between_two_updates(forks: Forks, whole: Whole, tmp_path: Path):
+    run, command = tmp_path / "runs/cut", [*GRPO, "--checkpoint-every", "0"]
+    assert_stopped(go_on(forks, run, command, fault="update:2:term", status=130), run)
     assert checkpoints_of(run) == ["step-000001"]
-    go_on(forks, run, LONG)
-    assert_ended_as(long, run, checkpoints=(1,))
+    go_on(forks, run, command)
+    assert_ended_as(whole.run, run, checkpoints=(1,))
 
 
 @pytest.mark.parametrize(
     "point",
     [
-        "updated:3",
+        "sampled:3",
+        "backward:4",
         "checkpoint.torn:2",
-        *(pytest.param(p, marks=pytest.mark.slow) for p in ("write:9", "manifest.torn:2", "prune:1")),
+        *(pytest.param(p, marks=pytest.mark.slow) for p in ("updated:3", "write:9", "manifest.torn:2", "prune:1")),
     ],
 )
-def test_stopped_while_something_is_written_it_goes_on_to_the_same_end(
-    forks: Forks, whole: Whole, tmp_path: Path, point: str
-):
+def test_stopped_at_a_point_it_goes_on_to_the_same_end(forks: Forks, whole: Whole, tmp_path: Path, point: str):
     run = tmp_path / "runs/cut"
     assert_stopped(go_on(forks, run, GRPO, fault=f"{point}:term", status=130), run)
     go_on(forks, run, GRPO)
@@ -475,7 +477,11 @@ def damage(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize(
     ("file", "how"),
-    [("model/model.safetensors", "flipped"), ("optimizer.safetensors", "cut"), ("tensors.safetensors", "deleted")],
+    [
+        ("model/model.safetensors", "flipped"),
+        pytest.param("optimizer.safetensors", "cut", marks=pytest.mark.slow),
+        pytest.param("tensors.safetensors", "deleted", marks=pytest.mark.slow),
+    ],
 )
 def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(
     forks: Forks, whole: Whole, cut: Path, file: str, how: str
@@ -576,10 +582,10 @@ def test_a_run_that_ran_out_of_time_goes_on_with_more(forks: Forks, whole: Whole
 @pytest.mark.parametrize(
     "point",
     [
-        *("write:1", "write:5", "checkpoint.torn:2"),
+        *("write:1", "checkpoint.torn:2"),
         *(
             pytest.param(p, marks=pytest.mark.slow)
-            for p in ("write:6", "write:7", "write.torn:9", "manifest.torn:2", "checkpoint:1")
+            for p in ("write:5", "write:6", "write:7", "write.torn:9", "manifest.torn:2", "checkpoint:1")
         ),
     ],
 )
@@ -598,9 +604,18 @@ def test_a_full_disk_is_two_lines_and_a_run_that_goes_on(forks: Forks, whole: Wh
 DIVERGING = [*GRPO, "--learning-rate", "0.03", "--n-grpo-steps", 8, "--eval-examples", 64, "--stop-when", "diverged"]
 
 
-def test_a_run_that_diverges_ends_as_such_and_so_does_one_that_was_killed(forks: Forks, tmp_path: Path):
-    whole, cut = tmp_path / "runs/whole", tmp_path / "runs/cut"
-    done = forks.run(*DIVERGING, "--run", "whole", cwd=tmp_path, status=0)
+@pytest.fixture(scope="module")
+def diverged(forks: Forks, tmp_path_factory) -> tuple[Path, Done]:
+    """A run without checkpoints that diverged, and what it said."""
+    root = tmp_path_factory.mktemp("diverged")
+    done = forks.run(*DIVERGING, "--checkpoint-every", 0, "--run", "whole", cwd=root, status=0)
+    return root / "runs/whole", done
+
+
+def test_a_run_that_diverges_ends_as_such_and_so_does_one_that_was_killed(
+    forks: Forks, diverged: tuple[Path, Done], tmp_path: Path
+):
+    (whole, done), cut = diverged, tmp_path / "runs/cut"
     metadata = read_run(whole).metadata
     assert metadata["status"] == "diverged"
     assert 5 <= metadata["updates"] < 32
@@ -615,9 +630,10 @@ def test_a_run_that_diverges_ends_as_such_and_so_does_one_that_was_killed(forks:
     assert read_run(cut).metadata["diverged"] == metadata["diverged"]
 
 
-def test_a_run_that_has_diverged_goes_on_only_if_it_is_told_to(forks: Forks, tmp_path: Path):
-    run = tmp_path / "runs/r"
-    forks.run(*DIVERGING, "--checkpoint-every", 0, "--run", "r", cwd=tmp_path, status=0)
+def test_a_run_that_has_diverged_goes_on_only_if_it_is_told_to(
+    forks: Forks, diverged: tuple[Path, Done], tmp_path: Path
+):
+    run = Path(shutil.copytree(diverged[0], tmp_path / "runs/r"))
     updates = read_run(run).metadata["updates"]
     again = forks.run("grpo", "--resume", "r", cwd=tmp_path, status=0)
     assert "--resume runs/r --stop-when never" in again.said

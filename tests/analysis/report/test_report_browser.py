@@ -384,6 +384,7 @@ def test_the_policy_stops_what_would_get_past_everything_else(browser, two_runs,
     browser.get_log("browser")
 
 
+@pytest.mark.slow
 def test_fifty_thousand_rollouts_are_a_list_like_any_other(browser, tmp_path):
     rows = [
         rollout("r", f"q{i}", s, phase="train", step=step, response=f"{step} {i}", reward=float(s == 0))

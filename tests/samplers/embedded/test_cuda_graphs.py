@@ -32,8 +32,16 @@ def expected(tiny_model_dir):
     return tokens_of(sampler_on("cpu", tiny_model_dir))
 
 
-@pytest.mark.parametrize("first", ["cuda:0", "cuda:1"])
-@pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
+@pytest.mark.parametrize(
+    ("device", "first"),
+    [
+        ("cuda:1", "cuda:0"),
+        *(
+            pytest.param(d, f, marks=pytest.mark.slow)
+            for d, f in (("cuda:0", "cuda:0"), ("cuda:0", "cuda:1"), ("cuda:1", "cuda:1"))
+        ),
+    ],
+)
 def test_recorded_steps_give_the_cpus_tokens_on_any_device(tiny_model_dir, expected, device, first):
     """Whichever device is the current one, and whichever one torch first recorded on."""
     with fake_cuda() as cuda:
@@ -52,7 +60,7 @@ def test_recorded_steps_give_the_cpus_tokens_on_any_device(tiny_model_dir, expec
         assert cuda.replayed[device] > 20
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_later_calls_replay_the_graphs_with_the_weights_of_the_time(tiny_model_dir, dtype):
     """Whether the step copies the weights or reads those of the policy, and whatever was sampled before."""
 

@@ -41,8 +41,14 @@ def answered(cuda, sampler, *, samples):
     return cuda.replayed.total() - before
 
 
-@pytest.mark.parametrize("lora", [False, True], ids=["", "lora"])
-@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+BOTH = [
+    (torch.float32, False),
+    (HALF, True),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in ((HALF, False), (torch.float32, True))),
+]
+
+
+@pytest.mark.parametrize(("dtype", "lora"), BOTH)
 def test_a_step_waits_only_for_what_it_drew_and_multiplies_in_half_precision(tiny_tokenizer, dtype, lora):
     model = make_model(dtype, lora=lora)
     with fake_cuda(compute=False) as cuda:
@@ -77,8 +83,7 @@ def test_a_step_waits_only_for_what_it_drew_and_multiplies_in_half_precision(tin
     assert not {shape for shape in cuda.shapes if len(shape) > 1 and shape[-1] == shape[-2] and shape[-1] in lengths}
 
 
-@pytest.mark.parametrize("lora", [False, True], ids=["", "lora"])
-@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(("dtype", "lora"), BOTH)
 def test_the_next_call_takes_the_new_weights_into_the_same_buffers(tiny_tokenizer, dtype, lora):
     """No graph is recorded again, no memory taken, and only what changed is copied: on the device."""
     model = make_model(dtype, lora=lora)

@@ -15,6 +15,7 @@ from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.parallel.process import SamplingProcess
 from rlvr_cli.types import Request, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("forked")
 PARAMS = SamplingParams(max_tokens=12, min_tokens=0, stop=())
 REQUESTS = [Request("What is 12 + 30?", (1, 2, 3)), Request("Solve x^2 - 5x + 6 = 0.", (4, 5))]
 OTHERS = [Request("Natalia sold 48 clips", (6,))]

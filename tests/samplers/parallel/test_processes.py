@@ -33,6 +33,7 @@ from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.parallel.processes import SamplingProcesses
 from rlvr_cli.types import Request, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("forked")
 PARAMS = SamplingParams(max_tokens=12, min_tokens=0, stop=())
 REQUESTS = [Request(f"What is {i} + 30?", tuple(range(10 * i, 10 * i + 4))) for i in range(6)]
 
@@ -279,7 +280,7 @@ def test_a_process_killed_at_20_random_moments_changes_nothing(forks: Forks, who
         call = forks.start(*begin_or_resume(run, [*GRPO, *ALONE, *TWO]), cwd=tmp_path)
         while forks.status(call) is None:
             time.sleep(moments.uniform(0.2, 4))
-            there = [pid for pid, command in processes_in(tmp_path).items() if "samplers.serve" in command]
+            there = [pid for pid, command in processes_in(tmp_path).items() if "parallel.serve" in command]
             if there and kills < 20:
                 with suppress(ProcessLookupError):
                     os.kill(moments.choice(there), signal.SIGKILL)

@@ -471,6 +471,7 @@ def test_servers_evaluate_what_trains_on_traces(forks: Forks, servers, tmp_path)
     assert read_run(two).metadata["sampler"]["engine"] == "vllm-servers"
 
 
+@pytest.mark.slow
 def test_grpo_trains_an_adapter_on_what_servers_sample(forks: Forks, servers, tmp_path):
     urls = ",".join(server.url for server in servers)
     lora = ("--lora-rank", "4", "--learning-rate", "2e-3")

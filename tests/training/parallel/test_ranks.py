@@ -26,7 +26,7 @@ NORMALIZATIONS = [("token_mean", None), ("masked_mean", None), ("masked_normaliz
 
 
 @pytest.fixture(scope="module")
-def together() -> Iterator[Together]:
+def together(forked) -> Iterator[Together]:
     with Together(3) as together:
         yield together
 
@@ -109,8 +109,14 @@ def assert_same_update(together: Together, *case):
             assert found[0][1][name] == pytest.approx(value, rel=1e-9, abs=1e-9, nan_ok=True), name
 
 
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("loss_type", ["sft", *LOSSES])
+@pytest.mark.parametrize(
+    ("loss_type", "kind"),
+    [
+        pytest.param(loss, kind, marks=[pytest.mark.slow] * ((number + place) % len(MODELS) != 0))
+        for number, loss in enumerate(["sft", *LOSSES])
+        for place, kind in enumerate(MODELS)
+    ],
+)
 def test_every_loss_has_the_gradient_of_one_process(together: Together, loss_type: str, kind: str):
     for normalization, constant in NORMALIZATIONS:
         how = {"micro_batch_size": 2, "normalization": normalization, "normalize_constant": constant}

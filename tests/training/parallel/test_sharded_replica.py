@@ -26,7 +26,7 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def together() -> Iterator[Together]:
+def together(forked) -> Iterator[Together]:
     with Together(3) as together:
         yield together
 
@@ -63,7 +63,7 @@ def held(ranks: Ranks, kl_coef: float):
     return sum(shards), sum(moments), shells, whole, replica.optimizer.state
 
 
-@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+@pytest.mark.parametrize("kl_coef", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_a_rank_holds_its_shard(together: Together, kl_coef: float):
     for shards, moments, shells, whole, state in together.call(held, kl_coef):
         share = whole / together.size
@@ -87,7 +87,7 @@ def loaded(ranks: Ranks, kl_coef: float):
     return peaks, sum(weights), max(weights)
 
 
-@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+@pytest.mark.parametrize("kl_coef", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_one_whole_policy_is_in_memory_at_a_time(together: Together, kl_coef: float):
     """Beside the shards, as the plan says of sampling: also while a reference is made. A weight that moves has copies of its own."""
     for (loading, *moving), whole, largest in together.call(loaded, kl_coef):
@@ -143,7 +143,7 @@ def continued_whole(ranks: Ranks, options, run: str):
     return weights_of(replica)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "kahan")) for kind in KINDS])
 def test_a_checkpoint_is_whole_and_is_divided_bit_for_bit(together: Together, tmp_path: Path, kind: str):
     found = together.call(before_and_after, KINDS[kind], str(tmp_path))
     for before, after in found:

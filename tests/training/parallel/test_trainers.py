@@ -76,6 +76,7 @@ def test_two_trainers_do_what_one_does(forks: Forks, whole: Path, tmp_path: Path
     assert "to 1e-6" in checked.said
 
 
+@pytest.mark.slow
 def test_two_trainers_of_an_adapter_do_what_one_does(forks: Forks, tmp_path: Path):
     adapter = [*GRPO, "--lora-rank", "4", "--kl-coef", "0.01"]
     for name, more in (("one", ()), ("two", TWO)):
@@ -87,6 +88,7 @@ def test_two_trainers_of_an_adapter_do_what_one_does(forks: Forks, tmp_path: Pat
     assert "to 1e-6" in forks.run("check", str(run), "--replay", "4", cwd=tmp_path, status=0).said
 
 
+@pytest.mark.slow
 def test_two_runs_have_the_same_bytes(forks: Forks, whole: Path, tmp_path: Path):
     forks.run(*GRPO_2, "--run", "again", cwd=tmp_path, status=0)
     assert divisions(whole) == [(0, 2, False)]

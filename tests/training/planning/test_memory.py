@@ -473,7 +473,9 @@ def test_trainer_and_vllm_fit_a_shared_device_together(shape, capacity, dtype, u
     assert utilization in (0, plan.utilization)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "size", [size if size in ("1.5B", "7B") else pytest.param(size, marks=pytest.mark.slow) for size in SIZES]
+)
 @pytest.mark.parametrize(
     ("command", "given", "engine"),
     [

@@ -61,12 +61,17 @@ def update_and_score(model, batch, **how):
     return metrics, gradients | {"log-probabilities": compute_log_probs(model, batch, micro_batch_size=2)}
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def weights_of(model):
     return {name: p.detach().cpu() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float64, WIDE])
+@pytest.mark.parametrize(
+    ("dtype", "checkpointing"), [(torch.float64, True), (WIDE, False), slow(torch.float64, False), slow(WIDE, True)]
+)
 def test_an_update_is_that_of_a_cpu(dtype, checkpointing, monkeypatch):
     """To the last digits in float64; float32 weights compute in bfloat16. The head works in chunks, and keeps some of them."""
     for name in ("_LOGITS_ON_CUDA", "_LOGITS_ON_CPU"):
@@ -120,8 +125,16 @@ def test_an_update_with_flash_attn_leaves_out_the_padding_of_rows(monkeypatch):
         assert (found[1][name] - tensor).norm() < 0.05 * tensor.norm(), name
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float64, WIDE, HALF])
+@pytest.mark.parametrize(
+    ("dtype", "checkpointing"),
+    [
+        (torch.float64, False),
+        (HALF, True),
+        *(slow(WIDE, on) for on in (False, True)),
+        slow(torch.float64, True),
+        slow(HALF, False),
+    ],
+)
 def test_an_update_of_an_adapter_is_that_of_a_cpu(dtype, checkpointing):
     batch, model = with_columns(make_batch([(3, 9), (3, 5), (6, 7), (2, 11)])), make_policy(dtype)
     add_adapter(model, Lora(rank=2, alpha=4, seed=0))
@@ -140,8 +153,9 @@ def test_an_update_of_an_adapter_is_that_of_a_cpu(dtype, checkpointing):
         assert gap.max() < 1e-9 if dtype == torch.float64 else gap.mean() < 0.003, name  # AdamW's first step is 0.01
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["own", "shared"])
-@pytest.mark.parametrize("dtype", [torch.float64, WIDE])
+@pytest.mark.parametrize(
+    ("dtype", "own"), [(torch.float64, True), (WIDE, False), slow(torch.float64, False), slow(WIDE, True)]
+)
 def test_an_update_with_a_critic_is_that_of_a_cpu(dtype, own):
     """Its values are float32 or wider, also where the products of its body are in bfloat16."""
     batch = with_columns(make_batch([(3, 9), (3, 5), (6, 7), (2, 11)]))
@@ -187,8 +201,9 @@ def distill(student, batch, teacher, *, reverse, **how):
     return update(student, batch, objective=objective, teacher=of_teacher, **how)
 
 
-@pytest.mark.parametrize("reverse", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float64, WIDE])
+@pytest.mark.parametrize(
+    ("dtype", "reverse"), [(torch.float64, True), (WIDE, False), slow(torch.float64, False), slow(WIDE, True)]
+)
 def test_an_update_with_a_teacher_is_that_of_a_cpu(dtype, reverse, monkeypatch):
     """To the last digits in float64; float32 weights compute in bfloat16. The heads work in chunks."""
     for name in ("_LOGITS_ON_CUDA", "_LOGITS_ON_CPU"):
@@ -264,7 +279,10 @@ def test_an_update_holds_neither_a_mask_of_all_pairs_nor_all_logits(measured):
     assert max(logits) <= log_probs._KEPT_LOGITS < min(responses) * 151_936
 
 
-@pytest.mark.parametrize(("name", "checkpointing"), [*((name, False) for name in LOSSES), ("grpo_clip", True)])
+@pytest.mark.parametrize(
+    ("name", "checkpointing"),
+    [("gspo", False), ("grpo_clip", True), *(slow(name, False) for name in LOSSES if name != "gspo")],
+)
 def test_the_host_waits_for_the_device_once_in_an_update(measured, name, checkpointing):
     """For the norm of the gradient and all statistics, after the last micro-batch; never within one."""
     model, cuda = measured
@@ -326,6 +344,15 @@ CASES = {
     "critic": Case(critic="own"),
     "critic of the policy's body, in bfloat16": Case(HALF, "adamw_kahan", critic="shared"),
 }
+# Each value of an option once, together with others.
+OFTEN = (
+    "8bit",
+    "offload in bfloat16",
+    "flash-attn, lora in bfloat16, checkpointed",
+    "liger and flash-attn, kahan",
+    "critic",
+    "by tokens",
+)
 OF_STATE = {  # what each optimizer keeps of a large weight
     "adamw": {WIDE},
     "adamw_kahan": {HALF},
@@ -381,7 +408,11 @@ def prepared(case, monkeypatch):
         yield policy, updated, cuda, calls
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "case",
+    [case if name in OFTEN else slow(case) for name, case in CASES.items()],
+    ids=CASES,
+)
 def test_each_option_keeps_waits_precisions_and_shapes(case, prepared):
     """An update of 1.5B shapes. bitsandbytes' kernels are those that it declares for tensors without numbers, Liger's and
     flash-attn's are launched and compute nothing: the tests of each option compare their numbers."""
@@ -436,7 +467,9 @@ def test_each_option_keeps_waits_precisions_and_shapes(case, prepared):
 SCORING = ("lora in bfloat16, checkpointed", "flash-attn", "liger, lora in bfloat16, checkpointed", "critic")
 
 
-@pytest.mark.parametrize("case", [CASES[name] for name in SCORING], ids=SCORING)
+@pytest.mark.parametrize(
+    "case", [CASES[SCORING[0]], *(slow(CASES[name]) for name in SCORING[1:3]), CASES[SCORING[3]]], ids=SCORING
+)
 def test_with_each_option_the_host_waits_once_for_scores(case, prepared):
     """Of the policy and, with an adapter, of its reference, which is the model without it."""
     policy, _, cuda, calls = prepared
