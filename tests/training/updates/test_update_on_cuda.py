@@ -347,6 +347,7 @@ CASES = {
 # Each value of an option once, together with others.
 OFTEN = (
     "8bit",
+    "8bit in bfloat16",
     "offload in bfloat16",
     "flash-attn, lora in bfloat16, checkpointed",
     "liger and flash-attn, kahan",
