@@ -2,7 +2,7 @@
 
     python benchmarks/cuda_counts.py [--layers 28] [--rows 2 8] [--kernels torch liger] [--json FILE]
 
-Enters: nothing; the update and the embedded sampler run on the emulated devices of `tests/helpers/fake_cuda.py`, with real
+Enters: nothing; the update and the embedded sampler run on the emulated devices of `tests/helpers/devices/fake_cuda.py`, with real
 shapes and no numbers. Leaves: a table, and JSON for a comparison of two versions of the code.
 
 The work: 256 rows of a prompt of 180 tokens and a response of 500, those of a micro-batch with the same prompt; the weights are
@@ -27,7 +27,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/helpers"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/helpers/devices"))
 
 import torch
 

@@ -2,7 +2,7 @@
 
     python benchmarks/memory.py [--sizes 0.5B 1.5B 3B 7B] [--rows 2 8] [--json FILE]
 
-The trace runs `train_update` on emulated CUDA tensors (tests/helpers/fake_cuda.py), which have shapes and no numbers, and counts
+The trace runs `train_update` on emulated CUDA tensors (tests/helpers/devices/fake_cuda.py), which have shapes and no numbers, and counts
 the bytes that are alive: all of the package's own code, of transformers and of autograd, and of no kernel's workspace or
 allocator's gap. An update has two micro-batches of `--rows` responses of 1,280 tokens with their prompts, none shared. GiB.
 """
@@ -14,7 +14,7 @@ import time
 from itertools import product
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/helpers"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/helpers/devices"))
 
 from rlvr_cli.config.grpo import GrpoConfig
 from shapes import SIZES

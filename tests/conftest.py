@@ -4,7 +4,7 @@
                   vLLM on a CPU, whose kernels need a head size of at least 32; here it is 8).
 `tiny_model`      the model in it, float32, eval mode, a fresh copy for each test: a test may train or overwrite it.
 `tiny_tokenizer`  the tokenizer in it, shared by the session: treat it as read-only.
-`forks`           the `rlvr` script without seconds of imports (`helpers/forks.py`).
+`forks`           the `rlvr` script without seconds of imports (`helpers/processes/forks.py`).
 `forked`          for a module whose tests start samplers or trainers in this process: these are forks too.
 
 The model is random, but its logits spread enough (`initializer_range` far above the usual 0.02) that sampled tokens are

@@ -1,4 +1,4 @@
-"""helpers/fake_cuda.py is what CUDA is, as far as tests rely on it; on a machine with a device, the device itself too."""
+"""helpers/devices/fake_cuda.py is what CUDA is, as far as tests rely on it; on a machine with a device, the device itself too."""
 
 from contextlib import nullcontext
 

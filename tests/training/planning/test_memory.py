@@ -577,7 +577,7 @@ def test_a_gpu_that_holds_the_shards_but_not_the_whole_weights_is_too_small():
 )
 def test_the_plan_of_shards_is_near_the_peak_of_its_trace(size, trainers, rows, layers, checkpointing):
     """Traced in a process of its own, because PyTorch has one process group."""
-    helper = Path(__file__).parents[2] / "helpers/traced_shards.py"
+    helper = Path(__file__).parents[2] / "helpers/devices/traced_shards.py"
     arguments = map(str, (size, trainers, rows, layers, checkpointing))
     done = subprocess.run([sys.executable, "-W", "ignore", str(helper), *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
 """The memory of an update on shards: the plan's lines, and the peak of a trace of the same passes, for one of several trainers.
 
-    python tests/helpers/traced_shards.py SIZE TRAINERS ROWS LAYERS CHECKPOINTING
+    python tests/helpers/devices/traced_shards.py SIZE TRAINERS ROWS LAYERS CHECKPOINTING
 
 PyTorch's own fake tensors and its fake process group stand in for devices and for the other trainers: they have shapes and no
 numbers. Prints JSON.

@@ -26,7 +26,7 @@ class Together:
         self.size = size
 
     def __enter__(self) -> "Together":
-        roots = [str(Path(__file__).parents[2]), *sys.path]
+        roots = [str(Path(__file__).parents[3]), *sys.path]
         listener = Listener(("127.0.0.1", 0), authkey=b"ranks")
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, roots)), "OMP_NUM_THREADS": "1"}
         port = str(listener.address[1])

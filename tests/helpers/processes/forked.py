@@ -31,7 +31,7 @@ MODULES = (
     "rlvr_cli.parallel.child",
     "together",
 )
-ROOT = str(Path(__file__).parents[2])
+ROOT = str(Path(__file__).parents[3])
 _PR_SET_CHILD_SUBREAPER = 36
 _ABOVE = 200  # where a child's descriptors wait until those that it must not have are closed
 

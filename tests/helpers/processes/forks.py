@@ -101,7 +101,7 @@ class Forks:
         self._ended: dict[int, int] = {}
 
     def __enter__(self) -> "Forks":
-        root = Path(__file__).parents[2]
+        root = Path(__file__).parents[3]
         environment = os.environ | {
             "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
             "HF_DEACTIVATE_ASYNC_LOAD": "1",  # torch cannot compute in a thread that a forked process starts
