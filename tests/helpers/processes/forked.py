@@ -143,6 +143,8 @@ def serve(orders: socket.socket) -> NoReturn:
 
 
 def _become(order: dict[str, Any], descriptors: list[int], orders: socket.socket) -> NoReturn:
+    if order["session"]:
+        os.setsid()  # before the caller knows the process: it may kill its group at once
     orders.send(str(os.getpid()).encode())
     given = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _ABOVE) for descriptor in descriptors]
     orders.detach()
@@ -150,8 +152,6 @@ def _become(order: dict[str, Any], descriptors: list[int], orders: socket.socket
     for number, descriptor in zip(order["descriptors"], given, strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    if order["session"]:
-        os.setsid()
     if order["first"]:
         _read(*order["first"])()
     for number in (signal.SIGTERM, signal.SIGHUP):
