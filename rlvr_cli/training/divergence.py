@@ -53,7 +53,7 @@ class Divergence:
 
     @property
     def skipped_in_a_row(self) -> int:
-        """The last updates that were skipped because loss or gradient was not finite."""
+        """How many of the last updates in a row were skipped because loss or gradient was not finite, as far as metrics were read."""
         return self._rows.get("skipped", 0)
 
     def add(self, phase: str, updates: int, values: Mapping[str, float]) -> None:

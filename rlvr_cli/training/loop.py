@@ -175,7 +175,7 @@ class RolloutLoop:
 
     @property
     def num_updates(self) -> int:
-        """The updates on the present batch."""
+        """The updates on the present batch; 0 for one without a row, where one is counted as skipped."""
         return 1 if self._minibatches is None else len(self._minibatches)
 
     def minibatches(self) -> Iterator[list[int]]:

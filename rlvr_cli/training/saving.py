@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from rlvr_cli.config.shared.training import TrainingConfig
-from rlvr_cli.models.policy import Policy
 from rlvr_cli.runs.check import MODELS
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.storage.sums import sums_of
@@ -68,14 +67,14 @@ class Saver:
         self._seconds = time.perf_counter() - started
         return self._seconds
 
-    def save_model(self, policy: Policy) -> None:
+    def save_model(self, trainers: Trainers) -> None:
         """Save the final model."""
         for folder, key in MODELS.items():
             if folder == "model-merged" and not self._config.lora_merge:
                 continue
             with self._run.activity.doing("saving the model"):
                 self._run.update(**{key: {}})  # the sums of a model that is being replaced would be wrong
-                policy.save(self._run.path / folder, merged=folder == "model-merged")
+                trainers.policy.save(self._run.path / folder, merged=folder == "model-merged")
                 self._run.update(**{key: sums_of(self._run.path / folder)})
         for leftover in self._run.path.glob(".model*.*"):  # from a process that was killed while saving it
             shutil.rmtree(leftover, ignore_errors=True)

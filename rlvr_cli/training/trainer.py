@@ -405,7 +405,7 @@ class Trainer:
         """Save the final model in the run's `model/`, then do the last evaluation: if that fails, the model is saved."""
         if self.config.checkpoint_every:
             self.save()
-        self.saver.save_model(self.policy)
+        self.saver.save_model(self.trainers)
         self.evaluate(last=True)
         self.metrics.flush()
         self.run.update(updates=self.updates)

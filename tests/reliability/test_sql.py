@@ -1,6 +1,7 @@
 """No query writes, reads anything but the runs, or runs forever; the parser of queries does not, either."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -465,6 +466,15 @@ class Blast(NamedTuple):
     bytes: int  # the most that the process has held
 
 
+# Exit status and peak memory of a command. Its parent must be small: a process counts what its parent had when it was started.
+MEASURED = """
+import os, subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, usage = os.wait4(process.pid, 0)
+print(os.waitstatus_to_exitcode(status), usage.ru_maxrss)
+"""
+
+
 def explode(bomb: Bomb, folder: Path, root: Path, *, limit: float = 1) -> Blast:
     """Run one bomb with a limit on its time."""
     query = bomb.sql
@@ -481,17 +491,18 @@ def explode(bomb: Bomb, folder: Path, root: Path, *, limit: float = 1) -> Blast:
     start = time.monotonic()
     with (folder / f"{threading.get_ident()}.txt").open("w+") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rlvr_cli", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said,
+            [sys.executable, "-S", "-c", MEASURED, sys.executable, "-m", "rlvr_cli", *arguments],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
-        hang = threading.Timer(120, process.kill)
+        hang = threading.Timer(120, os.killpg, (process.pid, signal.SIGKILL))
         hang.start()
-        _, status, usage = os.wait4(process.pid, 0)
+        measured, _ = process.communicate()
         hang.cancel()
-        process.returncode = os.waitstatus_to_exitcode(status)
         seconds = time.monotonic() - start
         said.seek(0)
-        return Blast(bomb, process.returncode, said.read(), seconds, usage.ru_maxrss * 1024)
+        status, kilobytes = map(int, measured.split() or (-signal.SIGKILL, 0))
+        return Blast(bomb, status, said.read(), seconds, kilobytes * 1024)
 
 
 def judged(blasts: list[Blast], before: str, root: Path) -> None:

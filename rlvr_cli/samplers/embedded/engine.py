@@ -39,12 +39,8 @@ from rlvr_cli.types import Completion, Request, SamplingParams
 
 logger = logging.getLogger(__name__)
 
-_WINDOWED = (
-    "gemma2",
-    "gemma3_text",
-    "mistral",
-    "phi3",
-)  # model types that tell `attention._attend` their sliding window
+# Model types that tell `attention._attend` their sliding window.
+_WINDOWED = ("gemma2", "gemma3_text", "mistral", "phi3")
 _MAX_ROWS = 256  # more rows hardly raise the rate: the fixed cost of a step is small by then
 _PREFILL_TOKENS = 4096  # prompt tokens per prefill, padding included
 _GATHER_SECONDS = 0.03  # how long a completion waits for others before it is yielded

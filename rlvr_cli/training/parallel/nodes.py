@@ -12,6 +12,7 @@ from contextlib import suppress
 from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.models.compute.device import cuda_devices
+from rlvr_cli.parallel.worker import Worker
 from rlvr_cli.process import StopRequest
 from rlvr_cli.terminal import console
 from rlvr_cli.training.parallel.follow import start_trainer
@@ -64,16 +65,15 @@ def lend_trainers(config: TrainingConfig) -> bool:
     console.say(
         f"machine        {rank + 1} of {config.nodes}: trainers {first} to {first + each - 1} of {config.trainers}, for {config.rendezvous}"
     )
-    workers = [
-        start_trainer(number, size=config.trainers, address=config.rendezvous, device=device)
-        for number, device in enumerate(placed.trainers, start=first)
-    ]
+    workers: list[Worker] = []
+    statuses: list[int | None] = [None]
     try:
+        for number, device in enumerate(placed.trainers, start=first):
+            workers.append(start_trainer(number, size=config.trainers, address=config.rendezvous, device=device))
         with StopRequest() as stop:
             said = False
-            while any(worker.status is None for worker in workers):
-                if any(worker.status for worker in workers):
-                    break
+            while None in statuses and not any(statuses):
+                statuses = [worker.status for worker in workers]
                 if stop.requested and not said:
                     said = True
                     console.say(
@@ -85,9 +85,9 @@ def lend_trainers(config: TrainingConfig) -> bool:
     finally:
         for worker in workers:
             worker.kill()
-    if failed := [worker.status for worker in workers if worker.status]:
+    if failed := next(filter(None, statuses), None):  # not of one that was killed for it
         raise RlvrError(
-            f"A trainer of this machine ended with status {failed[0]}.",
+            f"A trainer of this machine ended with status {failed}.",
             "Its own messages, if it has any, are above, or the first machine's say why. Resume on all machines.",
         )
     return True

@@ -614,7 +614,7 @@ def test_arms_of_seeds_in_one_picture(picture):
         assert found.count(label) == 1, label
     legend = [text for text in found if text.startswith("loss_type")]
     assert legend == ["loss_type grpo_clip (2 seeds)", "loss_type no_baseline (2 seeds)"], "as typed"
-    assert any("over questions and seeds" in text for text in found)
+    assert any(text.startswith("Arms of two seeds: the line is their mean") for text in found)
 
 
 @pytest.mark.parametrize(
