@@ -276,4 +276,6 @@ def _note_signals(path: str) -> None:
 
 
 if __name__ == "__main__":
+    helpers = Path(__file__).parents[1]  # what is forked may import them, as tests do
+    sys.path += [str(folder) for folder in (helpers, *sorted(helpers.iterdir())) if folder.is_dir()]
     _serve(socket.socket(fileno=int(sys.argv[1])))
