@@ -76,6 +76,7 @@ def popen(orders: socket.socket) -> type[subprocess.Popen]:
 
     A module that is to import from elsewhere, by its PYTHONPATH, gets a fresh interpreter.
     """
+    # Popen has one place that starts a process, `_execute_child`, and it has no public name; nor has what closes its pipes.
     signature, lock = inspect.signature(subprocess.Popen._execute_child), threading.Lock()  # type: ignore[attr-defined]
     prctl = ctypes.CDLL(None).prctl
 
