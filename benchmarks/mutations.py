@@ -493,7 +493,10 @@ WIRING = [
         ("one sample per question", "num_samples=config.num_samples,\n                grader", "num_samples=1,\n                grader", EVALUATED, "num_samples"),
         ("an evaluation of seed 0", "seed=config.seed,", "seed=0,", EVALUATED, "eval.seed"),
         ("an evaluation of every question", "limit=config.limit)", "limit=None)", EVALUATED, "limit"),
-        ("every dataset is the first", "inputs.datasets[config.dataset]", "next(iter(inputs.datasets.values()))", "tests/commands/test_end_to_end.py -k each_dataset", "eval.dataset"),
+        ("every dataset is the first", "shared.datasets[config.dataset]", "next(iter(shared.datasets.values()))", "tests/commands/test_end_to_end.py -k each_dataset", "eval.dataset"),
+    ),
+    *mutations_of(
+        "commands/evaluation/thinking.py",
         ("a budget that cuts nothing", "if not config.thinking_budget:\n        return sampler", "if True:\n        return sampler", BUDGETS, "thinking_budget"),
         ("a stop sentence of ours always", "if config.stop_thinking:", "if False:", BUDGETS, "stop_thinking"),
     ),

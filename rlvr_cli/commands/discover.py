@@ -243,4 +243,4 @@ def print_result(config: DiscoverConfig, path: Path, known: list[Known], start_s
     if best is None:
         console.say(f"nothing valid was found; why: rlvr analyze attempt_errors {path}")
     else:
-        console.say(f"program  {path / 'best' / 'program.py'}; how it came about: rlvr analyze lineage {path}")
+        console.say(f"program  {path / 'best' / 'program.py'}; its ancestors: rlvr analyze lineage {path}")

@@ -19,12 +19,13 @@ from rlvr_cli.analysis.statistics.sweep_table import (
     evaluation_tables,
     sentences,
 )
-from rlvr_cli.config.parsing.options import Format, flag
+from rlvr_cli.config.parsing.options import Format
 from rlvr_cli.config.sweep import SweepConfig
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.lock import Lock
 from rlvr_cli.runs.readers import ENDED, RUN_NAME, RunInfo, read_run
 from rlvr_cli.runs.storage.files import check_can_write, os_errors_as_user_errors
+from rlvr_cli.sweeps.emitted import emitted
 from rlvr_cli.sweeps.experiment import (
     Experiment,
     SweepRun,
@@ -244,30 +245,3 @@ def results(sweep: Sweep, failed: Sequence[str]) -> list[Table]:
     console.say(f"report   {page}    ({markdown.name} and its pictures, for a text)")
     console.say(f"more     rlvr view {folder}    (in a browser)")
     return found
-
-
-def emitted(jobs: Sequence[Job], folder: Path, *, kind: str) -> list[str]:
-    """The commands as lines for a shell, or as an array job for SLURM: each goes on with its run if it was begun before.
-
-    SLURM's signal reaches what `srun` starts, not what the batch shell starts itself.
-    """
-
-    def line(job: Job) -> str:
-        length = [word for name, value in job.lengths.items() for word in (flag(name), str(value))]
-        again = [*job.command[:2], "--resume", job.name, "--runs-dir", str(folder), *length]
-        begun = shlex.quote(str(folder / job.name / "run.json"))
-        return f"if test -e {begun}; then srun {shlex.join(again)}; else srun {shlex.join(job.command)}; fi"
-
-    if kind == "commands":
-        return [shlex.join(job.command) for job in jobs]
-    return [
-        "#!/bin/bash",
-        f"#SBATCH --job-name={folder.name}",
-        f"#SBATCH --array=0-{len(jobs) - 1}",
-        "#SBATCH --gres=gpu:1",
-        "#SBATCH --requeue",
-        "#SBATCH --signal=USR1@120   # rlvr saves what is done, and the job's next start goes on",
-        'case "$SLURM_ARRAY_TASK_ID" in',
-        *(f"  {number}) {line(job)} ;;" for number, job in enumerate(jobs)),
-        "esac",
-    ]

@@ -1,0 +1,41 @@
+"""`rlvr eval --check-dataset`: which ground truths the grader cannot read.
+
+Enters: a dataset and its grader. Leaves: a table of those that no answer can match, and an error if there are any.
+"""
+
+from dataclasses import asdict
+
+from rlvr_cli.data.datasets import Dataset
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders import reference_response
+from rlvr_cli.graders.pool import GraderPool
+from rlvr_cli.terminal import console, tables
+
+
+def check_dataset(dataset: Dataset, grader: str, pool: GraderPool, *, output: str) -> None:
+    """Grade every ground truth as the answer to its own question, and list those that are not graded as correct.
+
+    Raises:
+        RlvrError: some are not, after listing them.
+    """
+    responses = [reference_response(grader, e.ground_truth) for e in dataset.examples]
+    readable = [(e, r) for e, r in zip(dataset.examples, responses, strict=True) if r is not None]
+    pairs = [(r, e.ground_truth) for e, r in readable]
+    grades = pool.grade(pairs, example_of=lambda i: asdict(readable[i][0]))
+    unread = [
+        (e.id, e.ground_truth, "no answer can be built from it")
+        for e, r in zip(dataset.examples, responses, strict=True)
+        if r is None
+    ]
+    unread += [
+        (e.id, e.ground_truth, g.error or g.failure_kind or "not rewarded")
+        for (e, _), g in zip(readable, grades, strict=True)
+        if g.reward is None or g.reward <= 0.5
+    ]
+    if unread:
+        tables.print_table(("example_id", "ground_truth", "why"), unread, output=output)
+        raise RlvrError(
+            f"{grader} cannot read {len(unread)} of the {len(dataset.examples)} ground truths of {dataset.name}.",
+            "Every answer to these questions would be graded wrong: correct or remove them, or choose another --grader.",
+        )
+    console.say(f"{grader} reads all {len(dataset.examples)} ground truths of {dataset.name}.")

@@ -1,0 +1,47 @@
+"""The thinking budget of an evaluation: what ends the thinking, whether it leaves tokens for the answer, and the sampler within it.
+
+Enters: the options, and the prompt template. Leaves: `samplers.thinking_budget.BudgetedSampler`, or an error before a run is made.
+"""
+
+from pathlib import Path
+
+from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.data.prompts import PromptTemplate
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.identity import model_path
+from rlvr_cli.samplers.thinking_budget import SENTENCE, BudgetedSampler, token_ids, tokens_left
+from rlvr_cli.types import Sampler
+
+
+def stop_thinking(config: EvalConfig, template: PromptTemplate) -> str:
+    """What ends the thinking. Raises RlvrError if the prompt does not ask for any."""
+    if not config.chat and "<think>" not in template.text:
+        raise RlvrError(
+            f"--thinking-budget ends the thinking with </think>, and the prompt {template.name} has no <think>.",
+            "Use --prompt r1_zero, or --chat with a model that thinks.",
+        )
+    if config.stop_thinking:
+        return config.stop_thinking
+    if "<answer>" in template.text:
+        return f" {SENTENCE} </think> <answer>"
+    return f"{SENTENCE}\n</think>\n\n"
+
+
+def check_budgets(config: EvalConfig, ending: str) -> None:
+    """Raise RlvrError if a thinking budget leaves no tokens for the answer; of a model that is not downloaded nothing is known."""
+    if config.thinking_budget and Path(model_path(config.model)).is_dir():
+        from rlvr_cli.models.pretrained import load_tokenizer  # here: endpoints do without transformers
+
+        ending_ids = token_ids(load_tokenizer(model_path(config.model)), ending)
+        tokens_left(config.sampling_params, budget=max(config.thinking_budgets), ending=ending_ids)
+
+
+def within_budget(config: EvalConfig, sampler: Sampler, ending: str) -> Sampler:
+    """The sampler of a run, within its thinking budget if it has one."""
+    if not config.thinking_budget:
+        return sampler
+    from rlvr_cli.models.pretrained import load_tokenizer  # here: endpoints do without transformers
+
+    (budget,) = config.thinking_budgets
+    tokenizer = load_tokenizer(model_path(config.model))
+    return BudgetedSampler(sampler, tokenizer, budget=budget, stop_thinking=ending)
