@@ -366,7 +366,15 @@ def test_an_adapter_reaches_a_sampling_process(forked, tiny_model_dir):
 # Saved and loaded
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("Qwen2.5-Math-1.5B", "Phi-3-mini-4k", "gemma-2-2b")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in CONFIGURATIONS
+    ],
+)
 @pytest.mark.filterwarnings("ignore:The (logits|attention) of:UserWarning")  # what a model does not have
 def test_published_models_take_an_adapter(name, tmp_path):
     """Those with joined projections, windows or other norms too: trained, sampled from, saved, loaded and merged."""

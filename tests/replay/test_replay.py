@@ -74,6 +74,7 @@ def test_rounding_alone_is_no_difference(run):
     assert all(u.difference <= TOLERANCE for u in found.updates[:1])
 
 
+@pytest.mark.slow
 def test_steps_that_adamw_makes_of_rounding_are_no_difference(tmp_path):
     """Gradients that cancel leave rests of 1e-9, which the root of the second moment makes steps of a tenth of the rate."""
     options = {"n_grpo_steps": 3, "rollout_batch_size": 32, "group_size": 4, "train_batch_size": 32}
@@ -86,6 +87,7 @@ def test_steps_that_adamw_makes_of_rounding_are_no_difference(tmp_path):
     assert replay_run(read_stored(tmp_path / "r"), most=None).problems == []
 
 
+@pytest.mark.slow
 def test_how_a_norm_is_summed_is_no_difference(tmp_path):
     """The norms are above 1, and float32 sums of their squares are 1e-6 too small; the replay's are float64."""
     options = {"n_grpo_steps": 2, "rollout_batch_size": 16, "group_size": 4, "train_batch_size": 8, "eval_examples": 4}
@@ -116,8 +118,12 @@ def test_another_option_is_named(run, changed, named):
     change(run, **changed)
     problems = replay_run(read_stored(run), most=None).problems
     assert any(named in problem for problem in problems), problems
+
+
+def test_a_run_that_differs_is_an_error(run):
+    change(run, seed=1)
     with pytest.raises(RlvrError, match="do not give what it logged"):
-        check.run(CheckConfig(runs=(str(run),), replay="all"))
+        check.run(CheckConfig(runs=(str(run),), replay="1"))
 
 
 def test_other_weights_are_named(run, tiny_model_dir):

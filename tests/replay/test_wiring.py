@@ -104,7 +104,7 @@ GRPO = SAMPLED | {
     "overlong": ("none", "mask", "soft_punish"),
     "overlong_buffer": (None, 3),
     "epochs_per_rollout_batch": (1, 2),
-    "train_batch_size": (16, 8),
+    "train_batch_size": (8, 4),
     "gradient_accumulation_steps": (1, 2),
     "lr_schedule": ("constant", "cosine"),
     "async_steps": (0, 1),
@@ -144,27 +144,28 @@ CASES = [
       "use_std_normalization": False, "gradient_accumulation_steps": 2, "eval_every": 2, "eval_temperature": 0.0,
       "eval_max_tokens": 5, "final_eval_examples": 4, "importance_correction": "none"}),
     ("grpo", "clip", {"loss_type": "grpo_clip", "cliprange": 0.0103, "cliprange_high": 0.0203, "epochs_per_rollout_batch": 2,
-      "train_batch_size": 8, "length_normalization": "token_mean", "kl_coef": 0.5, "lr_schedule": "cosine", "warmup_steps": 2,
+      "train_batch_size": 4, "length_normalization": "token_mean", "kl_coef": 0.5, "lr_schedule": "cosine", "warmup_steps": 2,
       "adam_beta1": 0.5, "adam_beta2": 0.6, "overlong": "soft_punish", "overlong_buffer": 3, "advantage_eps": 0.5, "seed": 3,
       "eval_top_p": 0.6, "eval_min_tokens": 1, "sampling_temperature": 0.7}),
-    ("grpo", "weighted", {"loss_type": "grpo_clip", "cliprange": 0.0103, "train_batch_size": 8, "importance_cap": 0.9,
+    ("grpo", "weighted", {"loss_type": "grpo_clip", "cliprange": 0.0103, "train_batch_size": 4, "importance_cap": 0.9,
       "importance_correction": "truncated", "length_normalization": "masked_normalize", "overlong": "mask",
       "learning_rate": 3e-4, "sampling_max_tokens": 9, "stop": ("a", "1"), "eval_examples": 2}),
-    ("grpo", "dynamic", {"loss_type": "grpo_no_clip", "dynamic_sampling": True, "max_sampling_rounds": 2, "train_batch_size": 8,
+    ("grpo", "dynamic", {"loss_type": "grpo_no_clip", "dynamic_sampling": True, "max_sampling_rounds": 2, "train_batch_size": 4,
       "importance_correction": "truncated", "sampling_top_p": 0.8, "length_normalization": "masked_normalize",
       "normalize_constant": 7.0, "overlong": "soft_punish", "eval_temperature": 1.5, "group_size": 2}),
     ("grpo", "no baseline", {"loss_type": "no_baseline", "sampling_min_tokens": 0, "epochs_per_rollout_batch": 2}),
-    ("grpo", "gspo", {"loss_type": "gspo", "train_batch_size": 8, "std_normalization": "batch", "kl_coef": 0.5, "kl_type": "k2",
+    ("grpo", "gspo", {"loss_type": "gspo", "train_batch_size": 4, "std_normalization": "batch", "kl_coef": 0.5, "kl_type": "k2",
       "length_reward": 0.4, "length_reward_after": 1, "advantage_eps": 0.5, "learning_rate": 3e-4, "question_order": "file"}),
-    ("grpo", "cispo", {"loss_type": "cispo", "train_batch_size": 8, "cispo_cap": 1.0, "std_normalization": "none", "kl_coef": 0.5,
+    ("grpo", "cispo", {"loss_type": "cispo", "train_batch_size": 4, "cispo_cap": 1.0, "std_normalization": "none", "kl_coef": 0.5,
       "kl_type": "unbiased", "length_normalization": "token_mean", "format_weight": 0.3, "learning_rate": 3e-4,
       "n_grpo_steps": 4, "question_order": "prioritized", "seed": 3}),
-    ("grpo", "kimi", {"loss_type": "kimi", "train_batch_size": 8, "kimi_tau": 2.0, "use_std_normalization": False, "kl_coef": 0.5,
+    ("grpo", "kimi", {"loss_type": "kimi", "rollout_batch_size": 16, "train_batch_size": 8, "kimi_tau": 2.0, "kl_coef": 0.5,
+      "use_std_normalization": False,
       "std_normalization": "group", "language_reward": 0.7, "length_reward": 0.4, "learning_rate": 3e-4}),
     ("grpo", "masked", {"importance_correction": "masked", "importance_floor": 0.85, "importance_cap": 1.2,
       "sampling_top_p": 0.8, "dynamic_sampling": True, "std_normalization": "batch", "overlong": "soft_punish"}),
     ("grpo", "floored", {"importance_correction": "truncated", "importance_floor": 0.85, "sampling_top_p": 0.8}),
-    ("grpo", "ahead", {"n_grpo_steps": 3, "async_steps": 1, "dynamic_sampling": True, "train_batch_size": 8, "group_size": 2,
+    ("grpo", "ahead", {"n_grpo_steps": 3, "async_steps": 1, "dynamic_sampling": True, "train_batch_size": 4, "group_size": 2,
       "eval_every": 1, "learning_rate": 3e-4}),
     ("grpo", "adapter", {"n_grpo_steps": 3, "lora_rank": 2, "lora_alpha": 8, "kl_coef": 0.5, "learning_rate": 3e-4, "seed": 3}),
     ("distill", "reverse", {"sampling_temperature": 0.7, "task_reward": 0.5, "max_grad_norm": 100.0, "weight_decay": 0.3,
@@ -172,7 +173,7 @@ CASES = [
       "learning_rate": 3e-4, "micro_batch_size": 2}),
     ("distill", "sampled", {"divergence": "sampled", "lr_schedule": "cosine", "warmup_steps": 2, "adam_beta1": 0.5,
       "adam_beta2": 0.6, "seed": 3, "eval_top_p": 0.6, "eval_min_tokens": 1, "group_size": 2, "task_reward": 0.5,
-      "sampling_temperature": 0.7, "n_distill_steps": 4, "rollout_batch_size": 12}),
+      "sampling_temperature": 0.7, "n_distill_steps": 4, "rollout_batch_size": 6}),
     ("distill", "forward", {"divergence": "forward_kl", "sampling_max_tokens": 9, "sampling_min_tokens": 0,
       "sampling_top_p": 0.8, "stop": ("a", "1"), "eval_examples": 2, "learning_rate": 3e-4}),
     ("distill", "adapter", {"lora_rank": 2, "lora_alpha": 8, "learning_rate": 3e-4, "n_distill_steps": 3}),
@@ -231,10 +232,10 @@ def make(command: str, given: dict, place: Path, model: Path) -> Path:
     }
     first = {name: values[0] for name, values in TABLES[command].items()}
     steps = {
-        "grpo": {"n_grpo_steps": 2, "rollout_batch_size": 16},
+        "grpo": {"n_grpo_steps": 2, "rollout_batch_size": 8},
         "ei": {"n_ei_steps": 2},
         "sft": {},
-        "distill": {"n_distill_steps": 2, "rollout_batch_size": 16, "teacher": str(place / "teacher")},
+        "distill": {"n_distill_steps": 2, "rollout_batch_size": 8, "teacher": str(place / "teacher")},
     }[command]
     if command == "distill" and not (place / "teacher").exists():
         write_teacher(place / "teacher", of=model)
@@ -377,7 +378,15 @@ def prioritized(ids: list[str], earlier: list[dict], *, seed: int, number: int) 
     return [name for _, name in sorted(zip(keys, ids, strict=True))]
 
 
-@pytest.mark.parametrize(("command", "name", "given"), CASES, ids=[f"{c}-{n}" for c, n, _ in CASES])
+@pytest.mark.parametrize(
+    ("command", "name", "given"),
+    [
+        pytest.param(
+            *case, id="-".join(case[:2]), marks=[pytest.mark.slow] if case[:2] == ("distill", "adapter") else []
+        )
+        for case in CASES
+    ],
+)
 def test_a_run_is_what_its_options_and_rollouts_give(command, name, given, place, tiny_model_dir):
     check(make(command, given | {"run": f"{command}-{name.replace(' ', '-')}"}, place, tiny_model_dir))
 
@@ -385,12 +394,17 @@ def test_a_run_is_what_its_options_and_rollouts_give(command, name, given, place
 @pytest.mark.parametrize(
     "given",
     [
-        {},
-        {"importance_correction": "none", "loss_type": "grpo_clip", "cliprange": 0.0103, "train_batch_size": 8, "kl_coef": 0.5},
-        {"importance_cap": 0.9, "question_order": "file", "overlong": "mask", "epochs_per_rollout_batch": 2},
-        {"std_normalization": "batch", "length_reward": 0.4, "sampling_top_p": 0.8, "importance_correction": "masked"},
+        pytest.param({}, id="weighted", marks=pytest.mark.slow),
+        pytest.param(
+            {"importance_correction": "none", "loss_type": "grpo_clip", "cliprange": 0.0103, "train_batch_size": 4, "kl_coef": 0.5},
+            id="clip", marks=pytest.mark.slow,
+        ),
+        pytest.param({"importance_cap": 0.9, "question_order": "file", "overlong": "mask", "epochs_per_rollout_batch": 2}, id="capped"),
+        pytest.param(
+            {"std_normalization": "batch", "length_reward": 0.4, "sampling_top_p": 0.8, "importance_correction": "masked"},
+            id="masked", marks=pytest.mark.slow,
+        ),
     ],
-    ids=["weighted", "clip", "capped", "masked"],
 )  # fmt: skip
 def test_partial_rollouts_are_what_their_options_and_rollouts_give(given, place, tiny_model_dir):
     run = f"partial-{'-'.join(given) or 'plain'}"
@@ -505,7 +519,7 @@ def test_moments_of_8_bits_are_those_of_the_optimizer_that_is_used(param_dtype, 
         assert replay_run(exact, most=None).problems != []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ONCE)
 def test_what_saves_memory_is_used_and_changes_no_update(command, place, tiny_model_dir, monkeypatch):
     """Micro-batches of a token have one row; layers are computed again in the backward pass."""
     layers = []
@@ -529,7 +543,7 @@ def test_what_saves_memory_is_used_and_changes_no_update(command, place, tiny_mo
         assert {u["policy/ratio_max"] for u in stored.logged[::2] if "policy/ratio_max" in u} <= {1.0}
 
 
-@pytest.mark.parametrize("async_steps", [0, 1])
+@pytest.mark.parametrize("async_steps", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_run_in_bfloat16_computes_in_bfloat16(async_steps, place, tiny_model_dir):
     """Sampler, update and reference: each is compared with the one before."""
     given = {"compute_dtype": "bfloat16", "kl_coef": 0.5, "sampling_min_tokens": 0, "async_steps": async_steps}

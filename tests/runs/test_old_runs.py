@@ -22,6 +22,7 @@ from rlvr_cli.types import SCHEMA_VERSION
 V1 = Path(__file__).parents[1] / "fixtures" / "v1"
 RUNS = sorted(path.name for path in (V1 / "written").iterdir())
 CUT = [name for name in RUNS if name.endswith("-cut")]
+SLOW = pytest.mark.slow
 RESUMED = json.loads((V1 / "expected/resumed.json").read_text())
 
 
@@ -104,7 +105,14 @@ def test_every_row_reads_as_before(rlvr, run):
         assert rows_of(rlvr, run, table) == expected_rows(run, table), table
 
 
-@pytest.mark.parametrize("run", [run for run in RUNS if [*(V1 / f"expected/{run}").glob("*.json")]])
+@pytest.mark.parametrize(
+    "run",
+    [
+        run if run == "grpo" else pytest.param(run, marks=SLOW)
+        for run in RUNS
+        if [*(V1 / f"expected/{run}").glob("*.json")]
+    ],
+)
 def test_a_named_query_gives_the_same_result(rlvr, run):
     files = sorted((V1 / f"expected/{run}").glob("*.json"))
     assert len(files) > 10
@@ -121,7 +129,7 @@ def test_two_runs_beside_each_other(rlvr, query):
     assert same(found, json.loads((V1 / f"expected/{query}.json").read_text()))
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", [run if run == "grpo" else pytest.param(run, marks=SLOW) for run in RUNS])
 def test_a_report_shows_the_responses(rlvr, place, run):
     rlvr("analyze", "report", run, "--out", "page.html")
     page = (place / "page.html").read_text()
@@ -170,7 +178,7 @@ def test_an_old_run_can_be_trained_on(rlvr, place):
     assert {row[header.index("phase")] for row in rows} == {"eval"}
 
 
-@pytest.mark.parametrize("run", CUT)
+@pytest.mark.parametrize("run", [pytest.param(run, marks=[SLOW] * (run == "async-cut")) for run in CUT])
 def test_an_old_run_resumes_to_the_same_end(rlvr, place, run):
     expected = RESUMED["runs"][run]
     command = json.loads((place / f"runs/{run}/run.json").read_text())["command"]

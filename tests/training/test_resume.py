@@ -7,8 +7,8 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
@@ -46,10 +46,10 @@ from teachers import write_teacher
 def whole(forks: Forks, tmp_path_factory) -> Whole:
     root = tmp_path_factory.mktemp("whole")
     forks.run(*GRPO, "--run", "whole", cwd=root, status=0)
-    forks.run(*GRPO, "--run", "cut", cwd=root, fault="update:11", status=-signal.SIGKILL)
+    forks.run(*GRPO, "--run", "cut", cwd=root, fault="update:7", status=-signal.SIGKILL)
     whole, cut = root / "runs/whole", root / "runs/cut"
-    assert checkpoints_of(cut) == ["step-000008", "step-000010"]
-    assert {k[1] for k in metrics_of(whole) if k[2] == "loss/nll"} == set(range(16))
+    assert checkpoints_of(cut) == ["step-000004", "step-000006"]
+    assert {k[1] for k in metrics_of(whole) if k[2] == "loss/nll"} == set(range(8))
     return Whole(whole, cut, seconds=read_run(whole).metadata["wall_seconds"])
 
 
@@ -67,19 +67,51 @@ def test_grpo_killed_at_10_random_points_ends_the_same(forks: Forks, whole: Whol
     kill_at_random(forks, tmp_path, whole, kills=10, seed=1)
 
 
-def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, whole: Whole, tmp_path: Path):
-    run = tmp_path / "runs/cut"
-    passages = (
-        "create:1", "write:1", "write.torn:2", "rename:3", "renamed:3", "manifest:1", "manifest.torn:1", "manifest.done:1",
-        "update:1", "updated:1", "checkpoint:1", "checkpoint.torn:1", "checkpoint.rename:1", "checkpoint.renamed:2",
-        "prune:1", "prune.torn:1", "sampled:3", "graded:1", "backward:2",
-    )  # fmt: skip
-    assert {p.partition(":")[0] for p in passages} == set(POINTS)
-    for passage in passages:
-        go_on(forks, run, GRPO, fault=passage, status=-signal.SIGKILL)
+def stopped_in_turn(forks: Forks, root: Path, whole: Whole, faults: Sequence[str]) -> None:
+    """By a kill, a signal or a full disk: each time what was stored can be read, and in the end nothing differs."""
+    run = root / "runs/cut"
+    for fault in faults:
+        match fault.split(":")[2:]:
+            case ["term"]:
+                assert_stopped(go_on(forks, run, GRPO, fault=fault, status=130), run)
+            case ["enospc"]:
+                assert_disk_is_full(go_on(forks, run, GRPO, fault=fault, status=1))
+            case _:
+                go_on(forks, run, GRPO, fault=fault, status=-signal.SIGKILL)
         assert_readable(run)
     go_on(forks, run, GRPO)
     assert_ended_as(whole.run, run)
+
+
+def test_grpo_killed_stopped_and_out_of_disk_in_turn_ends_the_same(forks: Forks, whole: Whole, tmp_path: Path):
+    """The last kill is before the last pruning."""
+    faults = (
+        "write.torn:2",
+        "manifest.torn:6",
+        "update:3:term",
+        "checkpoint.torn:1:enospc",
+        "backward:1:term",
+        "checkpoint.renamed:1",
+    )
+    stopped_in_turn(forks, tmp_path, whole, faults)
+
+
+@pytest.mark.slow
+def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, whole: Whole, tmp_path: Path):
+    passages = (
+        "create:1", "write:1", "write.torn:2", "rename:3", "renamed:3", "manifest:1", "manifest.torn:1", "manifest.done:1",
+        "update:1", "updated:1", "checkpoint:1", "checkpoint.torn:1", "checkpoint.rename:1", "checkpoint.renamed:1",
+        "sampled:3", "graded:1", "backward:2", "prune:1", "prune.torn:1",
+    )  # fmt: skip
+    assert {p.partition(":")[0] for p in passages} == set(POINTS)
+    stopped_in_turn(forks, tmp_path, whole, passages)
+
+
+@pytest.mark.slow
+def test_grpo_stopped_and_out_of_disk_at_more_points_ends_the_same(forks: Forks, whole: Whole, tmp_path: Path):
+    full = "write:1", "write:5", "write:6", "write:7", "manifest.torn:2", "checkpoint:1"
+    stopped = "sampled:3", "updated:1", "write:2", "manifest.torn:2", "checkpoint.torn:1", "prune:1"
+    stopped_in_turn(forks, tmp_path, whole, [*(f"{p}:enospc" for p in full), *(f"{p}:term" for p in stopped)])
 
 
 SHAPED = shlex.split(
@@ -91,8 +123,8 @@ SHAPED = shlex.split(
 @pytest.mark.parametrize(
     "command",
     [
-        EI,
-        SFT,
+        pytest.param(EI, marks=pytest.mark.slow),
+        pytest.param([*SFT, "--num-examples", "24"], marks=pytest.mark.slow),
         DPO,
         PPO,
         pytest.param(
@@ -114,7 +146,7 @@ SHAPED = shlex.split(
         pytest.param([*GRPO, "--optimizer", "adamw_8bit"], marks=pytest.mark.slow),
         pytest.param([*GRPO, "--async-steps", "1"], marks=pytest.mark.slow),
         pytest.param(
-            [*GRPO, "--partial-rollout-tokens", "8", "--question-order", "prioritized"], marks=pytest.mark.slow
+            [*GRPO, "--partial-rollout-tokens", "4", "--question-order", "prioritized"], marks=pytest.mark.slow
         ),
         pytest.param([*GRPO, "--compute-dtype", "bfloat16", "--kl-coef", "0.1"], marks=pytest.mark.slow),
         pytest.param(
@@ -163,8 +195,7 @@ def test_other_training_killed_at_some_points_ends_the_same(forks: Forks, tmp_pa
     if command[0] == "distill":
         write_teacher(tmp_path / "teacher", of=builtin_model_path())
     go_on(forks, whole, command)
-    faults = ["update:2", "manifest.done:2", "checkpoint.torn:1", "updated:4"]
-    for fault in faults:
+    for fault in ("checkpoint.torn:1", f"updated:{read_run(whole).metadata['updates'] - 1}"):
         go_on(forks, run, command, fault=fault, status=-signal.SIGKILL)
         assert_readable(run)
     go_on(forks, run, command)
@@ -173,12 +204,12 @@ def test_other_training_killed_at_some_points_ends_the_same(forks: Forks, tmp_pa
 
 def test_partial_rollouts_killed_between_segments_and_rollouts_end_the_same(forks: Forks, tmp_path: Path):
     """In every step: its segments are committed, and the rollouts that are made of them are not."""
-    command = [*GRPO, "--partial-rollout-tokens", "8", "--question-order", "prioritized"]
+    command = [*GRPO, "--n-grpo-steps", "3", "--partial-rollout-tokens", "4", "--question-order", "prioritized"]
     whole, run = tmp_path / "runs/whole", tmp_path / "runs/cut"
     go_on(forks, whole, command)
     steps = [json.loads(line) for line in (whole / "manifest.jsonl").read_text().splitlines()]
     steps = [entry["step"] for entry in steps if entry["path"].startswith("segments/")]
-    assert len(steps) == 4
+    assert len(steps) == 3
     for step in steps:
         go_on(forks, run, command, fault="segments:1", status=-signal.SIGKILL)
         assert_readable(run)
@@ -209,18 +240,19 @@ def test_sampling_ahead_is_stopped_with_its_process(forks: Forks, tmp_path: Path
 
 
 def test_killed_while_the_final_model_is_written_nothing_is_left_over(forks: Forks, whole: Whole, cut: Path):
-    for _ in range(3):
-        before = set(os.listdir(cut))
-        call = forks.start("grpo", "--resume", cut, cwd=cut.parents[1])
-        while forks.status(call) is None and not any(p.endswith(".new") for p in set(os.listdir(cut)) - before):
-            time.sleep(0.0005)
-        forks.send(call, signal.SIGKILL)
-        forks.wait(call)
+    before = set(os.listdir(cut))
+    call = forks.start("grpo", "--resume", cut, cwd=cut.parents[1])
+    while forks.status(call) is None and not any(p.endswith(".new") for p in set(os.listdir(cut)) - before):
+        time.sleep(0.0005)
+    forks.send(call, signal.SIGKILL)
+    forks.wait(call)
     go_on(forks, cut, GRPO)
     assert_ended_as(whole.run, cut)
 
 
-@pytest.mark.parametrize(("given", "kept"), [([], [2, 16]), (["--checkpoint-minutes", "0"], [14, 16])])
+@pytest.mark.parametrize(
+    ("given", "kept"), [([], [2, 8]), pytest.param(["--checkpoint-minutes", "0"], [6, 8], marks=pytest.mark.slow)]
+)
 def test_after_a_checkpoint_that_took_a_long_time_the_next_ones_wait(forks: Forks, tmp_path: Path, given, kept):
     """The first one is stopped while it is written, for more than a second."""
     call = forks.start(*GRPO, *given, "--run", "r", cwd=tmp_path, fault="checkpoint.torn:1:stop")
@@ -232,13 +264,6 @@ def test_after_a_checkpoint_that_took_a_long_time_the_next_ones_wait(forks: Fork
     forks.send(call, signal.SIGCONT)
     assert forks.wait(call).status == 0
     assert [path.name for path in sorted(checkpoints.iterdir())] == [f"step-{step:06}" for step in kept]
-
-
-def test_killed_before_the_last_pruning_two_checkpoints_are_left(forks: Forks, whole: Whole, tmp_path: Path):
-    run = tmp_path / "runs/cut"
-    go_on(forks, run, GRPO, fault="checkpoint.renamed:8", status=-signal.SIGKILL)
-    go_on(forks, run, GRPO)
-    assert_ended_as(whole.run, run)
 
 
 def test_a_finished_run_that_goes_on_stays_as_it_is(forks: Forks, whole: Whole, tmp_path: Path):
@@ -275,12 +300,13 @@ def test_killed_after_an_update_that_was_skipped_it_ends_the_same(forks: Forks, 
         *GRPO, "--model", str(tiny_model_dir), "--grader", str(tmp_path / "odd.py:grade"), "--overlong", "mask",
         "--sampling-min-tokens", "1", "--sampling-max-tokens", "6", "--stop", "a", "--stop", "e", "--stop", "i", "--stop", "t",
         "--n-grpo-steps", "1", "--group-size", "2", "--train-batch-size", "2", "--gradient-accumulation-steps", "1",
+        "--rollout-batch-size", "8", "--eval-every", "0", "--grader-workers", "1",
         "--checkpoint-every", "1", "--learning-rate", "1e-3",
     ]  # fmt: skip
     whole, run = tmp_path / "runs/whole", tmp_path / "runs/cut"
     go_on(forks, whole, command)
     metrics = metrics_of(whole)
-    skipped = [metrics["train", step, "update/skipped"] for step in range(16)]
+    skipped = [metrics["train", step, "update/skipped"] for step in range(8)]
     made = skipped[: skipped.index(1.0)].count(0.0)
     assert any(metrics["train", step, "optimizer/grad_norm"] for step in range(made)), "the policy is to move first"
     after_it = f"update:{made + 1}"
@@ -347,28 +373,10 @@ def test_grpo_stopped_in_each_phase_goes_on_to_the_same_end(
     assert_ended_as(long, run, checkpoints=(0,))
 
 
-def test_a_checkpoint_is_saved_when_training_is_stopped_between_two_updates(forks: Forks, whole: Whole, tmp_path: Path):
-    run, command = tmp_path / "runs/cut", [*GRPO, "--checkpoint-every", "0"]
-    assert_stopped(go_on(forks, run, command, fault="update:2:term", status=130), run)
-    assert checkpoints_of(run) == ["step-000001"]
-    go_on(forks, run, command)
-    assert_ended_as(whole.run, run, checkpoints=(1,))
-
-
-@pytest.mark.parametrize(
-    "point",
-    [
-        "sampled:3",
-        "backward:4",
-        "checkpoint.torn:2",
-        *(pytest.param(p, marks=pytest.mark.slow) for p in ("updated:3", "write:9", "manifest.torn:2", "prune:1")),
-    ],
-)
-def test_stopped_at_a_point_it_goes_on_to_the_same_end(forks: Forks, whole: Whole, tmp_path: Path, point: str):
-    run = tmp_path / "runs/cut"
-    assert_stopped(go_on(forks, run, GRPO, fault=f"{point}:term", status=130), run)
-    go_on(forks, run, GRPO)
-    assert_ended_as(whole.run, run)
+def test_a_checkpoint_is_saved_when_training_is_stopped_between_two_updates(forks: Forks, cut: Path):
+    shutil.rmtree(cut / "checkpoints")
+    assert_stopped(go_on(forks, cut, GRPO, fault="update:2:term", status=130), cut)
+    assert checkpoints_of(cut) == ["step-000001"]
 
 
 def test_a_second_ctrl_c_does_not_wait(forks: Forks, tmp_path: Path):
@@ -382,7 +390,7 @@ def test_a_second_ctrl_c_does_not_wait(forks: Forks, tmp_path: Path):
         "        time.sleep(3600)\n"
         "    return {'format_reward': 1.0, 'answer_reward': 0.0, 'reward': float(len(response) % 2)}\n"
     )
-    command = [*GRPO, "--grader", str(tmp_path / "slow.py:grade"), "--grader-timeout", "7200"]
+    command = [*GRPO, "--n-grpo-steps", "1", "--grader", str(tmp_path / "slow.py:grade"), "--grader-timeout", "7200"]
     call = forks.start(*command, "--run", "cut", cwd=tmp_path)
     while not grading.exists():
         assert forks.status(call) is None
@@ -426,7 +434,17 @@ def test_other_inputs_are_named(forks: Forks, tmp_path: Path):
     shutil.copytree(model_path(""), model)
     data.write_text("".join(f'{{"question": "{i} + 3?", "answer": "{i + 3}"}}\n' for i in range(40)))
     held_out.write_text("".join(f'{{"question": "{i} + 4?", "answer": "{i + 4}"}}\n' for i in range(8)))
-    command = [*GRPO, "--dataset", "data.jsonl", "--eval-dataset", "held-out.jsonl", "--model", "model"]
+    command = [
+        *GRPO,
+        "--dataset",
+        "data.jsonl",
+        "--eval-dataset",
+        "held-out.jsonl",
+        "--model",
+        "model",
+        "--n-grpo-steps",
+        "1",
+    ]
     run = tmp_path / "runs/cut"
     forks.run(*command, "--run", "cut", cwd=tmp_path, fault="update:3", status=-signal.SIGKILL)
     weights = bytearray((model / "model.safetensors").read_bytes())
@@ -486,10 +504,10 @@ def damage(path: Path, how: str) -> None:
 def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(
     forks: Forks, whole: Whole, cut: Path, file: str, how: str
 ):
-    damage(cut / "checkpoints/step-000010" / file, how)
+    damage(cut / "checkpoints/step-000006" / file, how)
     done = go_on(forks, cut, GRPO)
     assert file in done.said
-    assert "Training goes on from step-000008 instead." in done.said
+    assert "Training goes on from step-000004 instead." in done.said
     assert_ended_as(whole.run, cut)
 
 
@@ -497,8 +515,8 @@ def test_without_an_intact_checkpoint_training_starts_over_from_the_stored_rollo
     forks: Forks, whole: Whole, cut: Path
 ):
     stored = {p.name: (p.stat().st_ino, p.read_bytes()) for p in (cut / "rollouts").iterdir()}
-    damage(cut / "checkpoints/step-000010/model/model.safetensors", "flipped")
-    damage(cut / "checkpoints/step-000008/state.json", "deleted")
+    damage(cut / "checkpoints/step-000006/model/model.safetensors", "flipped")
+    damage(cut / "checkpoints/step-000004/state.json", "deleted")
     done = go_on(forks, cut, GRPO)
     assert "training starts over from the stored rollouts" in done.said
     now = {p.name: (p.stat().st_ino, p.read_bytes()) for p in (cut / "rollouts").iterdir()}
@@ -519,16 +537,7 @@ def assert_newest_checkpoint_is_finite(run: Path) -> None:
 
 def test_updates_that_are_not_finite_end_the_run_and_leave_finite_weights(forks: Forks, tmp_path: Path):
     run = tmp_path / "runs/r"
-    options = [
-        "--learning-rate",
-        "1e30",
-        "--epochs-per-rollout-batch",
-        "4",
-        "--eval-every",
-        "0",
-        "--checkpoint-every",
-        "1",
-    ]
+    options = shlex.split("--learning-rate 1e30 --epochs-per-rollout-batch 4 --eval-every 0 --checkpoint-every 1")
     done = go_on(forks, run, [*GRPO, *options], status=1)
     assert "3 updates in a row had a loss or gradient that is not finite" in done.said
     assert "They were skipped, so the checkpoints in runs/r/checkpoints hold finite weights" in done.said
@@ -543,26 +552,19 @@ def test_updates_that_are_not_finite_end_the_run_and_leave_finite_weights(forks:
 
 def test_weights_that_have_diverged_are_not_sampled_from(forks: Forks, tmp_path: Path):
     run = tmp_path / "runs/r"
-    options = [
-        "--learning-rate",
-        "1e30",
-        "--epochs-per-rollout-batch",
-        "1",
-        "--train-batch-size",
-        "16",
-        "--checkpoint-every",
-        "1",
-    ]
+    options = shlex.split(
+        "--learning-rate 1e30 --epochs-per-rollout-batch 1 --train-batch-size 16 --checkpoint-every 1"
+    )
     done = go_on(forks, run, [*GRPO, *options], status=1)
     assert "Its weights have diverged" in done.said
     assert findings(run) == []
     assert_newest_checkpoint_is_finite(run)
 
 
-def test_a_time_limit_leaves_time_for_the_last_evaluation(forks: Forks, whole: Whole, tmp_path: Path):
+def test_a_time_limit_leaves_time_for_the_last_evaluation(forks: Forks, tmp_path: Path):
     run = tmp_path / "runs/r"
-    done = forks.run(*GRPO, "--n-grpo-steps", 100_000, "--time-limit", "3s", "--run", "r", cwd=tmp_path, status=0)
-    assert "time limit 3s: stopping after" in done.said
+    done = forks.run(*GRPO, "--n-grpo-steps", 100_000, "--time-limit", "1s", "--run", "r", cwd=tmp_path, status=0)
+    assert "time limit 1s: stopping after" in done.said
     metadata = read_run(run).metadata
     assert metadata["status"] == "finished"
     assert metadata["updates"] < 400_000
@@ -579,65 +581,58 @@ def test_a_run_that_ran_out_of_time_goes_on_with_more(forks: Forks, whole: Whole
     assert rows_of(run, phase="train") == rows_of(whole.run, phase="train")
 
 
-@pytest.mark.parametrize(
-    "point",
-    [
-        *("write:1", "checkpoint.torn:2"),
-        *(
-            pytest.param(p, marks=pytest.mark.slow)
-            for p in ("write:5", "write:6", "write:7", "write.torn:9", "manifest.torn:2", "checkpoint:1")
-        ),
-    ],
-)
-def test_a_full_disk_is_two_lines_and_a_run_that_goes_on(forks: Forks, whole: Whole, tmp_path: Path, point: str):
-    run = tmp_path / "runs/cut"
-    done = go_on(forks, run, GRPO, fault=f"{point}:enospc", status=1)
+def assert_disk_is_full(done: Done) -> None:
     *_, problem, hint = done.said.splitlines()
     assert problem.startswith("error: Cannot write ")
     assert problem.endswith(": No space left on device.")
     assert hint.startswith("  Free some space")
-    assert_readable(run)
-    go_on(forks, run, GRPO)
-    assert_ended_as(whole.run, run)
 
 
-DIVERGING = [*GRPO, "--learning-rate", "0.03", "--n-grpo-steps", 8, "--eval-examples", 64, "--stop-when", "diverged"]
+@dataclass
+class Diverging:
+    """A command whose second update ruins its policy, and a run of it without checkpoints that diverged, with what that said."""
+
+    command: list[str]
+    run: Path
+    done: Done
 
 
 @pytest.fixture(scope="module")
-def diverged(forks: Forks, tmp_path_factory) -> tuple[Path, Done]:
-    """A run without checkpoints that diverged, and what it said."""
+def diverging(forks: Forks, tmp_path_factory) -> Diverging:
     root = tmp_path_factory.mktemp("diverged")
-    done = forks.run(*DIVERGING, "--checkpoint-every", 0, "--run", "whole", cwd=root, status=0)
-    return root / "runs/whole", done
+    (root / "mine.py").write_text(
+        "def grade(response, truth):\n"
+        "    reward = float(response.endswith('</answer>'))\n"
+        "    return {'format_reward': 1.0, 'answer_reward': reward, 'reward': reward}\n"
+    )
+    options = f"--learning-rate 0.3 --eval-every 1 --stop-when diverged --grader {root / 'mine.py'}:grade"
+    command = [*GRPO, *shlex.split(options)]
+    done = forks.run(*command, "--checkpoint-every", 0, "--run", "whole", cwd=root, status=0)
+    return Diverging(command, root / "runs/whole", done)
 
 
 def test_a_run_that_diverges_ends_as_such_and_so_does_one_that_was_killed(
-    forks: Forks, diverged: tuple[Path, Done], tmp_path: Path
+    forks: Forks, diverging: Diverging, tmp_path: Path
 ):
-    (whole, done), cut = diverged, tmp_path / "runs/cut"
+    whole, said, cut = diverging.run, diverging.done.said, tmp_path / "runs/cut"
     metadata = read_run(whole).metadata
     assert metadata["status"] == "diverged"
-    assert 5 <= metadata["updates"] < 32
-    assert metadata["diverged"] == {"updates": metadata["updates"], "why": metadata["diverged"]["why"]}
-    assert f"diverged       {metadata['diverged']['why']}" in done.said
-    assert f"error: it diverged: {metadata['diverged']['why']}" in done.said
-    assert max(r["step"] for r in rows_of(whole, phase="eval")) == metadata["updates"]
-    for update in (3, 5):
-        go_on(forks, cut, DIVERGING, fault=f"updated:{update}", status=-signal.SIGKILL)
-    go_on(forks, cut, DIVERGING)
+    assert metadata["updates"] == 4
+    assert metadata["diverged"] == {"updates": 4, "why": metadata["diverged"]["why"]}
+    assert f"diverged       {metadata['diverged']['why']}" in said
+    assert f"error: it diverged: {metadata['diverged']['why']}" in said
+    assert max(r["step"] for r in rows_of(whole, phase="eval")) == 4
+    go_on(forks, cut, diverging.command, fault="updated:3", status=-signal.SIGKILL)
+    go_on(forks, cut, diverging.command)
     assert_ended_as(whole, cut)
     assert read_run(cut).metadata["diverged"] == metadata["diverged"]
 
 
-def test_a_run_that_has_diverged_goes_on_only_if_it_is_told_to(
-    forks: Forks, diverged: tuple[Path, Done], tmp_path: Path
-):
-    run = Path(shutil.copytree(diverged[0], tmp_path / "runs/r"))
-    updates = read_run(run).metadata["updates"]
+def test_a_run_that_has_diverged_goes_on_only_if_it_is_told_to(forks: Forks, diverging: Diverging, tmp_path: Path):
+    run = Path(shutil.copytree(diverging.run, tmp_path / "runs/r"))
     again = forks.run("grpo", "--resume", "r", cwd=tmp_path, status=0)
     assert "--resume runs/r --stop-when never" in again.said
-    assert (read_run(run).metadata["status"], read_run(run).metadata["updates"]) == ("diverged", updates)
+    assert (read_run(run).metadata["status"], read_run(run).metadata["updates"]) == ("diverged", 4)
     forks.run("grpo", "--resume", "r", "--stop-when", "never", cwd=tmp_path, status=0)
-    assert (read_run(run).metadata["status"], read_run(run).metadata["updates"]) == ("finished", 32)
+    assert (read_run(run).metadata["status"], read_run(run).metadata["updates"]) == ("finished", 8)
     assert findings(run) == []

@@ -31,39 +31,39 @@ POINTS = (
     "sampled", "graded", "backward",
 )  # fmt: skip
 GRPO = shlex.split(
-    "grpo --dataset arithmetic:64 --n-grpo-steps 4 --rollout-batch-size 16 --group-size 4 --train-batch-size 8 "
-    "--gradient-accumulation-steps 2 --epochs-per-rollout-batch 2 --loss-type grpo_clip --sampling-max-tokens 32 "
+    "grpo --dataset arithmetic:64 --n-grpo-steps 2 --rollout-batch-size 16 --group-size 4 --train-batch-size 8 "
+    "--gradient-accumulation-steps 2 --epochs-per-rollout-batch 2 --loss-type grpo_clip --sampling-max-tokens 8 "
     "--learning-rate 2e-4 --eval-examples 8 --eval-every 3 --checkpoint-every 2"
 )
 PPO = shlex.split(
-    "ppo --dataset arithmetic:64 --n-ppo-steps 4 --rollout-batch-size 16 --train-batch-size 8 --micro-batch-size 4 "
+    "ppo --dataset arithmetic:64 --n-ppo-steps 2 --rollout-batch-size 8 --train-batch-size 4 --micro-batch-size 2 "
     "--epochs-per-rollout-batch 2 --critic-warmup-steps 1 --kl-coef 0.05 --vf-cliprange 0.2 --gae-lambda 0.95 "
-    "--sampling-max-tokens 32 --learning-rate 2e-4 --critic-learning-rate 1e-3 --eval-examples 8 --eval-every 3 --checkpoint-every 2"
+    "--sampling-max-tokens 8 --learning-rate 2e-4 --critic-learning-rate 1e-3 --eval-examples 8 --eval-every 3 --checkpoint-every 2"
 )
 EI = shlex.split(
-    "ei --dataset arithmetic:64 --n-ei-steps 3 --ei-batch-size 12 --group-size 4 --train-batch-size 6 --micro-batch-size 3 "
-    "--sft-epochs 2 --sampling-max-tokens 24 --learning-rate 1e-3 --eval-examples 8 --checkpoint-every 2"
+    "ei --dataset arithmetic:64 --n-ei-steps 2 --ei-batch-size 6 --group-size 4 --train-batch-size 6 --micro-batch-size 3 "
+    "--sft-epochs 2 --sampling-max-tokens 8 --learning-rate 1e-3 --eval-examples 8 --checkpoint-every 2"
 )
 SFT = shlex.split(
     "sft --dataset arithmetic:64 --train-batch-size 8 --micro-batch-size 4 --sft-epochs 2 --learning-rate 1e-3 "
-    "--sampling-max-tokens 24 --eval-examples 8 --eval-every 5 --checkpoint-every 3"
+    "--sampling-max-tokens 8 --eval-examples 8 --eval-every 5 --checkpoint-every 3"
 )
 
 # To be run beside `write_pairs`'s file.
 DPO = shlex.split(
     "dpo --dataset pairs.jsonl --eval-dataset arithmetic --train-batch-size 4 --micro-batch-size 2 --dpo-epochs 2 "
-    "--learning-rate 1e-4 --sampling-max-tokens 24 --eval-examples 8 --eval-every 5 --checkpoint-every 3"
+    "--learning-rate 1e-4 --sampling-max-tokens 8 --eval-examples 8 --eval-every 5 --checkpoint-every 3"
 )
 ONLINE_DPO = shlex.split(
-    "dpo --dataset arithmetic:64 --n-dpo-steps 4 --rollout-batch-size 16 --group-size 4 --train-batch-size 3 --micro-batch-size 2 "
-    "--sampling-max-tokens 32 --learning-rate 2e-4 --eval-examples 8 --eval-every 3 --checkpoint-every 2"
+    "dpo --dataset arithmetic:64 --n-dpo-steps 3 --rollout-batch-size 16 --group-size 4 --train-batch-size 3 --micro-batch-size 2 "
+    "--sampling-max-tokens 8 --learning-rate 2e-4 --eval-examples 8 --eval-every 3 --checkpoint-every 2"
 )
 
 
 # To be run beside a `teachers.write_teacher`.
 DISTILL = shlex.split(
-    "distill --teacher teacher --dataset arithmetic:64 --n-distill-steps 4 --rollout-batch-size 16 --group-size 4 "
-    "--micro-batch-size 8 --task-reward 0.1 --sampling-max-tokens 24 --learning-rate 2e-4 --eval-examples 8 --eval-every 3 "
+    "distill --teacher teacher --dataset arithmetic:64 --n-distill-steps 4 --rollout-batch-size 8 --group-size 4 "
+    "--micro-batch-size 4 --task-reward 0.1 --sampling-max-tokens 8 --learning-rate 2e-4 --eval-examples 8 --eval-every 3 "
     "--checkpoint-every 2"
 )
 
@@ -148,7 +148,7 @@ def go_on(forks: Forks, run: Path, command: list[str], *, fault: str = "", statu
 
 @dataclass
 class Whole:
-    """GRPO in two runs: one that nothing disturbed in so many seconds, and one that was killed within its third batch."""
+    """GRPO in two runs: one that nothing disturbed in so many seconds, and one that was killed within its second batch."""
 
     run: Path
     cut: Path

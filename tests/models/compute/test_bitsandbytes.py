@@ -18,6 +18,7 @@ def test_without_the_package_the_line_for_pip_is_named(monkeypatch):
     assert "pip install -e '.[bitsandbytes]'" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_its_import_says_nothing():
     code = "from rlvr_cli.models.compute.bitsandbytes import import_bitsandbytes; import_bitsandbytes().optim"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)

@@ -93,7 +93,7 @@ def grouped_rewards(draw):
 
 
 @given(grouped_rewards(), st.floats(1e-8, 2.0), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_advantages_against_a_slow_loop(groups, eps, normalize_by_std):
     expected = []
     for group in groups:

@@ -111,7 +111,7 @@ def episodes(draw):
 
 
 @given(episodes())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_without_discount_an_advantage_is_what_is_still_to_come_minus_the_value(case):
     rewards, values, mask = case
     found = gae(rewards, values, mask, gamma=1, gae_lambda=1)
@@ -123,7 +123,7 @@ def test_without_discount_an_advantage_is_what_is_still_to_come_minus_the_value(
 
 
 @given(episodes(), st.floats(0, 1), st.floats(0, 1))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_it_is_the_definition_for_each_response(case, gamma, gae_lambda):
     """The sum of (gamma lambda)^k delta_t+k, over the tokens of one response alone; and gaps are no steps."""
     rewards, values, mask = case
@@ -144,7 +144,7 @@ def test_it_is_the_definition_for_each_response(case, gamma, gae_lambda):
 
 
 @given(episodes())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_whitened_advantages_have_mean_0_and_deviation_1(case):
     advantages, _, mask = case
     kept = advantages[mask]

@@ -84,7 +84,7 @@ def masked_tensors(draw):
 
 
 @given(masked_tensors(), st.floats(0.1, 100))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_masked_sums_and_means_against_a_slow_loop(case, constant):
     tensor, mask = case
     rows = [[v for v, m in zip(r, k, strict=True) if m] for r, k in zip(tensor.tolist(), mask.tolist(), strict=True)]
@@ -125,7 +125,7 @@ def test_a_constant_belongs_to_masked_normalize_alone():
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_each_normalization_is_the_loss_it_says(seed, rows, columns):
     generator = torch.Generator().manual_seed(seed)
     log_probs = -torch.rand(rows, columns, dtype=torch.float64, generator=generator)
@@ -427,7 +427,7 @@ def test_kl_penalty_worked_by_hand():
 
 
 @given(st.integers(0, 1000), st.integers(0, 1000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_kl_penalty_is_unbiased_by_exact_enumeration(first, second):
     policy, reference = distribution(first), distribution(second)
     exact = F.kl_div(reference, policy, log_target=True, reduction="sum")
@@ -435,7 +435,7 @@ def test_kl_penalty_is_unbiased_by_exact_enumeration(first, second):
 
 
 @given(st.integers(0, 2**32), st.floats(-9, 2), st.sampled_from([torch.float32, torch.float64]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_kl_penalty_is_never_negative_and_zero_at_equality(seed, exponent, dtype):
     generator = torch.Generator().manual_seed(seed)
     policy = -5 * torch.rand(100, dtype=dtype, generator=generator)

@@ -114,7 +114,7 @@ def test_a_loss_per_row_is_averaged_over_the_rows_worked_by_hand():
     st.integers(0, 99),
     st.sampled_from(NORMALIZATIONS),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12)
 def test_no_cut_changes_the_gradient_of_a_loss_per_row(policy, lengths, micro_batch_size, seed, normalization):
     batch = make_batch([*lengths, (2, 3)], seed)
     losses, drifts = plain_squared(policy, batch)
@@ -260,7 +260,7 @@ def unit_batches(draw):
 
 
 @given(unit_batches())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60)
 def test_no_unit_is_cut_and_every_row_goes_once(case):
     batch, size, together = case
     units = batch["unit"].flatten().tolist()
@@ -294,7 +294,7 @@ def pairwise(inputs):
 
 
 @given(unit_batches())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=8)
 def test_what_compares_the_rows_of_a_unit_has_the_gradient_of_one_shot(policy, case):
     batch, size, _ = case
     batch.pop("zero_advantage", None)
@@ -337,7 +337,7 @@ def rows_by_length(batch, size, *, together):
 
 
 @given(unit_batches())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50)
 def test_without_units_rows_are_cut_by_length_alone(case):
     batch, size, together = case
     del batch["unit"]
@@ -475,7 +475,7 @@ def test_token_metrics_worked_by_hand():
 
 
 @given(st.integers(0, 2**32), st.one_of(st.integers(1, 400), st.sampled_from([51, 151, 251, 1001])))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_token_quantiles_are_numpys_nearest(seed, count):
     values = torch.randn(count, generator=torch.Generator().manual_seed(seed))
     metrics = token_metrics({"ratio": values, "mismatch": values})

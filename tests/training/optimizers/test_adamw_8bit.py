@@ -29,7 +29,7 @@ def trained(make, *, steps, dtype=torch.float32, device="cpu"):
     return [weight.detach().cpu() for weight in weights], optimizer
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.integers(1, 4), st.floats(1e-5, 1e-2), st.floats(0, 0.3), st.sampled_from([(0.9, 0.95), (0.5, 0.999)]))
 def test_in_float32_it_is_that_of_bitsandbytes(steps, lr, decay, betas):
     import bitsandbytes as bnb

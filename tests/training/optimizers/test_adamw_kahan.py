@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlvr_cli.training.optimizers import adamw_kahan
@@ -22,7 +22,6 @@ def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 12), st.floats(1e-5, 1e-2), st.floats(0, 0.3), st.sampled_from([(0.9, 0.95), (0.5, 0.999)]))
 def test_in_float32_it_is_adamw(steps, lr, decay, betas):
     start, gradients = random(7, 3), random(steps, 7, 3, seed=1)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_cuda import fake_cuda
@@ -37,7 +37,6 @@ def test_the_result_is_that_of_adamw_bit_for_bit(dtype):
     assert not any(weight.equal(model.state_dict()[name]) for name, weight in expected.items() if "bias" not in name)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 12), st.floats(1e-6, 1e-2), st.floats(0, 0.3))
 def test_bfloat16_weights_are_those_of_float32_rounded(steps, lr, decay):
     """However small the steps are: none is lost."""
@@ -63,7 +62,7 @@ def test_a_parameter_without_a_gradient_stays():
     assert not optimizer.state[weight]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
 def test_on_a_cuda_device_all_state_is_on_the_host(dtype):
     """The weights are those of AdamW on the device, the number of bytes there those of weights and gradients alone."""
     model = make_policy(dtype)
