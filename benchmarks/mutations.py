@@ -121,6 +121,7 @@ GAE = "tests/training/credit/test_gae.py"
 PPO_UPDATE = "tests/training/losses/test_value.py"
 DISTILLATION = "tests/training/losses/test_distillation.py"
 GRPO = "tests/commands/test_grpo.py"
+GRPO_OPTIONS = "tests/commands/test_grpo_options.py"
 ENGINE = "tests/samplers/embedded/test_engine.py"
 PARTIAL = "tests/commands/test_partial_rollouts.py"
 UNIT_PARTIAL = "tests/rollouts/test_partial.py"
@@ -166,7 +167,7 @@ WIRING = [
         ("the batch's deviation has no eps", "divided = batch_normalized(centered, advantage_eps=config.advantage_eps)", "divided = batch_normalized(centered)", replays("grpo-gspo"), "advantage_eps"),
         ("rewards are not shaped", "shaped = sum(terms.values(), rewards_of(rollouts))", "shaped = rewards_of(rollouts)", replays("grpo-cispo"), "format_weight length_reward language_reward"),
         ("terms have no columns", '"advantage": advantages, **terms}', '"advantage": advantages}', f"{GRPO} -k each_term_has_a_column", "format_weight"),
-        ("a missing detector is found too late", "check_detector(config.language_detector)", "pass", f"{GRPO} -k missing_language", "language_detector"),
+        ("a missing detector is found too late", "check_detector(config.language_detector)", "pass", f"{GRPO_OPTIONS} -k missing_language", "language_detector"),
         ("an eps of 1e-6 whatever is asked", "advantage_eps=config.advantage_eps,", "advantage_eps=1e-6,", replays("grpo-clip"), "advantage_eps"),
         ("one normalization whatever is asked", "normalization=config.length_normalization,\n                    normalize_constant=config.masked_normalize_constant,", 'normalization="masked_mean",', replays("grpo-clip"), "grpo.length_normalization"),
         ("the constant of masked_normalize is 1", "normalize_constant=config.masked_normalize_constant,", 'normalize_constant=1.0 if config.length_normalization == "masked_normalize" else None,', replays("grpo-dynamic"), "grpo.normalize_constant"),
@@ -218,7 +219,7 @@ WIRING = [
     *mutations_of(
         "training/checks.py",
         ("the clip range is looked at again and again", 'if note or batch["advantages"].any():', "if False:", f"{GRPO} -k looked_at_once"),
-        ("the clip range is judged where nothing can be cut", 'if note or batch["advantages"].any():', "if True:", "tests/commands/test_grpo.py -k something_has_an_advantage"),
+        ("the clip range is judged where nothing can be cut", 'if note or batch["advantages"].any():', "if True:", f"{GRPO} -k something_has_an_advantage"),
         ("no note on the clip range", "if note := self._clip_note(update):", "if note := None:", f"{GRPO} -k looked_at_once"),
     ),
     *mutations_of(
@@ -261,8 +262,8 @@ WIRING = [
     ),
     *mutations_of(
         "training/saving.py",
-        ("no merged model", 'folder == "model-merged" and not self._config.lora_merge', 'folder == "model-merged"', "tests/commands/test_lora.py -k learns_from_traces", "lora_merge"),
-        ("a merged model always", 'folder == "model-merged" and not self._config.lora_merge', "False", "tests/commands/test_lora.py -k without_lora_merge", "lora_merge"),
+        ("no merged model", 'folder == "model-merged" and not self._config.lora_merge', 'folder == "model-merged"', "tests/commands/across/test_lora.py -k learns_from_traces", "lora_merge"),
+        ("a merged model always", 'folder == "model-merged" and not self._config.lora_merge', "False", "tests/commands/across/test_lora.py -k without_lora_merge", "lora_merge"),
         ("no checkpoint but the last", "return bool(every) and updates", "return False and updates", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_every"),
         ("checkpoints without a pause", "apart = 60 * minutes if", "apart = 0.0 if", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_minutes"),
         ("long checkpoints without a pause", "20 * self._seconds if", "0 * self._seconds if", "tests/training/test_resume.py -k long_time"),
@@ -412,7 +413,7 @@ WIRING = [
     ),
     *mutations_of(
         "commands/ppo.py",
-        ("two rollout batches whatever is asked", "num_steps=config.n_ppo_steps", "num_steps=2", actor_critics("discounted"), "ppo.n_ppo_steps"),
+        ("two rollout batches whatever is asked", "num_steps=config.n_ppo_steps", "num_steps=2", actor_critics("clamp"), "ppo.n_ppo_steps"),
         ("four samples whatever is asked (ppo)", "group_size=config.group_size", "group_size=4", actor_critics("shared"), "ppo.group_size"),
         ("batches of 8 (ppo)", "batch_size=config.train_batch_size,", "batch_size=8,", actor_critics("shared"), "ppo.train_batch_size"),
         ("one epoch whatever is asked (ppo)", "epochs=config.epochs_per_rollout_batch", "epochs=1", actor_critics("discounted"), "ppo.epochs_per_rollout_batch"),
@@ -598,9 +599,9 @@ WIRING = [
     *mutations_of(
         "rollouts/inputs.py",
         ("the prompt template is r1_zero always", "template = load_prompt(config.prompt)", 'template = load_prompt("r1_zero")', "tests/replay/test_wiring.py -k questions_are_read", "prompt"),
-        ("no chat template", "if not config.chat:", "if True:", "tests/commands/test_chat.py -k sends", "chat"),
-        ("thinking as the chat template likes", "thinking=config.chat_thinking,", "", "tests/commands/test_chat.py -k sends", "chat_thinking"),
-        ("no system message", ", system=config.chat_system)", ")", "tests/commands/test_chat.py -k sends", "chat_system"),
+        ("no chat template", "if not config.chat:", "if True:", "tests/commands/across/test_chat.py -k sends", "chat"),
+        ("thinking as the chat template likes", "thinking=config.chat_thinking,", "", "tests/commands/across/test_chat.py -k sends", "chat_thinking"),
+        ("no system message", ", system=config.chat_system)", ")", "tests/commands/across/test_chat.py -k sends", "chat_system"),
         ("the built-in dataset always", "config.dataset,\n        split", '"arithmetic",\n        split', replays("ei-once"), "dataset"),
         ("the default split always", "split=config.split,", 'split="",', "tests/replay/test_wiring.py -k questions_are_read", "split"),
         ("the question's field is guessed", "question_field=config.question_field,", 'question_field="",', "tests/replay/test_wiring.py -k questions_are_read", "question_field"),
@@ -679,7 +680,7 @@ MATHEMATICS = [
         ("gspo: no gradient", "* (new - new.detach()).exp()", "+ 0 * new", f"{WORKED} -k gspo"),
         ("gspo: values outside the response count", "log_ratio = (new - old_log_probs).detach().masked_fill(~response_mask, 0)", "log_ratio = (new - old_log_probs).detach()", f"{WORKED} -k reads_nothing_outside"),
         ("gspo: the default range is grpo_clip's", "default=GSPO_CLIP_RANGE)\n    tensors", "default=CLIP_RANGE)\n    tensors", f"{WORKED} -k gspo"),
-        ("gspo: any normalization", 'length_normalization="masked_mean",', "", f"{GRPO} -k says_the_objective"),
+        ("gspo: any normalization", 'length_normalization="masked_mean",', "", f"{GRPO_OPTIONS} -k says_the_objective"),
         ("cispo: no cap", "weights = ratio.clamp(max=cap)", "weights = ratio", f"{WORKED} -k cispo"),
         ("cispo: the cap is above 1", "weights = ratio.clamp(max=cap)", "weights = ratio.clamp(max=1 + cap)", f"{WORKED} -k cispo"),
         ("cispo: tokens above the cap have no gradient", "return -weights * advantages * policy_log_probs", "return -weights * (ratio <= cap) * advantages * policy_log_probs", f"{WORKED} -k cispo"),
@@ -968,7 +969,7 @@ MATHEMATICS = [
         ("an arm has the interval of one seed", "if len(here) == 1 else seed_interval([p.y for p in here])", "", "tests/analysis/pictures/test_figures.py -k mean_of_its_seeds"),
         ("runs in the order of the alphabet", "ordered = [arm.label for arm in self.arms] if self.by_run and self.arms else list(series)", "ordered = sorted(series)", "tests/analysis/pictures/test_figures.py -k order_asked"),
         ("what has an interval is smoothed", "is_whole = self.columns.bars or not joined or (self._has_interval(points, column) and not are_two)", "is_whole = not joined", "tests/analysis/pictures/test_figures.py -k not_smoothed"),
-        ("--log has no effect", "axis in wishes.log or axis in self.plot.get", "axis in self.plot.get", "tests/commands/store/test_analyze.py -k logarithmic"),
+        ("--log has no effect", "axis in wishes.log or axis in self.plot.get", "axis in self.plot.get", "tests/commands/store/test_analyze_pictures.py -k logarithmic"),
     ),
     *mutations_of(
         "analysis/statistics/progress.py",
@@ -1022,10 +1023,10 @@ MATHEMATICS = [
     *mutations_of(
         "commands/store/analyze.py",
         ("--loss-type is lost", "**{name: getattr(config, name) for name in OBJECTIVE},", "**dict.fromkeys(OBJECTIVE),", "tests/commands/store/test_analyze.py -k another_objective"),
-        ("--x is lost", "x=config.x,", "", "tests/commands/store/test_analyze.py -k options_of_a_picture"),
-        ("--panels is lost", "panels=tuple(name for text in config.panels for name in text.split(\",\") if name),", "", "tests/commands/store/test_analyze.py -k panels_of_a_picture"),
-        ("--smooth is lost", "smooth=config.smooth,", "", "tests/commands/store/test_analyze.py -k options_of_a_picture"),
-        ("--title is lost", "title=config.title,", "", "tests/commands/store/test_analyze.py -k options_of_a_picture"),
+        ("--x is lost", "x=config.x,", "", "tests/commands/store/test_analyze_pictures.py -k options_of_a_picture"),
+        ("--panels is lost", "panels=tuple(name for text in config.panels for name in text.split(\",\") if name),", "", "tests/commands/store/test_analyze_pictures.py -k panels_of_a_picture"),
+        ("--smooth is lost", "smooth=config.smooth,", "", "tests/commands/store/test_analyze_pictures.py -k options_of_a_picture"),
+        ("--title is lost", "title=config.title,", "", "tests/commands/store/test_analyze_pictures.py -k options_of_a_picture"),
     ),
     *mutations_of(
         "analysis/pictures/picture.py",

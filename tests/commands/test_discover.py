@@ -126,14 +126,6 @@ def test_the_homeworks_files(whole: Path):
         assert said in report, said
 
 
-def test_the_same_search_gives_the_same_rows_and_files(whole: Path, forks: Forks, tmp_path: Path):
-    assert replayed(forks, tmp_path, run="again", words="--concurrency 4").status == 0
-    assert attempts_of(tmp_path / "runs/again") == attempts_of(whole)
-    assert files_of(tmp_path / "runs/again").keys() == files_of(whole).keys()
-    for name, data in files_of(tmp_path / "runs/again").items():
-        assert data == files_of(whole)[name], name
-
-
 def test_all_that_reads_runs_reads_a_search(whole: Path, forks: Forks, tmp_path: Path):
     def ask(*words: object) -> str:
         done = forks.run(*words, cwd=tmp_path)
@@ -158,7 +150,6 @@ def test_all_that_reads_runs_reads_a_search(whole: Path, forks: Forks, tmp_path:
     assert len(summary["attempt_errors"]) == len(set(filter(None, KINDS)))
     [listed] = json.loads(ask("runs", whole, "--format", "json"))
     assert (listed["done"], listed["best_score"], listed["accuracy"]) == (8, 582, None)
-    assert "best score 582" in ask("runs", whole)
     with pytest.raises(RlvrError, match="is a search: it has scores"):
         summarize(whole)
     ask("check", whole)
@@ -214,9 +205,9 @@ def test_a_model_climbs_by_what_the_verifier_says(forks: Forks, tmp_path: Path):
     ("reply", "said"),
     [
         (error(401, "no such key"), "401"),
-        (Reply({"choices": []}), "no choices"),
+        pytest.param(Reply({"choices": []}), "no choices", marks=pytest.mark.slow),
         pytest.param(Reply("this is no JSON"), "not JSON", marks=pytest.mark.slow),
-        (Reply("", raw=b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n{"), ""),
+        pytest.param(Reply("", raw=b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n{"), "", marks=pytest.mark.slow),
         pytest.param(Reply({}, wait=600.0), "within 3 s", marks=pytest.mark.slow),
     ],
     ids=["401", "empty choices", "no JSON", "cut stream", "hang"],
@@ -254,30 +245,24 @@ def test_a_busy_endpoint_is_asked_again(forks: Forks, tmp_path: Path):
         return replies.pop() if replies else climber(body)
 
     with serving(answer) as served:
-        done = asked(forks, tmp_path, served, "--rounds 3 --run r")
+        done = asked(forks, tmp_path, served, "--rounds 1 --run r")
     assert done.status == 0, done.said
-    assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [0, 220, 582]
-
-
-def test_a_decoy_in_the_thinking_is_not_the_answer(forks: Forks, tmp_path: Path):
-    pytest.importorskip("openai")
-    with serving(lambda body: chat(f"<think>{fenced(CODE)}</think> So: {fenced(AXES)}")) as served:
-        assert asked(forks, tmp_path, served, "--rounds 1 --run r").status == 0
-    assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [22]
+    assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [0]
+    assert len(served.bodies) == 4
 
 
 def test_responses_that_arrived_before_a_kill_are_not_bought_again(forks: Forks, tmp_path: Path):
     """Killed while the programs of a round run: the responses are stored, and the round is the same."""
     pytest.importorskip("openai")
     with serving(climber) as served:
-        words = "--rounds 2 --num-samples 3 --run r"
-        done = asked(forks, tmp_path, served, words, fault="sampled:3")
+        words = "--rounds 1 --num-samples 2 --run r"
+        done = asked(forks, tmp_path, served, words, fault="sampled:2")
         assert done.status == -signal.SIGKILL
         held = sum(part.rows for part in read_run(tmp_path / "runs/r").entries if part.folder == "segments")
-        assert held == 2
+        assert held == 1
         before = len(served.bodies)
         assert discover(forks, tmp_path, "--resume r").status == 0
-        assert len(served.bodies) == before + 1 + 3
+        assert len(served.bodies) == before + 1
         assert asked(forks, tmp_path, served, words.replace("run r", "run whole")).status == 0
     rows = {name: attempts_of(tmp_path / f"runs/{name}") for name in ("r", "whole")}
     assert rows["r"] == rows["whole"]
@@ -288,7 +273,7 @@ def test_the_key_is_nowhere(forks: Forks, tmp_path: Path):
     canary = "sk-canary-4f1d9a77"
     spy = "import os\nraise ValueError(repr(dict(os.environ)) + open('/proc/self/environ').read())"
     with serving(lambda body: chat(f"{canary}\n{fenced(spy)}")) as served:
-        done = asked(forks, tmp_path, served, "--rounds 2 --run r", environment={"OPENAI_API_KEY": canary})
+        done = asked(forks, tmp_path, served, "--rounds 1 --run r", environment={"OPENAI_API_KEY": canary})
         assert served.keys[0] == f"Bearer {canary}"
     assert done.status == 0, done.said
     assert canary not in done.said
@@ -300,9 +285,12 @@ def test_the_key_is_nowhere(forks: Forks, tmp_path: Path):
 # Kills
 
 
-@pytest.mark.parametrize("fault", ["sampled:3", "manifest.torn:7", "renamed:12"])
-def test_a_killed_search_ends_the_same(forks: Forks, tmp_path: Path, whole: Path, fault: str):
-    assert replayed(forks, tmp_path, run="whole", fault=fault).status == -signal.SIGKILL
+@pytest.mark.parametrize(
+    "fault",
+    ["manifest.torn:7", *(pytest.param(fault, marks=pytest.mark.slow) for fault in ("sampled:3", "renamed:12"))],
+)
+def test_a_killed_search_ends_with_the_same_rows_and_files(forks: Forks, tmp_path: Path, whole: Path, fault: str):
+    assert replayed(forks, tmp_path, run="whole", words="--concurrency 4", fault=fault).status == -signal.SIGKILL
     done = discover(forks, tmp_path, "--resume whole")
     assert done.status == 0, done.said
     run = tmp_path / "runs/whole"
@@ -310,14 +298,6 @@ def test_a_killed_search_ends_the_same(forks: Forks, tmp_path: Path, whole: Path
     assert files_of(run) == files_of(whole)
     assert check_run(run).problems == []
     assert not list(run.rglob(".*.tmp"))
-
-
-def test_ctrl_c_keeps_what_is_done(forks: Forks, tmp_path: Path, whole: Path):
-    done = replayed(forks, tmp_path, run="whole", fault="sampled:5:int")
-    assert done.status == 130
-    assert "rlvr discover --resume" in done.err
-    assert discover(forks, tmp_path, "--resume whole").status == 0
-    assert attempts_of(tmp_path / "runs/whole") == attempts_of(whole)
 
 
 def test_another_ctrl_c_ends_it_though_a_verifier_never_does(tmp_path: Path):
@@ -347,9 +327,12 @@ def wait_for(condition: Callable[[], bool]) -> bool:
     return False
 
 
-def test_a_search_can_be_made_longer(forks: Forks, tmp_path: Path, whole: Path):
+def test_a_search_can_be_made_longer_and_ctrl_c_keeps_what_is_done(forks: Forks, tmp_path: Path, whole: Path):
     assert replayed(forks, tmp_path, run="whole", words="--max-attempts 3").status == 0
     assert len(attempts_of(tmp_path / "runs/whole")) == 3
+    done = discover(forks, tmp_path, "--resume whole --max-attempts 8", fault="sampled:3:int")
+    assert done.status == 130
+    assert "rlvr discover --resume" in done.err
     done = discover(forks, tmp_path, "--resume whole --max-attempts 8")
     assert done.status == 0, done.said
     assert attempts_of(tmp_path / "runs/whole") == attempts_of(whole)
@@ -393,10 +376,10 @@ def test_a_search_killed_at_20_random_points_ends_the_same(forks: Forks, tmp_pat
 
 
 def test_a_model_that_cannot_program_says_so_in_its_rows(forks: Forks, tmp_path: Path):
-    done = discover(forks, tmp_path, "kissing --rounds 2 --num-samples 2 --sampling-max-tokens 16 --run tiny")
+    done = discover(forks, tmp_path, "kissing --rounds 2 --num-samples 1 --sampling-max-tokens 5 --run tiny")
     assert done.status == 0, done.said
     rows = attempts_of(tmp_path / "runs/tiny")
-    assert [row["failure_kind"] for row in rows] == ["no_code"] * 4
+    assert [row["failure_kind"] for row in rows] == ["no_code"] * 2
     assert all(row["response_ids"] for row in rows)
     assert "attempt_errors" in done.err
     assert not (tmp_path / "runs/tiny/best").exists()
@@ -417,15 +400,15 @@ def test_mutations_climb_in_a_small_dimension(forks: Forks, tmp_path: Path):
     assert max(row["reward"] for row in rows) == 40
     assert len({row["candidate"]["program"] for row in rows}) > 1
     assert {row["candidate"]["proposer"] for row in rows} == {"mutate"}
-    assert discover(forks, tmp_path, words.format(1, "b")).status == 0
-    programs = [[row["candidate"]["program"] for row in attempts_of(tmp_path / f"runs/{name}")] for name in "ab"]
-    assert programs[0] != programs[1]
+    assert discover(forks, tmp_path, f"{words.format(1, 'b')} --max-attempts 1").status == 0
+    (other,) = attempts_of(tmp_path / "runs/b")
+    assert other["candidate"]["program"] != rows[0]["candidate"]["program"]
 
 
 def test_a_program_that_runs_out_of_time_is_run_again_when_it_comes_again(forks: Forks, tmp_path: Path):
     """It may have been the machine: only a verdict on what a program gave is taken over."""
     words = "--program-timeout 2 --strategy best-of-n"
-    responses = [fenced(program) for program in ("while True: pass", WRONG, "while True: pass", WRONG)]
+    responses = [fenced(program) for program in ("import time; time.sleep(60)", WRONG) * 2]
     assert replayed(forks, tmp_path, run="r", words=words, responses=responses).status == 0
     rows = attempts_of(tmp_path / "runs/r")
     assert [row["failure_kind"] for row in rows][::2] == ["timeout", "timeout"]
@@ -439,11 +422,7 @@ def test_each_strategy_shows_what_it_says(forks: Forks, tmp_path: Path):
         return [row["candidate"]["parents"] for row in attempts_of(tmp_path / f"runs/{name}")]
 
     assert parents("--strategy best-of-n") == [[], [], [], [], []]
-    assert parents("--strategy refine") == [[], [], [0], [0, 1], [2]]
-    islands = "--strategy islands --islands 2"
-    assert parents(f"{islands} --parents 2") == [[], [], [0], [], [0, 2]]
-    assert {len(shown) for shown in parents(f"{islands} --parents 1")} == {0, 1}
-    assert parents("--strategy islands --islands 1")[3] == [0]
+    assert parents("--strategy islands --islands 2 --parents 2") == [[], [], [0], [], [0, 2]]
 
 
 def test_a_program_of_ones_own_is_where_the_search_starts(forks: Forks, tmp_path: Path):
@@ -456,11 +435,9 @@ def test_a_program_of_ones_own_is_where_the_search_starts(forks: Forks, tmp_path
 
 
 def test_a_program_has_the_memory_that_it_is_given(forks: Forks, tmp_path: Path):
-    greedy = [fenced(f"x = bytearray(600_000_000)\n{AXES}")]
-    for memory, kind in (("0.4", "memory"), ("2", None)):
-        words = f"--program-memory-gb {memory}"
-        assert replayed(forks, tmp_path, run=f"m{memory}", words=words, responses=greedy).status == 0
-        assert [row["failure_kind"] for row in attempts_of(tmp_path / f"runs/m{memory}")] == [kind]
+    programs = [fenced(f"x = bytearray({size})\n{AXES}") for size in (600_000_000, 100_000_000)]
+    assert replayed(forks, tmp_path, run="r", words="--program-memory-gb 0.4", responses=programs).status == 0
+    assert [row["failure_kind"] for row in attempts_of(tmp_path / "runs/r")] == ["memory", None]
 
 
 def test_no_round_begins_once_the_tokens_are_spent_and_each_request_is_as_asked(forks: Forks, tmp_path: Path):
@@ -531,41 +508,53 @@ def test_a_mutation_is_of_the_whole_program_however_long_and_with_any_fences(for
 FIRST, REST = "def verify(points):\n    if points == [1]:\n        return 1\n", "points = [2, 3]"
 
 
-@pytest.mark.parametrize(
-    ("rest", "reward", "said"),
-    [
-        ("    raise SystemExit(0)", None, "SystemExit"),
-        ("    raise BaseException('all of it')", None, "all of it"),
-        ("    print(points)\n    return 2", 2, '"reward": 2.0'),
-        ("    import os\n    os.write(1, b'written')\n    return 2", 2, '"reward": 2.0'),
-        ("    return float('nan')", None, "not a finite number"),
-        ("    return '3'", None, "not a number or a dictionary"),
-        ("    return {'score': 3}", None, "it has score"),
-        (
-            "    class Unsayable(Exception):\n        def __str__(self): raise SystemExit\n    raise Unsayable",
-            None,
-            "Unsayable",
-        ),
-        ("    return {'reward': -2, 'error': 'too few'}", 0, "too few"),
-        ("    return {'reward': 2, 'message': 'm', 'grade': 'A', 'self': 1}", 2, '"message": "m"'),
-        ("    return {'reward': 2, 'density': float('inf')}", 2, '"density": "Infinity"'),
-        ("    points.clear()\n    return 2", 2, '"reward": 2.0'),
-    ],
-)
-def test_whatever_a_verifier_does_is_a_verdict(
-    forks: Forks, tmp_path: Path, rest: str, reward: float | None, said: str
-):
-    make_task(tmp_path / "mine", f"print('loaded')\n{FIRST}{rest}\n")
-    write_responses(tmp_path / "r.jsonl", [fenced(REST)] * 2)
-    words = "mine --proposer replay --replay-from r.jsonl --num-samples 2 --run r --format json"
-    done = discover(forks, tmp_path, words)
+VERDICTS = [  # what a verifier does, the reward, and what is said of it
+    ("raise SystemExit(0)", None, "SystemExit"),
+    ("raise BaseException('all of it')", None, "all of it"),
+    ("print(points); return 2", 2, '"reward": 2.0'),
+    ("import os; os.write(1, b'written'); return 2", 2, '"reward": 2.0'),
+    ("return float('nan')", None, "not a finite number"),
+    ("return '3'", None, "not a number or a dictionary"),
+    ("return {'score': 3}", None, "it has score"),
+    ("raise Unsayable", None, "Unsayable"),
+    ("return {'reward': -2, 'error': 'too few'}", 0, "too few"),
+    ("return {'reward': 2, 'message': 'm', 'grade': 'A', 'self': 1}", 2, '"message": "m"'),
+    ("return {'reward': 2, 'density': float('inf')}", 2, '"density": "Infinity"'),
+    ("points.clear(); return 2", 2, '"reward": 2.0'),
+]
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory) -> Path:
+    """A task whose verifier does to `points = [2, N]` what VERDICTS has under N."""
+    unsayable = "class Unsayable(Exception):\n    def __str__(self): raise SystemExit\n"
+    cases = "".join(
+        f"    if points == [2, {number}]:\n        {does}\n" for number, (does, _, _) in enumerate(VERDICTS)
+    )
+    folder = tmp_path_factory.mktemp("judged")
+    make_task(folder / "mine", f"print('loaded')\n{unsayable}{FIRST}{cases}")
+    return folder
+
+
+def test_whatever_a_verifier_does_is_a_verdict(forks: Forks, judged: Path):
+    write_responses(judged / "r.jsonl", [fenced(f"points = [2, {number}]") for number in range(len(VERDICTS))])
+    words = f"mine --proposer replay --replay-from r.jsonl --num-samples {len(VERDICTS)} --run r --format json"
+    done = discover(forks, judged, words)
     assert done.status == 0, done.said
     assert len(json.loads(done.out)) == 1, "what a verifier prints stays out of the result"
-    assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [reward] * 2
-    for points in (tmp_path / "runs/r").glob("*/*.json"):
-        assert json.loads(points.read_text()) == [2, 3]
-    (tmp_path / "rest.py").write_text(REST)
-    done = discover(forks, tmp_path, "mine --verify rest.py")
+    for row, (does, reward, _) in zip(attempts_of(judged / "runs/r"), VERDICTS, strict=True):
+        assert row["reward"] == reward, does
+        assert reward or row["candidate"]["error"], does
+    points = [json.loads(path.read_text()) for path in (judged / "runs/r").glob("*/*.json")]
+    assert points
+    assert all(len(each) == 2 for each in points)
+
+
+@pytest.mark.parametrize("number", [3, 4, 7, 10])
+def test_a_verdict_is_printed_as_json(forks: Forks, judged: Path, number: int):
+    _, reward, said = VERDICTS[number]
+    (judged / "rest.py").write_text(f"points = [2, {number}]")
+    done = discover(forks, judged, "mine --verify rest.py")
     assert done.status == (0 if reward else 1)
     assert said in done.out
     json.loads(done.out, parse_constant=pytest.fail)
@@ -598,7 +587,6 @@ def test_dry_run_begins_nothing(forks: Forks, tmp_path: Path):
     ("words", "status", "said"),
     [
         ("nowhere", 1, "There is no task 'nowhere'"),
-        ("kissing --proposer replay", 2, "--replay-from FILE belong together"),
         ("kissing --replay-from x.jsonl", 2, "--replay-from FILE belong together"),
         ("kissing --proposer replay --replay-from x.jsonl", 1, "x.jsonl"),
         ("kissing --proposer mutate --model m", 2, "--model has no effect with --proposer mutate"),
@@ -608,8 +596,6 @@ def test_dry_run_begins_nothing(forks: Forks, tmp_path: Path):
         ("kissing --verify start.py --dry-run", 2, "--dry-run has no effect with --verify"),
         ("kissing --base-url http://127.0.0.1:1/v1", 2, "name of its model"),
         ("kissing --num-samples 0", 2, "--num-samples is 0"),
-        ("kissing --dim 0", 2, "--dim is 0"),
-        ("kissing --strategy best", 2, "--strategy is 'best'"),
         ("empty --proposer mutate", 1, "verify.py"),
         ("silent --proposer mutate", 1, "silent/prompt.md is empty"),
     ],
@@ -625,19 +611,26 @@ def test_bad_input_is_said_in_two_lines(forks: Forks, tmp_path: Path, words: str
     assert not (tmp_path / "runs").exists()
 
 
-def test_points_that_are_not_those_of_the_best_attempt_are_not_taken_for_them(forks: Forks, tmp_path: Path):
-    assert replayed(forks, tmp_path, run="r").status == 0
-    (best,) = [p for p in (tmp_path / "runs/r/points").iterdir() if len(json.loads(p.read_text())) == 582]
+def copied(whole: Path, folder: Path, responses: list[str]) -> Path:
+    """A copy of the whole run where it can go on, with these responses."""
+    write_responses(folder / "responses.jsonl", responses)
+    return shutil.copytree(whole, folder / "runs/whole")
+
+
+def test_points_that_are_not_those_of_the_best_attempt_are_not_taken_for_them(
+    forks: Forks, tmp_path: Path, whole: Path
+):
+    run = copied(whole, tmp_path, RESPONSES)
+    (best,) = [p for p in (run / "points").iterdir() if len(json.loads(p.read_text())) == 582]
     best.write_text("[[1]]")
-    done = discover(forks, tmp_path, "--resume r")
+    done = discover(forks, tmp_path, "--resume whole")
     assert (done.status, "Traceback" in done.said) == (1, False)
     assert f"{best.name} is damaged" in done.err
-    assert len(json.loads((tmp_path / "runs/r/best/points.json").read_text())) == 582
+    assert len(json.loads((run / "best/points.json").read_text())) == 582
 
 
-def test_the_same_run_is_not_resumed_with_other_inputs(forks: Forks, tmp_path: Path):
-    assert replayed(forks, tmp_path, run="r", words="--max-attempts 2").status == 0
-    write_responses(tmp_path / "responses.jsonl", RESPONSES[::-1])
-    done = discover(forks, tmp_path, "--resume r --max-attempts 4")
+def test_the_same_run_is_not_resumed_with_other_inputs(forks: Forks, tmp_path: Path, whole: Path):
+    copied(whole, tmp_path, RESPONSES[::-1])
+    done = discover(forks, tmp_path, "--resume whole")
     assert done.status == 1
     assert "made from other inputs" in done.err

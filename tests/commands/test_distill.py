@@ -27,6 +27,9 @@ def teacher(tmp_path_factory, tiny_model_dir):
     return write_teacher(tmp_path_factory.mktemp("teacher") / "t", of=tiny_model_dir)
 
 
+STEPS = 10
+
+
 def options_of(model, teacher, folder, **given):
     shared = {
         "dataset": "arithmetic:8",
@@ -36,6 +39,7 @@ def options_of(model, teacher, folder, **given):
         "rollout_batch_size": 4,
         "group_size": 2,
         "sampling_max_tokens": 8,
+        "grader_workers": 1,
         "run": "r",
     }
     return shared | {"model": str(model), "teacher": str(teacher), "runs_dir": str(folder)} | given
@@ -47,7 +51,9 @@ def trained(*where, **given):
     return where[-1] / options["run"]
 
 
-@pytest.mark.parametrize("divergence", ["reverse_kl", "forward_kl", "sampled"])
+@pytest.mark.parametrize(
+    "divergence", ["reverse_kl", *(pytest.param(other, marks=pytest.mark.slow) for other in ("forward_kl", "sampled"))]
+)
 def test_a_spoiled_student_comes_back_to_its_teacher(divergence, tmp_path):
     """The built-in model, with weights moved at random, from the model as it was; rewards are not used."""
     student = write_teacher(tmp_path / "student", of=builtin_model_path(), by=0.5)
@@ -57,17 +63,17 @@ def test_a_spoiled_student_comes_back_to_its_teacher(divergence, tmp_path):
         tmp_path,
         divergence=divergence,
         dataset="arithmetic:500",
-        n_distill_steps=25,
+        n_distill_steps=STEPS,
         rollout_batch_size=32,
         micro_batch_size=32,
-        sampling_max_tokens=32,
-        learning_rate=1e-3,
+        sampling_max_tokens=24,
+        learning_rate=5e-4,
         checkpoint_every=0,
     )
     found = metrics_of(run)
-    divergences = [found["train", step, "policy/divergence_mean"] for step in range(25)]
+    divergences = [found["train", step, "policy/divergence_mean"] for step in range(STEPS)]
     assert sum(divergences[-3:]) / 3 < divergences[0] / 3
-    likelihoods = [found["train", step, "policy/teacher_log_prob_mean"] for step in range(25)]
+    likelihoods = [found["train", step, "policy/teacher_log_prob_mean"] for step in range(STEPS)]
     assert likelihoods[-1] > likelihoods[0] + 0.3
     assert all(row["advantage"] is None for row in read_rollouts(run, columns=["advantage"]).to_pylist())
 
@@ -142,15 +148,15 @@ def test_a_token_that_the_teacher_lacks_is_named(tiny_model_dir, teacher, tmp_pa
     from rlvr_cli.models.load import load_policy
 
     policy = load_policy(tiny_model_dir, device="cpu")
-    policy.model.resize_token_embeddings(5000, mean_resizing=False)
+    policy.model.resize_token_embeddings(640, mean_resizing=False)
     policy.save(tmp_path / "padded")
     with pytest.raises(RlvrError, match=r"The student sampled token \d+, and the teacher has 320 tokens"):
         trained(tmp_path / "padded", teacher, tmp_path)
     policy = load_policy(teacher, device="cpu")
-    policy.model.resize_token_embeddings(5000, mean_resizing=False)
+    policy.model.resize_token_embeddings(640, mean_resizing=False)
     policy.save(tmp_path / "padded-teacher")
     first, other = (
-        read_stored(trained(tiny_model_dir, model, tmp_path, run=f"of-{model.name}")).logged
+        read_stored(trained(tiny_model_dir, model, tmp_path, n_distill_steps=1, run=f"of-{model.name}")).logged
         for model in (teacher, tmp_path / "padded-teacher")
     )
     for name in ("policy/divergence_mean", "optimizer/grad_norm"):
@@ -158,22 +164,22 @@ def test_a_token_that_the_teacher_lacks_is_named(tiny_model_dir, teacher, tmp_pa
 
 
 def test_another_teacher_is_not_the_one_of_the_run(tiny_model_dir, teacher, tmp_path):
-    run = trained(tiny_model_dir, teacher, tmp_path)
+    run = trained(tiny_model_dir, teacher, tmp_path, n_distill_steps=1)
 
     def go_on(with_teacher):
-        flags = {"resume": str(run), "teacher": str(with_teacher), "n_distill_steps": 3}
+        flags = {"resume": str(run), "teacher": str(with_teacher), "n_distill_steps": 2}
         distill.run(resolve(DistillConfig, flags=flags, command="distill"))
 
     with pytest.raises(RlvrError, match="r was made from other inputs: its teacher sha256 was"):
         go_on(write_teacher(tmp_path / "other", of=tiny_model_dir, by=0.2))
     go_on(shutil.copytree(teacher, tmp_path / "moved"))
-    assert len(read_stored(run).logged) == 3
+    assert len(read_stored(run).logged) == 2
 
 
 def test_a_replay_needs_the_teacher(tiny_model_dir, teacher, tmp_path):
     own = tmp_path / "teacher"
     shutil.copytree(teacher, own)
-    run = trained(tiny_model_dir, own, tmp_path)
+    run = trained(tiny_model_dir, own, tmp_path, n_distill_steps=1)
     assert read_stored(run).command == "distill"
     write_teacher(own, of=tiny_model_dir, by=0.2)
     with pytest.raises(RlvrError, match=r"its teacher's weights, .*, are not those that it started from \(sha256\)"):
@@ -220,7 +226,7 @@ def test_traces_of_a_teacher_behind_an_endpoint(forks, tmp_path):
         choice = {"message": message, "finish_reason": "stop", "stop_reason": "</answer>"}
         return Reply({"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 9}})
 
-    rows = [{"question": f"What is {i} plus {i}?", "answer": str(2 * i)} for i in range(40)]
+    rows = [{"question": f"What is {i} plus {i}?", "answer": str(2 * i)} for i in range(16)]
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with serving(answer) as endpoint:
         command = ["eval", "--model", "m", "--base-url", endpoint.url, "--endpoint", "chat", "--dataset", "q.jsonl"]
@@ -230,18 +236,18 @@ def test_traces_of_a_teacher_behind_an_endpoint(forks, tmp_path):
     done = forks.run("filter", "t", *rules, "--out", "traces.jsonl", "--format", "json", cwd=tmp_path, status=0)
     stages = {stage["stage"]: (stage["kept"], stage["dropped"]) for stage in json.loads(done.out)}
     assert stages == {
-        "source": (40, 0),
-        "dedup": (40, 0),
-        "correct": (30, 10),
-        "language": (20, 10),
-        "paragraphs": (20, 0),
-        "code": (10, 10),
+        "source": (16, 0),
+        "dedup": (16, 0),
+        "correct": (12, 4),
+        "language": (8, 4),
+        "paragraphs": (8, 0),
+        "code": (4, 4),
     }
     traces = [json.loads(line) for line in (tmp_path / "traces.jsonl").read_text().splitlines()]
     assert {t["response"] for t in traces} == {
-        f" twice the number {i} </think> <answer> {2 * i} </answer>" for i in range(0, 40, 4)
+        f" twice the number {i} </think> <answer> {2 * i} </answer>" for i in range(0, 16, 4)
     }
-    sampling = ["--sampling-max-tokens", 8, "--eval-dataset", "arithmetic:2", "--train-batch-size", 5]
+    sampling = ["--sampling-max-tokens", 8, "--eval-dataset", "arithmetic:2", "--train-batch-size", 2]
     forks.run("sft", "--dataset", "traces.jsonl", *sampling, "--run", "s", cwd=tmp_path, status=0)
     nll = [value for (_, _, name), value in sorted(metrics_of(tmp_path / "runs/s").items()) if name == "loss/nll"]
     assert len(nll) == 2

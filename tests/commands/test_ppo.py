@@ -20,13 +20,14 @@ from rlvr_cli.training.optimizers.optimizer import learning_rate_at
 
 SMALL = {
     "dataset": "arithmetic:64",
-    "n_ppo_steps": 3,
-    "rollout_batch_size": 16,
-    "train_batch_size": 8,
+    "n_ppo_steps": 2,
+    "rollout_batch_size": 8,
+    "train_batch_size": 4,
     "sampling_max_tokens": 32,
     "learning_rate": 3e-4,
     "critic_learning_rate": 1e-3,
-    "eval_examples": 8,
+    "eval_examples": 1,
+    "grader_workers": 1,
     "eval_every": 0,
     "checkpoint_every": 0,
     "run": "r",
@@ -151,16 +152,15 @@ def replayed(run, **given):
             "vf_coef": 0.3,
             "micro_batch_size": 3,
         },
-        {"critic": "shared", "train_batch_size": 4, "cliprange": 0.05, "group_size": 2, "critic_learning_rate": 5e-3},
+        {"critic": "shared", "train_batch_size": 2, "cliprange": 0.05, "group_size": 2, "critic_learning_rate": 5e-3},
         {"kl_coef": 0.5, "vf_cliprange": 0.05, "whiten_advantages": False, "sampling_temperature": 0.8},
-        {"kl_coef": 0.5, "kl_clamp": True, "critic_warmup_steps": 1, "weight_decay": 0.1},
+        {"kl_coef": 0.5, "kl_clamp": True, "critic_warmup_steps": 1, "weight_decay": 0.1, "n_ppo_steps": 3},
         {
             "kl_coef": 2.0,
             "kl_in": "loss",
             "learning_rate": 1e-3,
             "lr_schedule": "cosine",
             "warmup_steps": 1,
-            "n_ppo_steps": 2,
             "epochs_per_rollout_batch": 2,
         },
     ],
@@ -251,8 +251,8 @@ def test_returns_that_do_not_differ_have_no_explained_variance(tmp_path):
         ),
         ({"critic": "shared", "critic_warmup_steps": 2}, "it cannot learn alone", "--critic own"),
         ({"trainers": 2, "fsdp": True}, "--fsdp divides the weights of one model", "Leave it out"),
-        ({"group_size": 3}, "--rollout-batch-size 16", "--group-size"),
-        ({"train_batch_size": 7}, "--rollout-batch-size 16", "--train-batch-size"),
+        ({"group_size": 3}, "--rollout-batch-size 8", "--group-size"),
+        ({"train_batch_size": 7}, "--rollout-batch-size 8", "--train-batch-size"),
         (
             {"rollout_batch_size": 128, "train_batch_size": 128},
             "A batch needs 128 different questions",
@@ -276,8 +276,8 @@ def test_the_plan_says_what_is_minimized_and_comes_before_anything_else(tmp_path
         return {line[:14].strip(): line[15:] for line in lines}
 
     own = plan()
-    assert own["rollouts"] == "3 batches of 16 questions x 1 samples"
-    assert own["updates"].startswith("2 per batch (1 epochs, 8 responses each), 6 in all")
+    assert own["rollouts"] == "2 batches of 8 questions x 1 samples"
+    assert own["updates"].startswith("2 per batch (1 epochs, 4 responses each), 4 in all")
     assert own["reward"] == "r_i,t = [t is the last token] r_i"
     assert own["advantage"].startswith("A_i,t = d_i,t + A_i,t+1, d_i,t = r_i,t + V_i,t+1 - V_i,t")
     assert own["objective"].startswith(

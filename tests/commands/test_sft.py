@@ -12,6 +12,7 @@ from factories import a_rollout
 from killed import SFT, rows_of, weights_of
 from llamas import write_chat_llama
 from rlvr_cli.commands import sft
+from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.traces import SampledIds
 from rlvr_cli.errors import RlvrError
@@ -122,18 +123,29 @@ def test_the_plan_says_what_is_minimized():
     assert all(f.startswith("-(1/") for f in formulas)
 
 
-def test_a_finished_run_goes_on_to_more_epochs(tmp_path, forks):
+def test_a_finished_run_goes_on_to_more_epochs(tmp_path):
     """It ends with the weights of a run that had as many from the start."""
-    forks.run(*SFT, "--run", "whole", cwd=tmp_path, status=0)
-    forks.run(*SFT, "--run", "longer", "--sft-epochs", "1", cwd=tmp_path, status=0)
-    forks.run("sft", "--resume", "longer", "--sft-epochs", "2", cwd=tmp_path, status=0)
-    assert weights_of(tmp_path / "runs/longer") == weights_of(tmp_path / "runs/whole")
-    metadata = read_run(tmp_path / "runs/longer").metadata
-    assert (metadata["updates"], metadata["config"]["sft_epochs"]) == (16, 2)
-    cosine = (*SFT, "--run", "cosine", "--sft-epochs", "1", "--lr-schedule", "cosine")
-    forks.run(*cosine, cwd=tmp_path, status=0)
-    refused = forks.run("sft", "--resume", "cosine", "--sft-epochs", "2", cwd=tmp_path, status=1)
-    assert "has a cosine learning-rate schedule for --sft-epochs 1" in refused.err
+
+    def train(**given):
+        flags = {"runs_dir": str(tmp_path), **given}
+        sft.run(resolve(SftConfig, flags=flags, command="sft"))
+
+    few = {
+        "dataset": "arithmetic:8",
+        "train_batch_size": 4,
+        "learning_rate": 1e-3,
+        "eval_examples": 1,
+        "sampling_max_tokens": 8,
+    }
+    train(**few, run="whole", sft_epochs=2)
+    train(**few, run="longer", sft_epochs=1)
+    train(resume="longer", sft_epochs=2)
+    assert weights_of(tmp_path / "longer") == weights_of(tmp_path / "whole")
+    metadata = read_run(tmp_path / "longer").metadata
+    assert (metadata["updates"], metadata["config"]["sft_epochs"]) == (4, 2)
+    train(**few, run="cosine", sft_epochs=1, lr_schedule="cosine")
+    with pytest.raises(RlvrError, match="has a cosine learning-rate schedule for --sft-epochs 1"):
+        train(resume="cosine", sft_epochs=2)
 
 
 def test_the_plan_warns_of_no_evaluation_and_of_a_summed_loss(tmp_path, tiny_model_dir, forks):
@@ -155,10 +167,13 @@ def test_an_engine_for_evaluations_needs_questions(tmp_path, forks):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("option", ["--dtype bfloat16", "--max-model-len 64", "--gpu-memory-utilization 0.5"])
-def test_options_of_vllm_are_refused_without_it(tmp_path, forks, option):
-    done = forks.run("sft", *option.split(), "--engine", "transformers", cwd=tmp_path, status=1)
-    assert f"{option.split()[0]} is of vLLM, which answers evaluations here only with --engine vllm." in done.err
+@pytest.mark.parametrize("option", [{"dtype": "bfloat16"}, {"max_model_len": 64}, {"gpu_memory_utilization": 0.5}])
+def test_options_of_vllm_are_refused_without_it(tmp_path, option):
+    (name,) = option
+    problem = f"--{name.replace('_', '-')} is of vLLM, which answers evaluations here only with --engine vllm."
+    config = resolve(SftConfig, flags={"engine": "transformers", "runs_dir": str(tmp_path), **option}, command="sft")
+    with pytest.raises(RlvrError, match=problem):
+        sft.run(config)
 
 
 def test_auto_is_transformers_where_vllm_is_the_default_of_others(monkeypatch):

@@ -3,13 +3,11 @@
 import hashlib
 import json
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factories import a_rollout
@@ -137,19 +135,13 @@ def test_a_response_that_an_environment_took_part_in_is_no_text_to_learn(tmp_pat
     ("flags", "kept", "stages"),
     [
         ({"correct_only": True}, "aAbcdf", [("correct", 6, 2)]),
-        ({"where": "num_response_tokens < 8 AND reward = 1"}, "Abcf", [("where", 4, 4)]),
         ({"where": "reward > 0.5 -- or so"}, "aAbcdf", [("where", 6, 2)]),
-        ({"where": "grade_error IS NOT NULL OR example_id = 'hard:'"}, "h", [("where", 1, 7)]),
         ({"where": "num_response_tokens > (SELECT avg(num_response_tokens) FROM rollouts)"}, "", None),
         ({"dedup": True}, "abcdefh", [("dedup", 7, 1)]),
-        ({"min_pass_rate": 0.1}, "aAbcdef", [("pass rate", 7, 1)]),
         ({"max_pass_rate": 0.5}, "defh", [("pass rate", 4, 4)]),  # half: 2 of its 4 samples, the cut one too
         ({"min_pass_rate": 0.5, "max_pass_rate": 0.5}, "def", [("pass rate", 3, 5)]),
-        ({"max_per_question": 1, "shortest": True}, "ceh", [("per question", 3, 5)]),
         ({"max_per_question": 2, "shortest": True, "correct_only": True}, "bcdf", [("correct", 6, 2), ("per question", 4, 2)]),
         ({"limit": 3, "shortest": True}, "bce", [("limit", 3, 5)]),
-        ({"limit": 100}, "aAbcdefh", [("limit", 8, 0)]),
-        ({"step": 3}, "aAbcdefh", []),
         ({"phase": "eval"}, "x", None),
         ({"phase": "all"}, "xaAbcdefh", [("whole", 9, 2)]),
     ],
@@ -180,9 +172,7 @@ AFTER = f" {RIGHT} ```code``` и {PARAGRAPH * 9}"  # the answer is not looked at
 @pytest.mark.parametrize(
     ("flags", "kept", "stages"),
     [
-        ({"language": "en"}, "acd", [("language", 3, 3)]),
         ({"language": "en", "min_language_share": 0.8}, "acdf", [("language", 4, 2)]),
-        ({"language": "ru", "min_language_share": 0.5}, "b", [("language", 1, 5)]),
         ({"without_code": True}, "abdf", [("code", 4, 2)]),
         ({"max_paragraph_words": 20}, "abcf", [("paragraphs", 4, 2)]),
         (
@@ -331,28 +321,27 @@ def test_where_nothing_can_be_written_nothing_is_read(made, call, tmp_path, caps
 def test_sft_takes_the_traces_and_grpo_the_questions(made, call, tmp_path, capsys):
     from rlvr_cli.commands import grpo, sft
 
-    for name in ("t.jsonl", "t.parquet"):
+    for name, check in (("t.jsonl", True), ("t.parquet", False)):
         call(made, out=name)
         traces = load_traces(str(tmp_path / name), TEMPLATE)
         assert [(e.prompt, e.response, e.ground_truth) for e in traces.examples] == [
             (TEMPLATE.fill(ROWS[i][0]), ROWS[i][1], "7") for i in (0, 1, 2, 3, 4, 5, 6, 8)
         ]
-        sft.run(
-            resolve(
-                SftConfig, flags={"dataset": str(tmp_path / name), "correct_only": True, "dry_run": True}, command="sft"
-            )
-        )
-        assert "6 of 8 traces" in capsys.readouterr().err
-    for name in ("q.jsonl", "q.parquet"):
+        if check:
+            flags = {"dataset": str(tmp_path / name), "correct_only": True, "dry_run": True}
+            sft.run(resolve(SftConfig, flags=flags, command="sft"))
+            assert "6 of 8 traces" in capsys.readouterr().err
+    for name, check in (("q.jsonl", True), ("q.parquet", False)):
         call(made, out=name, emit="questions")
         questions = load_dataset(str(tmp_path / name), purpose="train").examples
         assert [(e.id, e.question, e.ground_truth) for e in questions] == [
             (q.split()[0], q, "7") for q in dict.fromkeys(row[0] for row in ROWS)
         ]
-        flags = {"dataset": str(tmp_path / name), "rollout_batch_size": 8, "train_batch_size": 8, "group_size": 4}
-        flags |= {"gradient_accumulation_steps": 1, "dry_run": True, "runs_dir": str(tmp_path)}
-        grpo.run(resolve(GrpoConfig, flags=flags, command="grpo"))
-        assert "3 of " in capsys.readouterr().err
+        if check:
+            flags = {"dataset": str(tmp_path / name), "rollout_batch_size": 8, "train_batch_size": 8, "group_size": 4}
+            flags |= {"gradient_accumulation_steps": 1, "dry_run": True, "runs_dir": str(tmp_path)}
+            grpo.run(resolve(GrpoConfig, flags=flags, command="grpo"))
+            assert "3 of " in capsys.readouterr().err
 
 
 def test_a_run_without_its_template_gives_traces_alone(tmp_path, call):
@@ -467,6 +456,7 @@ def test_rollouts_are_decontaminated_by_their_questions(made, call, tmp_path):
     assert not set(starts(rows_of(tmp_path / "out-control.jsonl"))) & set("def")  # nor does the control have them
 
 
+@settings(max_examples=40)
 @given(
     question=st.text(min_size=1, max_size=30),
     parts=st.lists(st.text(max_size=10).filter(lambda t: "{question}" not in t), min_size=2, max_size=4),
@@ -508,20 +498,14 @@ def test_contamination_finds_every_planted_run_of_words():
         ({"where": "reward"}, "The condition is DOUBLE"),
         ({"where": "avg(reward) > 0"}, "cannot contain aggregates"),
         ({"where": "true) OR (SELECT true"}, "syntax error"),
-        ({"where": "true), (true"}, "syntax error"),
-        ({"where": "true) FROM rollouts WHERE (true"}, "syntax error"),
-        ({"where": "true; SELECT true"}, "syntax error"),
         ({"where": "true); SELECT (true"}, "syntax error"),
-        ({"where": "true) UNION SELECT (true"}, "syntax error"),
         ({"where": "EXISTS (FROM read_text('/etc/passwd'))"}, "read_text is not allowed in queries"),
         ({"where": "(WITH a AS (COPY (SELECT 1) TO '/tmp/x') SELECT true)"}, "COPY inside"),
         ({"where": "true, false"}, "not true or false"),
-        ({"where": "true AS kept"}, "syntax error"),
         ({"where": "*"}, "STAR expression"),
         ({"where": "reward = $limit"}, "has a parameter"),
         ({"step": 9}, "r has no train rollouts of step 9"),
         ({"limit": 0}, "--limit is 0"),
-        ({"phase": "test"}, "--phase is 'test'"),
         ({"min_pass_rate": 0.5, "max_pass_rate": 0.2}, "not a valid range"),
         ({"emit": "questions", "shortest": True}, "--emit questions writes none"),
         (
@@ -550,12 +534,9 @@ def test_what_the_user_can_put_right(made, tmp_path, flags, problem):
     assert not list(tmp_path.glob("out*"))
 
 
-def test_a_missing_directory_is_two_lines_and_no_traceback(made):
-    command = [sys.executable, "-c", "from rlvr_cli.cli import main; main()", "filter", str(made)]
-    done = subprocess.run([*command, "--out", str(made / "no" / "x.jsonl")], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: Cannot write")
-    assert "Traceback" not in done.stderr
+def test_a_missing_directory_is_two_lines_and_no_traceback(made, forks):
+    done = forks.run("filter", made, "--out", made / "no" / "x.jsonl", cwd=made, status=1)
+    assert done.err.startswith("error: Cannot write")
 
 
 def test_filtering_leaves_the_run_as_it_is(made, call):
@@ -565,7 +546,14 @@ def test_filtering_leaves_the_run_as_it_is(made, call):
 
 
 @pytest.mark.parametrize(
-    "fault", ["write:2", "write:3", "write.torn:3", "rename:1", "renamed:1", "renamed:2", "renamed:3"]
+    "fault",
+    [
+        *("write.torn:3", "renamed:2"),
+        *(
+            pytest.param(f, marks=pytest.mark.slow)
+            for f in ("write:2", "write:3", "rename:1", "renamed:1", "renamed:3")
+        ),
+    ],
 )
 def test_no_output_is_without_its_meta(made, call, tmp_path, monkeypatch, fault):
     """Wherever it stops: the data that are there are those that the meta describes, and the next call needs no --overwrite."""

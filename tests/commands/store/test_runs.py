@@ -235,7 +235,6 @@ def test_where_and_sort(tmp_path, run_command):
         return [row["run_id"] for row in json.loads(run_command(format="json", **flags).out)]
 
     assert names() == ["middle", "high", "low"]
-    assert names(sort="oldest") == ["low", "high", "middle"]
     assert names(sort="best") == ["high", "middle", "low"]
     assert names(sort="worst") == ["low", "middle", "high"]
     assert names(sort="name") == ["high", "low", "middle"]

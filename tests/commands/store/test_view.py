@@ -83,7 +83,9 @@ def serve(tmp_path):
 
 
 @installed
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGHUP))]
+)
 def test_the_printed_address_answers_and_a_signal_ends_it_quietly(serve, runs, tmp_path, number):
     if signal.getsignal(number) == signal.SIG_IGN:
         pytest.skip("the signal is ignored here, as under nohup, and so in what is started from here")
@@ -104,13 +106,16 @@ def test_the_printed_address_answers_and_a_signal_ends_it_quietly(serve, runs, t
 
 
 @installed
-def test_nothing_is_written_into_the_runs(serve, runs):
+def test_nothing_is_written_into_the_runs_of_another_directory(serve, runs):
+    others = runs.rename(runs.with_name("others"))
+
     def files():
-        return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in runs.rglob("*")}
+        return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in others.rglob("*")}
 
     before = files()
-    served = serve(runs, "--no-token")
-    assert "data-run" in served.get()
+    served = serve("--runs-dir", others, "--no-token", "--host", "localhost")
+    assert served.address.startswith("http://localhost:")
+    assert served.get().count("data-run") == 2
     for path in ("view?run=a&run=b", "rollouts?run=a", "facets?run=a"):
         served.get(path)
     served.end()
@@ -144,13 +149,7 @@ def test_patterns_of_runs(runs, monkeypatch, capsys):
 
 
 @installed
-def test_another_directory_of_runs(serve, runs):
-    served = serve("--runs-dir", runs.rename(runs.with_name("others")), "--no-token", "--host", "localhost")
-    assert served.address.startswith("http://localhost:")
-    assert served.get().count("data-run") == 2
-
-
-@installed
+@pytest.mark.slow
 def test_two_starts_have_two_tokens(serve, runs):
     assert len({serve().address.partition("token=")[2] for _ in range(2)}) == 2
 

@@ -56,6 +56,11 @@ HEAVY = (
     "peft",
     "hypothesis",
     "pytest",
+    *(
+        name
+        for name in ("openai", "matplotlib.backends.backend_svg")
+        if importlib.util.find_spec(name.partition(".")[0])
+    ),
 )
 
 

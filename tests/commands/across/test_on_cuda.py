@@ -10,7 +10,14 @@ from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.runs.readers import read_rollouts, read_run
 
-SHARED = {"train_batch_size": 8, "sampling_max_tokens": 16, "learning_rate": 1e-3, "eval_examples": 1, "run": "r"}
+SHARED = {
+    "train_batch_size": 8,
+    "sampling_max_tokens": 6,
+    "grader_workers": 1,
+    "learning_rate": 1e-3,
+    "eval_examples": 1,
+    "run": "r",
+}
 
 
 def tokens_of(run, **where):
@@ -50,12 +57,12 @@ def test_grpo_on_the_second_device_samples_what_a_cpu_samples(tmp_path):
 
 def test_sft_and_the_evaluation_of_its_model(tmp_path):
     with fake_cuda() as cuda:
-        sft.run(SftConfig(**SHARED, dataset="arithmetic:64", n_sft_steps=2, runs_dir=str(tmp_path), device="auto"))
+        sft.run(SftConfig(**SHARED, dataset="arithmetic:8", n_sft_steps=1, runs_dir=str(tmp_path), device="auto"))
         assert set(cuda.captured) == {"cuda:0"}
         cuda.captured.clear()
         options = {
-            "dataset": "arithmetic:4",
-            "sampling_max_tokens": 16,
+            "dataset": "arithmetic:2",
+            "sampling_max_tokens": 6,
             "engine": "transformers",
             "runs_dir": str(tmp_path),
         }
@@ -64,6 +71,6 @@ def test_sft_and_the_evaluation_of_its_model(tmp_path):
         assert not cuda.captured
         evaluate.run(EvalConfig(**options, run="with"))
         assert set(cuda.captured) == {"cuda:1"}
-    assert len(tokens_of(tmp_path / "with")) == 4
+    assert len(tokens_of(tmp_path / "with")) == 2
     assert tokens_of(tmp_path / "with") == tokens_of(tmp_path / "without")
     assert read_run(tmp_path / "with").metadata["status"] == "finished"

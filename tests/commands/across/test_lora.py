@@ -22,13 +22,14 @@ from rlvr_cli.runs.readers import read_run
 
 SFT = {
     "dataset": "arithmetic:64",
-    "eval_examples": 8,
-    "sampling_max_tokens": 16,
+    "eval_examples": 2,
+    "sampling_max_tokens": 8,
+    "grader_workers": 1,
     "train_batch_size": 32,
     "lora_rank": 8,
 }
 GRPO = {
-    "dataset": "arithmetic:64", "eval_examples": 8, "sampling_max_tokens": 16, "rollout_batch_size": 16, "group_size": 4,
+    "dataset": "arithmetic:64", "eval_examples": 2, "sampling_max_tokens": 12, "grader_workers": 1, "rollout_batch_size": 16, "group_size": 4,
     "train_batch_size": 16, "gradient_accumulation_steps": 2, "n_grpo_steps": 2, "lora_rank": 8, "learning_rate": 1e-3, "sampling_min_tokens": 0,
 }  # fmt: skip
 
@@ -89,7 +90,7 @@ def test_the_adapter_and_the_merged_model_evaluate_alike(runs):
 
 
 @pytest.mark.parametrize("async_steps", [0, 1])
-def test_reinforcement_goes_on_from_an_adapter(runs, async_steps):
+def test_reinforcement_goes_on_from_an_adapter(forked, runs, async_steps):
     name = f"reinforced-{async_steps}"
     model = str(runs / "taught/model")
     (runs / "mine.py").write_text("def grade(response, truth):\n    return {'reward': len(response) % 3 / 2}\n")

@@ -111,7 +111,7 @@ def test_the_r1_zero_prompt_in_a_chat_is_noted(place, rlvr):
     assert "r1_zero" not in rlvr(*arguments, "--prompt", "question_only").err
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen"])
+@pytest.mark.parametrize("model", [pytest.param("llama", marks=pytest.mark.slow), "qwen"])
 def test_grpo_trains_on_what_it_sends_and_goes_on_after_a_kill(place, rlvr, model):
     template = {"llama": LLAMA, "qwen": QWEN}[model]
     arguments = [*GRPO, "--model", model, "--chat", "--run", "g"]
@@ -175,7 +175,7 @@ def test_sft_puts_questions_into_the_chat_template(place, rlvr):
     assert chat != plain
 
 
-@pytest.mark.parametrize("chat", [["--chat"], []], ids=["chat", "plain"])
+@pytest.mark.parametrize("chat", [["--chat"], pytest.param([], marks=pytest.mark.slow)], ids=["chat", "plain"])
 def test_sft_on_a_runs_rollouts_trains_on_the_sampled_tokens(place, rlvr, chat):
     rlvr(*EVAL, "--model", "llama", *chat, "--run", "e", "--num-samples", 4)
     done = rlvr(*SFT, "--dataset", "e", "--model", "llama", *chat, "--run", "s")
