@@ -123,6 +123,7 @@ DISTILLATION = "tests/training/losses/test_distillation.py"
 GRPO = "tests/commands/test_grpo.py"
 GRPO_OPTIONS = "tests/commands/test_grpo_options.py"
 ENGINE = "tests/samplers/embedded/test_engine.py"
+DRAW = "tests/samplers/embedded/test_draw.py"
 PARTIAL = "tests/commands/test_partial_rollouts.py"
 UNIT_PARTIAL = "tests/rollouts/test_partial.py"
 RESUME_PARTIAL = "tests/training/test_resume.py"
@@ -938,8 +939,8 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "samplers/embedded/draw.py",
-        ("the nucleus drops the token that crosses top_p", "before < top_p)", "before + ordered < top_p)", f"{ENGINE} -k nucleus"),
-        ("log-probabilities of a nucleus are not normalized", "logprobs = logprobs - p.sum(-1, dtype=torch.float64).log().float()", "pass", f"{ENGINE} -k draw_by_hand"),
+        ("the nucleus drops the token that crosses top_p", "before < top_p)", "before + ordered < top_p)", f"{DRAW} -k nucleus"),
+        ("log-probabilities of a nucleus are not normalized", "logprobs = logprobs - p.sum(-1, dtype=torch.float64).log().float()", "pass", f"{DRAW} -k draw_by_hand"),
         ("log-probabilities with the barred tokens", "logp = logits.log_softmax(-1)\n        p = logp.exp()", "p = logits.log_softmax(-1).exp()", replays("grpo-on-policy")),
         ("greedy at the nucleus", "if temperature == 0:", "if temperature < 0:", replays("grpo-on-policy")),
     ),

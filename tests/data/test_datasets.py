@@ -493,6 +493,7 @@ def test_without_a_network_the_hub_is_an_error_the_user_can_read(hub):
     assert "path of a file" in error.hint
 
 
+@pytest.mark.slow
 def test_a_hub_that_cannot_be_reached_is_said_at_once(tmp_path):
     pytest.importorskip("datasets.exceptions", reason="Hugging Face datasets is not installed (the extra `hub`)")
     with socket.create_server(("127.0.0.1", 0)) as server:

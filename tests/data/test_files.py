@@ -86,7 +86,7 @@ def test_a_long_line_is_allowed(tmp_path):
     assert load_dataset(lines(tmp_path, {"question": question, "answer": 1})).examples[0].question == question
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(content=st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
 @pytest.mark.parametrize("name", ["data.jsonl", "data.json", "data.csv", "data.parquet"])
 def test_no_bytes_cause_a_traceback(tmp_path, name, content):
@@ -115,7 +115,7 @@ json_values = st.recursive(
 json_keys = st.sampled_from(["id", "question", "Answer", "answer", "prompt", "response", "nums", "target"])
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(rows=st.lists(st.dictionaries(json_keys, json_values, max_size=5), min_size=1, max_size=4))
 def test_every_row_is_read_or_counted(tmp_path, rows):
     dataset = attempt(lines(tmp_path, *rows), skip_bad_lines=True)

@@ -55,7 +55,7 @@ def test_next_indices_skip_the_excluded_and_run_out():
 
 
 @given(st.integers(1, 12), st.integers(0, 15), st.integers(0, 5), st.integers(0, 60), st.sets(st.integers(0, 11)))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_next_indices_are_a_pure_function_without_gaps(num_examples, count, seed, start, exclude):
     exclude = {index for index in exclude if index < num_examples}
     before = torch.random.get_rng_state()

@@ -138,8 +138,8 @@ def random_sets(seed: int, number: int) -> Iterator[Points]:
 
 
 def test_random_sets_match_the_oracle():
-    valid = sum(map(assert_matches_oracle, random_sets(0, 2_500)))
-    assert 300 < valid < 2_200  # both verdicts are tried
+    valid = sum(map(assert_matches_oracle, random_sets(0, 800)))
+    assert 100 < valid < 700  # both verdicts are tried
 
 
 @pytest.mark.parametrize("base", [2**15, 2**16, 2**26, 2**31, 2**32, 2**43, 2**53, 2**63, 2**64])
@@ -217,7 +217,7 @@ def changed_is_valid(points: Points, i: int, condition: int) -> bool:
     return min(least, condition) >= largest and any(points[i])
 
 
-@pytest.mark.parametrize("every", [797, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [1999, pytest.param(1, marks=pytest.mark.slow)])
 def test_each_change_of_an_entry_of_the_600_is_decided_exactly(every):
     points = rational_600()
     norms = [sum(x * x for x in p) for p in points]
@@ -257,7 +257,7 @@ def test_the_verdict_does_not_rest_on_the_table_of_bounds(monkeypatch):
     assert verify([*laminated_582(), [0.5] * 11], dim=11).error == "vector 582 has a non-integer entry (float)"
 
 
-@pytest.mark.parametrize("block", [1, 2, 7, 581, 582, 583])
+@pytest.mark.parametrize("block", [7, 582])
 def test_the_distances_of_a_large_set_are_computed_in_blocks(block, monkeypatch):
     points = laminated_582()
     points[-1], points[-2] = [1] * 4 + [0] * 7, [1] * 4 + [0] * 6 + [1]
@@ -265,11 +265,11 @@ def test_the_distances_of_a_large_set_are_computed_in_blocks(block, monkeypatch)
     assert verify(points, dim=11).error == oracle(points)[1]
 
 
-@pytest.mark.parametrize("bits", [40, 200, 500])
+@pytest.mark.parametrize("bits", [40, 500])
 def test_pairs_that_floats_cannot_tell_apart_are_compared_exactly(bits):
     """Distances that differ in their last unit, far below what float64 holds; the nearest pair is anywhere among them."""
     draw = random.Random(bits)
-    for _ in range(20):
+    for _ in range(5):
         size = (1 << bits) + draw.randint(0, 1 << (bits - 1))
         points = [[size * x for x in row] for row in draw.sample(laminated_582(), 60)]
         for _ in range(5):

@@ -68,7 +68,7 @@ def test_the_last_block_of_python_after_the_thinking(text, code):
 
 
 def test_extraction_is_linear():
-    for text in ("```python\n" * 100_000, "`" * 1_000_000, "<think>" * 200_000, "```\n" * 100_001):
+    for text in ("```python\n" * 30_000, "`" * 300_000, "<think>" * 60_000, "```\n" * 30_001):
         last_code_block(text)
     assert without_thinking("a </think> b </think> c") == " c"
 
@@ -158,9 +158,9 @@ def test_kinds_of_assertions(program, kind):
         ("input(); print(input())", "exception"),
         ("print(1 / 0)", "exception"),
         ("import os\nos._exit(0)", "exception"),
-        ("while True: pass", "timeout"),
+        ("import time; time.sleep(600)", "timeout"),
         ("while True: print('x' * 100_000)", "output_too_large"),
-        ("x = []\nwhile True: x.append(bytearray(1 << 20))", "memory"),
+        ("x = bytearray(1 << 40)", "memory"),
         ("print('x' * (1 << 24))", "output_too_large"),
     ],
 )
@@ -208,7 +208,7 @@ def test_a_value_that_is_far_too_long_is_not_read():
     """Python's parser takes a kilobyte and 3 microseconds for an item: 2 GiB outside of the sandbox, for a list of 8 MiB."""
     tracemalloc.start()
     try:
-        assert kind_of("def double(x): return [1] * 500_000", DOUBLE) == "wrong_answer"
+        assert kind_of("def double(x): return [1] * 100_000", DOUBLE) == "wrong_answer"
         assert tracemalloc.get_traced_memory()[1] < 50 << 20
     finally:
         tracemalloc.stop()
@@ -260,7 +260,11 @@ def test_the_right_outputs_are_not_where_the_program_runs():
 
 def test_the_time_limit_of_the_pool_ends_the_program_before_the_worker():
     assert [seconds_of(t) for t in (0.5, 2.0, 5.0)] == [0.25, 1.0, 4.0]
-    pairs = [(fenced("while True: pass"), DOUBLE), (fenced("def double(x): return 2 * x"), DOUBLE), ("", "no test")]
+    pairs = [
+        (fenced("import time; time.sleep(600)"), DOUBLE),
+        (fenced("def double(x): return 2 * x"), DOUBLE),
+        ("", "no test"),
+    ]
     with GraderPool("python", workers=1, timeout=4.0) as grader_pool:
         slow, right, failed = grader_pool.grade(pairs)
         assert grader_pool.restarts == 0
@@ -278,7 +282,7 @@ def test_the_documented_grader_of_ones_own_runs_programs_in_the_sandbox(tmp_path
     programs = [
         "answer = 6 * 7",
         "def answer(): return 41",
-        "while True: pass",
+        "import time; time.sleep(600)",
         f"open({str(marker)!r}, 'w')\nanswer = 42",
     ]
     with GraderPool(f"{file}:reward", workers=2, timeout=20.0) as grader_pool:

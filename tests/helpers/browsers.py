@@ -60,7 +60,7 @@ class Page:
     def until(self, holds):
         from selenium.webdriver.support.ui import WebDriverWait
 
-        return WebDriverWait(self.browser, 30, poll_frequency=0.02).until(lambda _: holds())
+        return WebDriverWait(self.browser, 30, poll_frequency=0.1).until(lambda _: holds())
 
     def settled(self) -> str:
         """The status line, once no search is under way."""

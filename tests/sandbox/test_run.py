@@ -174,7 +174,10 @@ def test_limits_are_those_given():
 
 
 @complete
-@pytest.mark.parametrize("first", ["", "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\n"])
+@pytest.mark.parametrize(
+    "first",
+    ["", pytest.param("import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\n", marks=pytest.mark.slow)],
+)
 def test_cpu_time_is_limited_beside_wall_time(first, monkeypatch):
     monkeypatch.setattr(run_module, "_cpu_seconds", lambda limits: 1)
     found = answer(f"{first}while True: pass", limits=Limits(seconds=600))
@@ -284,7 +287,7 @@ def state_of(folder: Path) -> list[object]:
 def attack(name: str, target: dict) -> None:
     program = hostile(name, **target)
     expected = PROGRAMS[name][1]
-    limits = Limits(seconds=0.5 if expected == LATE else 2.0 if expected & LATE else 60.0, memory_bytes=MEMORY)
+    limits = Limits(seconds=0.3 if expected == LATE else 1.0 if expected & LATE else 60.0, memory_bytes=MEMORY)
     execution = run_candidate(program, limits=limits)
     verdict = verify_execution(execution, dim=11)
     assert "ESCAPED" not in str(execution), execution
@@ -297,8 +300,18 @@ def attack(name: str, target: dict) -> None:
     (execution.message + execution.output + verdict.error).encode()
 
 
+QUICK = """
+    loop; ignores all signals; endless thread; closes its pipes and sleeps; stops itself; memory; memory in small objects;
+    output flood; answer flood; threads; nested; fork bomb; clone3; exec; outlives its parent; more memory; io_uring;
+    call of another architecture; write to a file; write beside the libraries; mode by a new call; system V memory;
+    file in memory; read a secret; read another's environment; read another's memory by a call; connect; name of a socket;
+    kill by thread; signal of a pipe; signal in a queue; hard exit; segmentation fault; replaces json; answers itself;
+    answers with bytes; a text that raises; surrogates; ints that compare as they like; an array that lies
+"""
+
+
 @complete
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", " ".join(QUICK.split()).split("; "))
 def test_hostile_programs_get_nowhere(name, target, monkeypatch):
     monkeypatch.setenv("CANARY_KEY", "sk-CANARY-1234567890")
     before = descendants(os.getpid())
@@ -309,11 +322,11 @@ def test_hostile_programs_get_nowhere(name, target, monkeypatch):
 @complete
 @pytest.mark.slow
 def test_hostile_programs_get_nowhere_when_several_run_at_once(target, monkeypatch):
-    """Three times each, four at once: nothing escapes, nothing is left, each is back in time."""
+    """All of them, twice each, four at once: nothing escapes, nothing is left, each is back in time."""
     monkeypatch.setenv("CANARY_KEY", "sk-CANARY-1234567890")
     before = descendants(os.getpid())
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda name: attack(name, target), [*PROGRAMS] * 3))
+        list(pool.map(lambda name: attack(name, target), [*PROGRAMS] * 2))
     assert descendants(os.getpid()) <= before
 
 
@@ -342,8 +355,8 @@ def test_a_process_that_holds_the_pipes_is_not_waited_for(tmp_path, monkeypatch)
 
 def test_programs_run_at_once_from_several_threads():
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda i: answer(f"points = {i}").value, range(32)))
-    assert found == list(range(32))
+        found = list(pool.map(lambda i: answer(f"points = {i}").value, range(12)))
+    assert found == list(range(12))
     assert threading.active_count() < 8
 
 

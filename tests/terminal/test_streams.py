@@ -32,8 +32,6 @@ def shell(command: str, cwd: Path, **environment: str) -> subprocess.CompletedPr
     ("command", "status", "says"),
     [
         ("RLVR --version > /dev/full", 1, FULL),
-        ("RLVR eval --help-all > /dev/full", 1, FULL),
-        ("RLVR analyze --list --format json > /dev/full", 1, FULL),
         ("RLVR analyze --list >&-", 1, CLOSED),
         ("RLVR --version <&- >&- 2>&-", 1, ""),
         ("RLVR --version 2>&-", 0, ""),

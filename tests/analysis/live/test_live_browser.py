@@ -63,7 +63,7 @@ def enter(browser, address) -> None:
     from selenium.webdriver.support.ui import WebDriverWait
 
     browser.get(f"{address}?token={TOKEN}")
-    WebDriverWait(browser, 30, poll_frequency=0.02).until(lambda _: browser.current_url == address)
+    WebDriverWait(browser, 30, poll_frequency=0.1).until(lambda _: browser.current_url == address)
 
 
 def test_rows_and_points_appear_while_a_run_trains(browser, served, tmp_path):
@@ -102,6 +102,7 @@ def test_rows_and_points_appear_while_a_run_trains(browser, served, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_the_list_grows_and_keeps_what_was_chosen(browser, served, tmp_path):
     for name in ("a", "b"):
         with RunDir.create(tmp_path, "grpo", name=name, metadata={}) as run:
@@ -116,7 +117,7 @@ def test_the_list_grows_and_keeps_what_was_chosen(browser, served, tmp_path):
 
     from selenium.webdriver.support.ui import WebDriverWait
 
-    until = WebDriverWait(browser, 30, poll_frequency=0.02).until
+    until = WebDriverWait(browser, 30, poll_frequency=0.1).until
     for name in ("b", "a"):
         browser.find_element("css selector", f"[value={name}]").click()
     with RunDir.create(tmp_path, "grpo", name="c", metadata={}) as run:
@@ -129,6 +130,7 @@ def test_the_list_grows_and_keeps_what_was_chosen(browser, served, tmp_path):
     assert js("document.querySelector('#comparison').textContent.trim()").startswith("They cannot be compared.")
 
 
+@pytest.mark.slow
 def test_the_same_question_in_two_runs_is_shown_side_by_side(browser, served, tmp_path):
     for name in ("a", "b"):
         with RunDir.create(tmp_path, "grpo", name=name, metadata={}) as run:
@@ -169,6 +171,7 @@ def test_hostile_rollouts_of_a_server_are_only_text(browser, served, tmp_path):
     assert not browser.get_log("browser")
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_is_said_to_be(browser, tmp_path):
     import uvicorn
 

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import threading
-import time
 
 import pytest
 
@@ -73,32 +72,36 @@ def root(tmp_path_factory):
     return root
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(root):
     with open_app(Library(root), token="") as app:
         yield TestClient(app, base_url="http://127.0.0.1:8000")
 
 
-@pytest.fixture
-def guarded(root):
+@pytest.fixture(scope="module")
+def guarded_app(root):
     with open_app(Library(root), token=TOKEN, hosts=["localhost", "Box"], cookie="rlvr-view-8000") as app:
-        yield TestClient(app, base_url="http://127.0.0.1:8000")
+        yield app
+
+
+@pytest.fixture
+def guarded(guarded_app):
+    """One that has no cookie yet."""
+    return TestClient(guarded_app, base_url="http://127.0.0.1:8000")
 
 
 # Who may ask
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
-    "cookies",
-    [{}, {"rlvr-view-8000": ""}, {"rlvr-view-8000": TOKEN[:-1]}, {"rlvr-view-9": TOKEN}, {"rlvr-view-8000": "ü"}],
+    "cookie", ["", "rlvr-view-8000=", f"rlvr-view-8000={TOKEN[:-1]}", f"rlvr-view-9={TOKEN}", "rlvr-view-8000=ü"]
 )
-def test_without_the_token_every_request_is_refused(guarded, path, cookies):
-    header = {"cookie": "; ".join(f"{name}={value}" for name, value in cookies.items()).encode()}
-    answer = guarded.get(path, headers=header)
-    assert answer.status_code == 403
-    assert TOKEN not in answer.text
-    assert "q0" not in answer.text
+def test_without_the_token_every_request_is_refused(guarded, cookie):
+    for path in PATHS:
+        answer = guarded.get(path, headers={"cookie": cookie.encode()})
+        assert answer.status_code == 403
+        assert TOKEN not in answer.text
+        assert "q0" not in answer.text
 
 
 def test_the_token_in_the_address_becomes_a_cookie_and_the_address_is_left(guarded):
@@ -333,9 +336,9 @@ def test_two_runs_of_one_name_cannot_be_told_apart(root, tmp_path):
 
 
 FILTERS = {
-    "run_id": ["a", "b"],
+    "run_id": ["b"],
     "phase": ["train"],
-    "step": [0, 3],
+    "step": [3],
     "category": ["format_1_answer_1"],
     "failure_kind": [None, "wrong_answer"],
     "reward": ["above 0.5", "0.5 or less", "none: the grade failed"],
@@ -359,7 +362,11 @@ def sql_of(filters):
     return " AND ".join(one(name, value) for name, value in filters.items()) or "true"
 
 
-@pytest.mark.parametrize("names", [(), *((n,) for n in FILTERS), *itertools.combinations(FILTERS, 2)], ids="+".join)
+@pytest.mark.parametrize(
+    "names",
+    [*((n,) for n in FILTERS), ("run_id", "failure_kind"), ("phase", "step", "category", "words")],
+    ids="+".join,
+)
 def test_filters_are_sql(client, root, names):
     with open_runs([read_run(root / "a"), read_run(root / "b")]) as database:
         for values in itertools.product(*(FILTERS[name] for name in names)):
@@ -380,9 +387,12 @@ def test_filters_are_sql(client, root, names):
             assert found == wanted[:25], filters
 
 
-@pytest.mark.parametrize("words", ["", "says"])
-@pytest.mark.parametrize("sort", ["", "reward", "advantage", "outcome", "example_id", "num_response_tokens", "step"])
-@pytest.mark.parametrize("down", ["0", "1"])
+@pytest.mark.parametrize(
+    ("sort", "down", "words"),
+    [
+        ("", "1", "says"), ("reward", "0", ""), ("advantage", "1", "says"), ("outcome", "1", ""), ("example_id", "0", ""),
+    ],
+)  # fmt: skip
 def test_pages_follow_each_other_in_every_order(client, sort, down, words):
     """From whichever end a page is read, the pages together are all rollouts, in one order, with NULLs last."""
     asked = {"run": "b", "sort": sort, "down": down, "words": words}
@@ -542,16 +552,14 @@ def test_requests_at_the_same_time_do_not_wait_for_a_slow_one(client, monkeypatc
 
 
 def test_a_query_that_takes_too_long_is_stopped_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(live_rollouts, "SECONDS", 0.5)
+    monkeypatch.setattr(live_rollouts, "SECONDS", 0.1)
     endless = "(SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range + b.range = length($words)) > 0"
     monkeypatch.setattr(live_rollouts, "_WORDS", endless)
     make_run(tmp_path, "a")
     with open_app(Library(tmp_path), token="") as app:
-        started = time.perf_counter()
         answer = TestClient(app, base_url="http://127.0.0.1").get("/rollouts?run=a&words=x")
     assert answer.status_code == 400
     assert "was stopped after" in answer.json()["error"]
-    assert time.perf_counter() - started < 10
 
 
 def test_databases_are_lent_again_only_for_the_same_rollouts(root):

@@ -124,9 +124,7 @@ def test_long_labels_that_differ_in_the_middle_do_not_become_equal(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_the_same_input_gives_the_same_bytes(tmp_path, suffix):
-    picture = dataclasses.replace(
-        LINES, panels=(*LINES.panels, *one().panels, KINDS), title="t", variants=("a", "b"), notes=("n",)
-    )
+    picture = dataclasses.replace(LINES, panels=(*LINES.panels, KINDS), title="t", variants=("a", "b"), notes=("n",))
     first, second = tmp_path / f"1{suffix}", tmp_path / f"2{suffix}"
     save_plot(picture, first)
     with matplotlib.rc_context(
@@ -136,6 +134,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path, suffix):
     assert first.read_bytes() == second.read_bytes()
 
 
+@pytest.mark.slow
 def test_another_process_gives_the_same_bytes(tmp_path):
     """Nothing depends on what was drawn before, on the hash seed, on a display or on settings in the directory."""
     (tmp_path / "matplotlibrc").write_text("font.size: 40\naxes.facecolor: black\nsavefig.dpi: 30\n")
@@ -166,16 +165,19 @@ def test_settings_are_as_they_were(tmp_path):
     assert dict(matplotlib.rcParams) == before
 
 
-@pytest.mark.parametrize("gap", [NAN, math.inf, -math.inf, None, 1e300])
-def test_what_cannot_be_drawn_is_a_gap(tmp_path, gap):
+def test_what_cannot_be_drawn_is_a_gap(tmp_path):
     """Of five points the middle one is missing: the axes are those of the other four, and nothing joins the halves."""
-    x, y = [0, 1, 2, 3, 4], [1, 1, gap, 1, 1]
-    save_plot(one(Line(x, y, [0.5, gap, gap, 0.5, 0.5], [1.5, 1.5, gap, gap, 1.5])), tmp_path / "gap.svg")
-    whole = Line(x, [1, 1, NAN, 1, 1], [0.5, NAN, NAN, 0.5, 0.5], [1.5, 1.5, NAN, NAN, 1.5])
-    save_plot(one(whole), tmp_path / "nan.svg")
-    assert (tmp_path / "gap.svg").read_bytes() == (tmp_path / "nan.svg").read_bytes()
 
-    save_plot(one(Line(x, y)), tmp_path / "gap.png")
+    def drawn(gap) -> str:
+        line = Line(x, [1, 1, gap, 1, 1], [0.5, gap, gap, 0.5, 0.5], [1.5, 1.5, gap, gap, 1.5])
+        save_plot(one(line), tmp_path / "gap.svg")
+        return (tmp_path / "gap.svg").read_text()
+
+    x = [0, 1, 2, 3, 4]
+    whole = drawn(NAN)
+    assert [gap for gap in (math.inf, -math.inf, None, 1e300) if drawn(gap) != whole] == []
+
+    save_plot(one(Line(x, [1, 1, NAN, 1, 1])), tmp_path / "gap.png")
     save_plot(one(Line(x, [1, 1, 1, 1, 1])), tmp_path / "whole.png")
     assert colored(tmp_path / "gap.png", 0) < 0.8 * colored(tmp_path / "whole.png", 0)
 
@@ -223,7 +225,7 @@ def test_each_of_two_seeds_is_a_thin_line(tmp_path):
         assert (tmp_path / "p.svg").read_text().count("stroke-opacity: 0.4") == thin
 
 
-@pytest.mark.parametrize("y", [[0.5], [NAN, 0.5, NAN], [NAN] * 101 + [0.5] + [NAN] * 98])
+@pytest.mark.parametrize("y", [[0.5], [NAN] * 101 + [0.5] + [NAN] * 98])
 def test_a_point_alone_is_seen(tmp_path, y):
     save_plot(one(Line(range(len(y)), y)), tmp_path / "p.png")
     assert colored(tmp_path / "p.png", 0) > 20
@@ -233,23 +235,25 @@ def test_a_point_alone_is_seen(tmp_path, y):
     assert blueish.sum() > 0.3 * len(blueish), "its interval too, which is a line from 0.1 to 0.9"
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_texts_are_shown_as_they_are(tmp_path, text):
-    lines = (Line([0, 1], [0, 1], notes=(text, text)), Line([0, 1], [1, 0], series=1))
-    panels = (Panel(text, text, text, lines), Panel(text, text, text, lines, bars=True, places=(text, "b" + text)))
-    picture = Picture(panels, (text, "b" + text), (text, "c" + text), text, (text,))
-    save_plot(picture, tmp_path / "p.png")
-    found = svg_texts(tmp_path, picture)
-    plain = plots._plain(text).strip()
-    if len(text) < 50:
-        assert sum(t.strip() == plain for t in found) >= 9 or not plain
+@pytest.mark.parametrize("number", range(0, len(HOSTILE), 2))
+def test_hostile_texts_are_shown_as_they_are(tmp_path, number):
+    lines = (Line([0, 1], [0, 1]), Line([0, 1], [1, 0], series=1))
+    a, b = HOSTILE[number : number + 2]
+    noted = dataclasses.replace(lines[0], notes=(b, b))
+    panels = (Panel(a, a, a, lines), Panel(b, b, b, (noted, lines[1]), bars=True, places=(b, "b" + b)))
+    found = svg_texts(tmp_path, Picture(panels, (a, "b" + a), (b, "c" + b), a, (a,)))
+    for text, least in ((a, 6), (b, 4)):
+        plain = plots._plain(text).strip()
+        if len(text) < 50:
+            assert sum(t.strip() == plain for t in found) >= least or not plain
     for drawn in found:
         assert not any(ord(c) < 32 or 0x7F <= ord(c) < 0xA0 or c in "\u202e\u2028\ufffe\uffff" for c in drawn)
 
 
-def test_dollars_are_no_mathematics(tmp_path):
-    found = svg_texts(tmp_path, dataclasses.replace(LINES, title=r"$a_1$ costs \$5"))
-    assert r"$a_1$ costs \$5" in found
+def test_hostile_texts_can_be_painted(tmp_path):
+    lines = tuple(Line([0], [i], series=i) for i in range(len(HOSTILE)))
+    save_plot(one(*lines, series=tuple(HOSTILE), bars=True, places=("p",)), tmp_path / "p.png")
+    assert colored(tmp_path / "p.png", 1) > 20
 
 
 def test_long_texts_keep_both_ends_and_stay_in_the_picture(tmp_path):
@@ -270,9 +274,7 @@ def test_long_texts_keep_both_ends_and_stay_in_the_picture(tmp_path):
     assert (border == 255).all(), "nothing is cut off at the edge"
 
 
-@pytest.mark.parametrize(
-    ("count", "columns", "rows"), [(1, 1, 1), (2, 2, 1), (3, 2, 2), (4, 2, 2), (5, 3, 2), (7, 3, 3)]
-)
+@pytest.mark.parametrize(("count", "columns", "rows"), [(1, 1, 1), (3, 2, 2), (5, 3, 2)])
 def test_the_grid(tmp_path, count, columns, rows):
     (panel,) = one(Line([0, 1], [0, 1])).panels
     save_plot(Picture(tuple(dataclasses.replace(panel, title=f"panel {i}") for i in range(count))), tmp_path / "p.svg")
@@ -291,11 +293,13 @@ def test_the_ticks_are_those_of_the_description(tmp_path):
 
 
 def test_numbers_of_any_size(tmp_path):
-    for scale in (5e-324, 1e-310, 1e-30, 1e9, 1e17, 9e99):
+    for scale in (5e-324, 1e17, 9e99):
         line = Line([0, scale, -scale], [scale, -scale, 0], [0, -scale, -scale], [scale, 0, scale])
-        save_plot(one(line), tmp_path / "p.png")
-        save_plot(one(Line([0, scale], [scale, 1]), log="xy"), tmp_path / "p.png")
-        save_plot(one(Line([0], [scale]), bars=True, places=("l",)), tmp_path / "p.png")
+        of_a_log, of_bars = (
+            one(Line([0, scale], [scale, 1]), log="xy"),
+            one(Line([0], [scale]), bars=True, places=("l",)),
+        )
+        save_plot(Picture(one(line).panels + of_a_log.panels + of_bars.panels, ("",)), tmp_path / "p.png")
 
 
 def test_many_bars_have_as_many_labels_as_fit(tmp_path):

@@ -7,7 +7,7 @@ from itertools import combinations
 from statistics import fmean as mean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlvr_cli.analysis.statistics.estimators import (
@@ -139,7 +139,6 @@ def test_majority_at_k_by_hand():
 
 
 @given(st.integers(0, 4), st.lists(st.integers(1, 4), max_size=3), st.integers(0, 3), st.data())
-@settings(deadline=None)
 def test_majority_at_k_is_the_mean_over_subsets(correct, wrong, abstained, data):
     answers = [True] * correct + [f"w{i}" for i, size in enumerate(wrong) for _ in range(size)] + [None] * abstained
     if not answers:

@@ -22,13 +22,9 @@ def lines_of(name: str) -> list[dict]:
         return [json.loads(line) for line in lines]
 
 
-def identifier(case: dict) -> str:
-    return ascii(f"{case.get('answer', case.get('response'))} | {case['ground_truth']}")
-
-
-@pytest.mark.parametrize("case", lines_of("grading_notation.jsonl"), ids=identifier)
-def test_notation(case):
-    assert equivalent(case["answer"], case["ground_truth"]) is case["right"]
+def test_notation():
+    cases = lines_of("grading_notation.jsonl")
+    assert [c for c in cases if equivalent(c["answer"], c["ground_truth"]) is not c["right"]] == []
 
 
 def test_settled_policy_cases():
@@ -55,8 +51,7 @@ FRAMES = [
 
 @pytest.mark.parametrize("gold", GOLDS)
 def test_text_around_an_answer_changes_nothing(gold):
-    for frame in FRAMES:
-        assert equivalent(frame.format(gold), gold), frame.format(gold)
+    assert [frame for frame in FRAMES if not equivalent(frame.format(gold), gold)] == []
     assert equivalent(gold.replace(r"\frac", r"\dfrac").replace("-", "−"), gold)
 
 
@@ -76,7 +71,6 @@ def test_golds_are_all_different():
 
 
 @given(st.text(max_size=60))
-@settings(deadline=None)
 def test_no_text_raises_and_every_text_is_itself(text):
     assert equivalent(text, "x+1") in (True, False)
     assert readable(text) in (True, False)
@@ -96,7 +90,7 @@ PIECES = r"""
     st.sampled_from(["", " "]),
     st.sampled_from(GOLDS),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_random_notation_never_raises(pieces, glue, gold):
     text = glue.join(pieces)
     assert equivalent(text, gold) in (True, False)
@@ -136,7 +130,6 @@ def test_the_rest_of_a_number_after_its_first_digits_may_be_unparsable(text):
 
 
 @given(st.fractions(max_denominator=10**6), st.integers(2, 9))
-@settings(deadline=None)
 def test_fractions_are_equal_in_every_form_and_both_ways(value, factor):
     forms = [
         f"\\frac{{{value.numerator}}}{{{value.denominator}}}",
@@ -153,7 +146,6 @@ def test_fractions_are_equal_in_every_form_and_both_ways(value, factor):
 
 
 @given(st.lists(st.integers(-99, 99), min_size=2, max_size=6, unique=True), st.randoms(use_true_random=False))
-@settings(deadline=None)
 def test_lists_have_no_order_and_tuples_have_one(numbers, random):
     shuffled = random.sample(numbers, len(numbers))
     given_order, other = ", ".join(map(str, numbers)), ", ".join(map(str, shuffled))
@@ -164,7 +156,6 @@ def test_lists_have_no_order_and_tuples_have_one(numbers, random):
 
 
 @given(st.lists(st.integers(-9, 9), min_size=3, max_size=5), st.integers(-9, 9))
-@settings(deadline=None)
 def test_polynomials_are_compared_as_functions(coefficients, root):
     expanded = [0] * (len(coefficients) + 1)
     for power, coefficient in enumerate(coefficients):
@@ -219,7 +210,7 @@ NESTS = [
 
 
 @pytest.mark.parametrize(("opening", "end"), NESTS)
-@pytest.mark.parametrize("depth", [9, 30, 39, 200, 20_000])
+@pytest.mark.parametrize("depth", [9, 39, 20_000])
 def test_nesting_is_bounded(opening, end, depth, monkeypatch):
     """However deep, reading a text takes at most a fixed number of steps."""
     steps = 0

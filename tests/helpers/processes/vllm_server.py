@@ -45,6 +45,7 @@ class StandIn:
     adapters: dict[str, Any] = field(default_factory=dict)
     most_adapters: int = 0
     endpoint: Any = None
+    restart: Any = None  # a function: be as at the start, weights included
 
 
 @contextmanager
@@ -141,8 +142,20 @@ def _one(model: Path) -> Iterator[StandIn]:
                 return Reply("")
             return completion(body)
 
+    first = {name: tensor.clone() for name, tensor in base.weights_for_engine().items()}
+
+    def restart() -> None:
+        server.ended.set()
+        if server.loads:
+            base.load_weights(first)
+            engine = served["the-model"][1]
+            engine.load_weights(base, engine.policy_version + 1)
+        for noted in (endpoint.bodies, endpoint.paths, endpoint.keys):
+            noted.clear()
+        vars(server).update(vars(StandIn(server.url, endpoint=endpoint, restart=restart)))
+
     with serving(answer) as endpoint:
-        server = StandIn(endpoint.url.removesuffix("/v1"), endpoint=endpoint)
+        server = StandIn(endpoint.url.removesuffix("/v1"), endpoint=endpoint, restart=restart)
         try:
             yield server
         finally:

@@ -127,7 +127,7 @@ def test_prefetched_requests_can_be_canceled(there, tiny_model, tiny_tokenizer, 
 
     monkeypatch.setattr(Worker, "receive", counted)
     there.load_weights(Policy(tiny_model), 0)
-    long = SamplingParams(max_tokens=400, min_tokens=400, stop=())
+    long = SamplingParams(max_tokens=150, min_tokens=150, stop=())
     many = [Request(f"What is 12 + {i}?", tuple(range(100 * i, 100 * i + 64))) for i in range(40)]
     there.prefetch(many, long)
     there.prefetch(many[:1], long)

@@ -34,8 +34,8 @@ from rlvr_cli.samplers.parallel.processes import SamplingProcesses
 from rlvr_cli.types import Request, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("forked")
-PARAMS = SamplingParams(max_tokens=12, min_tokens=0, stop=())
-REQUESTS = [Request(f"What is {i} + 30?", tuple(range(10 * i, 10 * i + 4))) for i in range(6)]
+PARAMS = SamplingParams(max_tokens=6, min_tokens=0, stop=())
+REQUESTS = [Request(f"What is {i} + 30?", tuple(range(10 * i, 10 * i + 3))) for i in range(4)]
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def here(policy: Policy) -> list:
 
 
 def test_they_sample_what_one_engine_does_from_the_weights_that_they_get(start, policy):
-    there = start(3)
+    there = start()
     assert (there.engine, there.seeding, there.notes, there.policy_version) == ("transformers", "per-request", [], 0)
     assert answers(there) == here(policy)
     there.load_weights(moved(policy), 4)
@@ -176,25 +176,26 @@ def test_weights_that_did_not_arrive_are_detected(start, policy):
 
 def test_closing_a_call_cancels_it(start, policy):
     there = start()
-    long = SamplingParams(max_tokens=400, min_tokens=400, stop=())
+    long = SamplingParams(max_tokens=60, min_tokens=60, stop=())
     completions = there.sample([Request(f"What is {i}?", tuple(range(500))) for i in range(4)], long)
     next(completions)
     completions.close()
-    assert answers(there) == here(policy), "2,000 samples of 400 tokens would take longer than this test may"
+    assert answers(there) == here(policy), "2,000 samples of 60 tokens would take longer than this test may"
 
 
 # Through the command line
 
 ALONE = ("--max-batch-size", "1")  # then the last bits of a sample depend on nothing else
-EVAL = shlex.split("eval --dataset arithmetic:24 --num-samples 2 --sampling-max-tokens 24")
+EVAL = shlex.split("eval --dataset arithmetic:6 --num-samples 2 --sampling-max-tokens 8")
 TWO = ("--samplers", "2")
+RUN = [*GRPO, *ALONE, *shlex.split("--n-grpo-steps 2 --eval-every 1 --checkpoint-every 1 --sampling-max-tokens 12")]
 
 
 @pytest.fixture(scope="module")
 def whole(forks: Forks, tmp_path_factory) -> Path:
     """A run that samples in its own process."""
     root = tmp_path_factory.mktemp("whole")
-    forks.run(*GRPO, *ALONE, "--run", "whole", cwd=root, status=0)
+    forks.run(*RUN, "--run", "whole", cwd=root, status=0)
     return root / "runs/whole"
 
 
@@ -213,7 +214,7 @@ def assert_nothing_runs_in(folder: Path) -> None:
 
 def test_an_evaluation_has_the_same_rows_also_when_a_process_dies(forks: Forks, tmp_path: Path):
     forks.run(*EVAL, *ALONE, "--run", "one", cwd=tmp_path, status=0)
-    done = forks.run(*EVAL, *ALONE, *TWO, "--run", "two", cwd=tmp_path, fault="sampler1.completion:5", status=0)
+    done = forks.run(*EVAL, *ALONE, *TWO, "--run", "two", cwd=tmp_path, fault="sampler1.completion:2", status=0)
     assert "devices  cpu for 2 processes" in done.err
     assert "The sampler 1 (cpu) died" in done.err
     assert rows_of(tmp_path / "runs/two", phase="eval") == rows_of(tmp_path / "runs/one", phase="eval")
@@ -221,7 +222,7 @@ def test_an_evaluation_has_the_same_rows_also_when_a_process_dies(forks: Forks, 
 
 
 def test_a_run_has_the_same_bytes_also_when_processes_die(forks: Forks, whole: Path, tmp_path: Path):
-    done = forks.run(*GRPO, *ALONE, *TWO, "--run", "two", cwd=tmp_path, fault="sampler1.completion:7", status=0)
+    done = forks.run(*RUN, *TWO, "--run", "two", cwd=tmp_path, fault="sampler1.completion:7", status=0)
     assert "cpu, for training and transformers in 2 processes" in done.err
     assert "The sampler 1 (cpu) died" in done.err
     assert_same_bytes(tmp_path / "runs/two", whole)
@@ -237,11 +238,16 @@ def test_dpo_samples_its_pairs_with_processes(forks: Forks, tmp_path: Path):
     assert_same_bytes(tmp_path / "runs/two", tmp_path / "runs/one")
 
 
-@pytest.mark.parametrize("command", [SFT, pytest.param(DPO, marks=pytest.mark.slow)], ids=["sft", "dpo"])
+@pytest.mark.parametrize(
+    "command",
+    [[*SFT, "--sft-epochs", "1"], pytest.param([*DPO, "--dpo-epochs", "1"], marks=pytest.mark.slow)],
+    ids=["sft", "dpo"],
+)
 def test_what_trains_on_given_responses_evaluates_with_processes(forks: Forks, tmp_path: Path, command: list[str]):
     write_pairs(tmp_path)
-    forks.run(*command, *ALONE, "--run", "one", cwd=tmp_path, status=0)
-    done = forks.run(*command, *ALONE, *TWO, "--run", "two", cwd=tmp_path, fault="sampler1.completion:6", status=0)
+    command = [*command, *ALONE, "--sampling-max-tokens", "8", "--eval-examples", "4"]
+    forks.run(*command, "--run", "one", cwd=tmp_path, status=0)
+    done = forks.run(*command, *TWO, "--run", "two", cwd=tmp_path, fault="sampler1.completion:3", status=0)
     assert "cpu, for training and transformers in 2 processes" in done.err
     assert "The sampler 1 (cpu) died" in done.err
     one, two = (tmp_path / "runs" / name for name in ("one", "two"))
@@ -255,7 +261,7 @@ def test_what_trains_on_given_responses_evaluates_with_processes(forks: Forks, t
 
 @pytest.mark.slow
 def test_with_several_trainers(forks: Forks, tmp_path: Path):
-    command = [*GRPO, *ALONE, "--trainers", "2"]
+    command = [*RUN, "--trainers", "2"]
     forks.run(*command, "--run", "one", cwd=tmp_path, status=0)
     done = forks.run(*command, *TWO, "--run", "two", cwd=tmp_path, fault="sampler0.load:2", status=0)
     assert "The sampler 0 (cpu) died" in done.err
@@ -277,9 +283,9 @@ def test_a_process_killed_at_20_random_moments_changes_nothing(forks: Forks, who
     moments, kills, finished = random.Random(0), 0, 0
     while kills < 20 or not finished:
         run = tmp_path / f"runs/run-{finished}"
-        call = forks.start(*begin_or_resume(run, [*GRPO, *ALONE, *TWO]), cwd=tmp_path)
+        call = forks.start(*begin_or_resume(run, [*RUN, *TWO]), cwd=tmp_path)
         while forks.status(call) is None:
-            time.sleep(moments.uniform(0.2, 4))
+            time.sleep(moments.uniform(0.2, 2))
             there = [pid for pid, command in processes_in(tmp_path).items() if "parallel.serve" in command]
             if there and kills < 20:
                 with suppress(ProcessLookupError):
@@ -302,7 +308,7 @@ def test_a_process_killed_at_20_random_moments_changes_nothing(forks: Forks, who
 @pytest.mark.parametrize("fault", ["update:3", "sampled:30:term", "checkpoint.rename:1"])
 def test_the_processes_die_with_the_run_which_goes_on(forks: Forks, whole: Path, tmp_path: Path, fault: str):
     run = tmp_path / "runs/cut"
-    command = [*GRPO, *ALONE, *TWO]
+    command = [*RUN, *TWO]
     forks.run(*begin_or_resume(run, command), cwd=tmp_path, fault=fault, status=130 if "term" in fault else -9)
     assert_nothing_runs_in(tmp_path)
     forks.run("grpo", "--resume", str(run), "--samplers", "3", cwd=tmp_path, status=0)
