@@ -134,9 +134,6 @@ class Replica:
     def gather(self, *, everywhere: bool) -> None:
         """Give `policy` its weights on rank 0, or on all ranks."""
 
-    def gather_state(self) -> None:
-        """Give `optimizer` its state on rank 0."""
-
     @torch.no_grad()
     def copy_rank_0(self) -> None:
         """Copy weights and optimizer state of rank 0."""

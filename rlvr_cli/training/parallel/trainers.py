@@ -118,13 +118,16 @@ class Trainers:
     @contextmanager
     def state_gathered(self) -> Iterator[torch.optim.Optimizer]:
         """Give the optimizer with its whole state, to be saved within the block."""
-        self.do("gather_state")
         optimizer = self.replica.optimizer
+        if not isinstance(optimizer, WholeState):
+            # A copy has it. The others are not told: after a signal they may wait for this one in an update that it has abandoned.
+            yield optimizer
+            return
+        self.do("gather_state")
         try:
             yield optimizer
         finally:
-            if isinstance(optimizer, WholeState):
-                optimizer.state.clear()
+            optimizer.state.clear()
 
     def do(self, method: str, /, *arguments: Any, **options: Any) -> Any:
         """Call a method of the replica on every rank. Returns what this one's returns.

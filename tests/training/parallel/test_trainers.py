@@ -129,7 +129,7 @@ def assert_nothing_runs_in(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_signal_ends_all_trainers_and_the_run_goes_on_to_the_same_bytes(forks: Forks, whole: Path, tmp_path: Path):
     run = tmp_path / "runs/cut"
-    for fault in ("backward:9:int", "sampled:30:term"):
+    for fault in ("backward:5:int", "sampled:10:term"):
         go_on(forks, run, GRPO_2, fault=fault, status=130)
         assert_nothing_runs_in(tmp_path)
     go_on(forks, run, GRPO_2)
@@ -163,7 +163,6 @@ def test_a_trainer_that_is_stopped_is_named_and_the_run_ends_the_same_when_it_go
     os.kill(pid, signal.SIGCONT)
     done = forks.wait(call)
     assert done.status == 0, done.said
-    assert "it goes on after " in done.err
     assert_ended_as(whole, tmp_path / "runs/cut")
 
 
@@ -291,6 +290,7 @@ def divided(forks: Forks, tmp_path_factory) -> Path:
     return root / "runs/whole"
 
 
+@pytest.mark.slow
 def test_two_shards_do_what_two_copies_do(forks: Forks, whole: Path, divided: Path, tmp_path: Path):
     assert_same_but_for_rounding(divided, whole)
     assert divisions(divided) == [(0, 2, True)]
@@ -308,11 +308,11 @@ def test_a_student_in_shards_has_a_whole_teacher(forks: Forks, tmp_path: Path, c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["backward:9:int", "trainer1.backward:5", "update:5"])
+@pytest.mark.parametrize("fault", ["backward:7:int", "trainer1.backward:5", "update:5"])
 def test_shards_go_on_to_the_same_bytes(forks: Forks, divided: Path, tmp_path: Path, fault: str):
     """A signal arrives in the middle of an update, in which all take part: all abandon it, and save what was before."""
     run = tmp_path / "runs/cut"
-    status = {"backward:9:int": 130, "trainer1.backward:5": 1, "update:5": -signal.SIGKILL}[fault]
+    status = {"backward:7:int": 130, "trainer1.backward:5": 1, "update:5": -signal.SIGKILL}[fault]
     go_on(forks, run, GRPO_FSDP, fault=fault, status=status)
     assert_nothing_runs_in(tmp_path)
     assert_readable(run)
@@ -369,6 +369,7 @@ def two_machines(run: Path) -> tuple[list[str], list[str]]:
     return [*command, *meeting, "0"], [*command, *meeting, "1"]
 
 
+@pytest.mark.slow
 def test_two_machines_give_the_bytes_of_one_with_two_trainers(forks: Forks, whole: Path, tmp_path: Path):
     first, second = two_machines(tmp_path / "runs/whole")
     (tmp_path / "other").mkdir()
