@@ -2,6 +2,8 @@
 
 import threading
 
+import pytest
+
 from factories import a_rollout
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.runs.readers import read_run
@@ -15,6 +17,7 @@ def make_run(root, rows=40):
     return root / "r"
 
 
+@pytest.mark.slow
 def test_readers_see_consistent_metrics_during_writes(tmp_path):
     """While metrics are replaced continuously, a reader always sees one complete version, never older than the previous."""
     make_run(tmp_path)

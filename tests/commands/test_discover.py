@@ -126,6 +126,7 @@ def test_the_homeworks_files(whole: Path):
         assert said in report, said
 
 
+@pytest.mark.slow
 def test_all_that_reads_runs_reads_a_search(whole: Path, forks: Forks, tmp_path: Path):
     def ask(*words: object) -> str:
         done = forks.run(*words, cwd=tmp_path)

@@ -186,6 +186,7 @@ def test_a_replay_needs_the_teacher(tiny_model_dir, teacher, tmp_path):
         read_stored(run)
 
 
+@pytest.mark.slow
 def test_an_adapted_student_learns_and_its_base_stays(tiny_model_dir, teacher, tmp_path):
     run = trained(
         tiny_model_dir, teacher, tmp_path, lora_rank=4, learning_rate=5e-3, n_distill_steps=8, rollout_batch_size=16
@@ -214,6 +215,7 @@ def test_the_teacher_has_the_precision_of_the_student(tiny_model_dir, teacher, t
         assert all(tensor.equal(same[name]) for name, tensor in found.model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_traces_of_a_teacher_behind_an_endpoint(forks, tmp_path):
     """Its thinking, given apart, is graded, filtered by the rules of R1, and learned."""
     pytest.importorskip("openai", reason="the openai package is not installed")

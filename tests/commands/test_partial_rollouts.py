@@ -84,6 +84,7 @@ def without(rows, *names):
     return [{k: v for k, v in row.items() if k not in ("run_id", "sampled_at", *names)} for row in rows]
 
 
+@pytest.mark.slow
 def test_with_enough_tokens_for_a_response_nothing_changes(train):
     whole = train(run="whole", partial_rollout_tokens=0, importance_correction="truncated", n_grpo_steps=2)
     parts = train(run="parts", partial_rollout_tokens=24, n_grpo_steps=2)
@@ -95,6 +96,7 @@ def test_with_enough_tokens_for_a_response_nothing_changes(train):
     assert set(metrics_of(parts)["partial/unfinished_share"].values()) == {0.0}
 
 
+@pytest.mark.slow
 def test_a_policy_that_does_not_change_could_have_sampled_each_response_at_once(train):
     run = train(learning_rate=1e-30)
     rows = rows_of(run)
@@ -110,6 +112,7 @@ def test_a_policy_that_does_not_change_could_have_sampled_each_response_at_once(
     assert sum(a == b for a, b in halves) == 0
 
 
+@pytest.mark.slow
 def test_each_token_has_the_log_probability_that_its_policy_gave_it(train):
     """Also where the weights have changed in between: the policies of all steps are the final models of shorter runs."""
     models = {0: builtin_model_path()}

@@ -325,6 +325,7 @@ def test_with_an_adapter_the_critic_has_one_too(tmp_path):
     assert (run / "model/adapter_config.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_run_cannot_be_replayed_and_says_so(forks, tmp_path):
     trained(tmp_path, n_ppo_steps=1)
     done = forks.run("check", tmp_path / "r", "--replay", 2, cwd=tmp_path, status=1)

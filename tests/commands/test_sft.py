@@ -123,6 +123,7 @@ def test_the_plan_says_what_is_minimized():
     assert all(f.startswith("-(1/") for f in formulas)
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_to_more_epochs(tmp_path):
     """It ends with the weights of a run that had as many from the start."""
 

@@ -87,6 +87,7 @@ def test_each_arm_and_seed_is_a_run_and_none_is_repeated(sweep, tmp_path):
         sweep("grpo_baselines", "--group-size", "2", seeds="0,1")
 
 
+@pytest.mark.slow
 def test_evaluations_are_reported_by_category_and_by_samples(tmp_path, capsys, tiny_model_dir):
     overrides = f"--model {tiny_model_dir} --dataset arithmetic:4 --sampling-max-tokens 8 --grader-workers 1 --device cpu".split()
 

@@ -105,6 +105,7 @@ def test_every_row_reads_as_before(rlvr, run):
         assert rows_of(rlvr, run, table) == expected_rows(run, table), table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "run",
     [

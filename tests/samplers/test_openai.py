@@ -387,6 +387,7 @@ def test_a_failure_that_concerns_every_sample_stops_the_requests(endpoint, statu
     assert len(endpoint.bodies) <= 2 + 4
 
 
+@pytest.mark.slow
 def test_connections_are_closed_also_when_the_caller_stops_at_the_last_answer(endpoint):
     """It may stop while they are being closed. One that is left open is a ResourceWarning when it is collected."""
     for number in range(6):

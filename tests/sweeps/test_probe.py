@@ -30,6 +30,7 @@ def test_a_run_that_does_not_sample_by_hand():
     assert not has_stepped(found | {("train", "reward/mean"): [0.1]})
 
 
+@pytest.mark.slow
 def test_a_real_run_is_measured_and_nothing_stays(forked, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

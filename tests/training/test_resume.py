@@ -111,7 +111,10 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
 def test_grpo_stopped_and_out_of_disk_at_more_points_ends_the_same(forks: Forks, whole: Whole, tmp_path: Path):
     full = "write:1", "write:5", "write:6", "write:7", "manifest.torn:2", "checkpoint:1"
     stopped = "sampled:3", "updated:1", "write:2", "manifest.torn:2", "checkpoint.torn:1", "prune:1"
-    stopped_in_turn(forks, tmp_path, whole, [*(f"{p}:enospc" for p in full), *(f"{p}:term" for p in stopped)])
+    for number, fault in enumerate([*(f"{p}:enospc" for p in full), *(f"{p}:term" for p in stopped)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        stopped_in_turn(forks, folder, whole, [fault])
 
 
 SHAPED = shlex.split(
@@ -275,6 +278,7 @@ def test_a_finished_run_that_goes_on_stays_as_it_is(forks: Forks, whole: Whole, 
 # Responses that are all cut
 
 
+@pytest.mark.slow
 def test_a_batch_without_a_token_to_train_on_is_skipped(forks: Forks, tiny_model_dir: Path, tmp_path: Path):
     options = [
         "--overlong",
@@ -291,6 +295,7 @@ def test_a_batch_without_a_token_to_train_on_is_skipped(forks: Forks, tiny_model
     assert [metrics["train", step, "update/skipped"] for step in range(4)] == [1.0] * 4
 
 
+@pytest.mark.slow
 def test_killed_after_an_update_that_was_skipped_it_ends_the_same(forks: Forks, tiny_model_dir: Path, tmp_path: Path):
     (tmp_path / "odd.py").write_text(
         "def grade(response, truth):\n"
@@ -379,6 +384,7 @@ def test_a_checkpoint_is_saved_when_training_is_stopped_between_two_updates(fork
     assert checkpoints_of(cut) == ["step-000001"]
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_does_not_wait(forks: Forks, tmp_path: Path):
     run = tmp_path / "runs/cut"
     grading = tmp_path / "grading"
@@ -573,6 +579,7 @@ def test_a_time_limit_leaves_time_for_the_last_evaluation(forks: Forks, tmp_path
     assert (run / "model/config.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_ran_out_of_time_goes_on_with_more(forks: Forks, whole: Whole, tmp_path: Path):
     run = tmp_path / "runs/r"
     forks.run(*GRPO, "--time-limit", "0.5s", "--run", "r", cwd=tmp_path, status=0)

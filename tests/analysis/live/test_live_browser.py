@@ -66,6 +66,7 @@ def enter(browser, address) -> None:
     WebDriverWait(browser, 30, poll_frequency=0.1).until(lambda _: browser.current_url == address)
 
 
+@pytest.mark.slow
 def test_rows_and_points_appear_while_a_run_trains(browser, served, tmp_path):
     with RunDir.create(tmp_path, "grpo", name="a", metadata={}) as run:
         commit(run, "a", 0)

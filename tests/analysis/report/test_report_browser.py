@@ -109,6 +109,7 @@ def two_runs(tmp_path_factory):
     return write_report(runs, root / "report.html")
 
 
+@pytest.mark.slow
 def test_filters_change_what_is_listed(browser, two_runs):
     page = opened(browser, two_runs)
     assert page.settled() == "1 to 25 of 78 rollouts"
@@ -165,6 +166,7 @@ def test_pages_and_sorting(browser, two_runs):
     assert page.js("return document.querySelector('[data-sort=advantage]').parentNode.ariaSort") == "ascending"
 
 
+@pytest.mark.slow
 def test_search_finds_text_of_prompts_responses_and_ids(browser, two_runs):
     page = opened(browser, two_runs)
     assert page.search("SAYS 21") == "1 to 3 of 3 rollouts (of 78 in this page)"
@@ -175,6 +177,7 @@ def test_search_finds_text_of_prompts_responses_and_ids(browser, two_runs):
     assert page.search("says 3").startswith("1 to 4 of 4 ")
 
 
+@pytest.mark.slow
 def test_a_rollout_is_shown_with_its_tokens_and_its_group(browser, two_runs):
     from selenium.webdriver.common.keys import Keys
 

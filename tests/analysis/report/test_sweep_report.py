@@ -63,6 +63,7 @@ def test_one_right_and_one_wrong_response_are_shown_the_long_one_in_part(tmp_pat
     assert "fourth" not in shown
 
 
+@pytest.mark.slow
 def test_the_pictures_of_expert_iteration_have_a_point_for_each_evaluation(tmp_path):
     """Seeds differ in the number of their updates: only the evaluation before training is at the same one."""
     expert_iterations(tmp_path, {"s0": [0, 10, 21, 30], "s1": [0, 12, 22, 32], "s2": [0, 11, 20, 31]})

@@ -190,6 +190,7 @@ def test_sft_on_a_runs_rollouts_trains_on_the_sampled_tokens(place, rlvr, chat):
     assert responses != tokenizer(texts, add_special_tokens=False).input_ids
 
 
+@pytest.mark.slow
 def test_what_filter_keeps_of_a_chat_run_is_taken_up_again(place, rlvr):
     options = ["--chat", "--chat-thinking", "off", "--chat-system", "Be brief."]
     rlvr(*EVAL, "--model", "qwen", *options, "--run", "e", "--num-samples", 4)

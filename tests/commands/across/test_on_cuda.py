@@ -1,5 +1,6 @@
 """Whole runs on CUDA devices, those of `fake_cuda`: the commands sample with graphs, train, save and evaluate on the right one."""
 
+import pytest
 import torch
 
 from fake_cuda import fake_cuda
@@ -55,6 +56,7 @@ def test_grpo_on_the_second_device_samples_what_a_cpu_samples(tmp_path):
     assert sum(same) > 0.7 * len(same)  # bfloat16 rounds
 
 
+@pytest.mark.slow
 def test_sft_and_the_evaluation_of_its_model(tmp_path):
     with fake_cuda() as cuda:
         sft.run(SftConfig(**SHARED, dataset="arithmetic:8", n_sft_steps=1, runs_dir=str(tmp_path), device="auto"))

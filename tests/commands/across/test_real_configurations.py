@@ -27,6 +27,7 @@ METRICS = ("loss/nll", "optimizer/grad_norm", "mismatch/logprob_max_abs")
 ROUNDING = 2e-5  # nats, float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in CONFIGURATIONS])
 def test_a_published_model_goes_through_the_whole_tool(name, tmp_path: Path, forks):
     published, model = CONFIGURATIONS[name], write_model(name, tmp_path / "m")

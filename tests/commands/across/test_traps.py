@@ -76,6 +76,7 @@ def test_training_on_evaluation_questions_is_said(rlvr, tmp_path):
     assert "warning: 2 of the 6 evaluation questions" in fine_tuned.err
 
 
+@pytest.mark.slow
 def test_a_resumed_run_shows_the_whole_and_a_finished_one_says_so(rlvr, tmp_path):
     first = rlvr("grpo", *SMALL, "--n-grpo-steps", 1, "--run", "r")
     assert "finished       " not in first.err
@@ -105,6 +106,7 @@ def test_the_environment_names_the_directory_of_runs(tmp_path, forks):
     rlvr("eval", "--resume", "r")
 
 
+@pytest.mark.slow
 def test_a_query_without_rows_says_why(rlvr, tmp_path):
     (tmp_path / "all.py").write_text("def right(response, truth):\n    return 1\n")
     rlvr("eval", "--limit", 2, "--sampling-max-tokens", 8, "--grader", "all.py:right", "--run", "r")

@@ -456,6 +456,7 @@ def test_rollouts_are_decontaminated_by_their_questions(made, call, tmp_path):
     assert not set(starts(rows_of(tmp_path / "out-control.jsonl"))) & set("def")  # nor does the control have them
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     question=st.text(min_size=1, max_size=30),

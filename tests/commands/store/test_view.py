@@ -105,6 +105,7 @@ def test_the_printed_address_answers_and_a_signal_ends_it_quietly(serve, runs, t
     assert not list(scratch.iterdir())
 
 
+@pytest.mark.slow
 @installed
 def test_nothing_is_written_into_the_runs_of_another_directory(serve, runs):
     others = runs.rename(runs.with_name("others"))
@@ -122,6 +123,7 @@ def test_nothing_is_written_into_the_runs_of_another_directory(serve, runs):
     assert files() == before
 
 
+@pytest.mark.slow
 @installed
 def test_named_runs_alone_are_served_on_a_chosen_port(serve, runs):
     from rlvr_cli.analysis.live.server import listen

@@ -11,6 +11,7 @@ kernel, autograd's threads. `tests/test_fake_cuda.py` compares it with a real de
 """
 
 import ctypes
+import importlib.util
 import itertools
 import math
 import sys
@@ -33,6 +34,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 import rlvr_cli
+from rlvr_cli.models.compute.bitsandbytes import import_bitsandbytes
 
 aten = torch.ops.aten
 _PACKAGE = str(Path(rlvr_cli.__file__).parent)
@@ -571,6 +573,10 @@ def fake_cuda(*, compute: bool = True, count: int = 2) -> Iterator[FakeCuda]:
     """Let this process have `count` CUDA devices; with `compute`, they compute floating-point numbers."""
     if torch.cuda.is_available():
         torch.cuda.init()  # before its functions are replaced
+    if importlib.util.find_spec("liger_kernel"):  # these look for CUDA's own functions as they are imported
+        importlib.import_module("liger_kernel.ops")
+    if importlib.util.find_spec("bitsandbytes"):
+        import_bitsandbytes()
     _device_constructors()  # caches `torch.tensor` itself, which is about to be replaced
     cuda = FakeCuda(compute=compute, count=count)
     attention, backward = torch.nn.functional.scaled_dot_product_attention, torch.Tensor.backward

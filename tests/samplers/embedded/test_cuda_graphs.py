@@ -126,6 +126,7 @@ def test_graphs_that_cannot_be_recorded_at_the_start_are_not_used(tiny_model_dir
         assert cuda.captured.total() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending_fails", [False, True])
 def test_a_recording_that_fails_later_costs_no_token(tiny_model_dir, expected, caplog, monkeypatch, ending_fails):
     """Every second shape fails; it runs without a graph from then on, and the others with one."""

@@ -115,6 +115,7 @@ def test_without_graphs_a_step_waits_for_nothing_else(tiny_tokenizer):
         assert {call.dtype for call in cuda.attentions} == {HALF}
 
 
+@pytest.mark.slow
 def test_more_rows_take_no_more_kernels(tiny_tokenizer):
     counts = []
     for rows in (6, 24):

@@ -221,6 +221,7 @@ def test_an_evaluation_has_the_same_rows_also_when_a_process_dies(forks: Forks, 
     assert_nothing_runs_in(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_has_the_same_bytes_also_when_processes_die(forks: Forks, whole: Path, tmp_path: Path):
     done = forks.run(*RUN, *TWO, "--run", "two", cwd=tmp_path, fault="sampler1.completion:7", status=0)
     assert "cpu, for training and transformers in 2 processes" in done.err

@@ -326,6 +326,7 @@ def test_an_adapter_goes_to_every_server_under_a_name_of_its_version(servers, po
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_server_that_keeps_its_old_adapter_or_takes_none_is_found(servers, policy):
     sampler = sampler_of(servers, policy, takes_adapters=True)
     sampler.load_weights(adapted(by=0.1), 1)
@@ -340,6 +341,7 @@ def test_a_server_that_keeps_its_old_adapter_or_takes_none_is_found(servers, pol
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora --max-lora-rank" in raised.value.hint
 
 
+@pytest.mark.slow
 def test_a_server_that_lost_its_adapter_is_left_out(servers, policy):
     """It does not answer from the base instead."""
     sampler = sampler_of(servers, policy, takes_adapters=True)
@@ -426,6 +428,7 @@ def test_an_evaluation_asks_several_servers(forks: Forks, servers, tmp_path):
     assert "other" in done.err
 
 
+@pytest.mark.slow
 def test_a_run_that_began_without_servers_goes_on_with_them(forks: Forks, servers, tmp_path):
     forks.run(*GRPO, *SMALL, "--run", "r", "--n-grpo-steps", "1", cwd=tmp_path, status=0)
     url = ("--sampler-urls", servers[0].url)
@@ -450,6 +453,7 @@ def test_grpo_trains_on_what_servers_sample(forks: Forks, servers, tmp_path):
     forks.run("check", str(run), "--replay", "1", cwd=tmp_path, status=0)
 
 
+@pytest.mark.slow
 def test_servers_evaluate_what_trains_on_traces(forks: Forks, servers, tmp_path):
     urls = ",".join(server.url for server in servers)
     small = shlex.split("--sft-epochs 1 --eval-examples 4 --eval-every 3 --sampling-max-tokens 8")

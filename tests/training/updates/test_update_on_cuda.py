@@ -102,6 +102,7 @@ def test_an_update_is_that_of_a_cpu(dtype, checkpointing, monkeypatch):
         assert 0 < (found[name] - tensor).norm() < 0.15 * tensor.norm(), name
 
 
+@pytest.mark.slow
 def test_an_update_with_flash_attn_leaves_out_the_padding_of_rows(monkeypatch):
     """Its numbers are those without it, to what the order of sums in bfloat16 makes of them."""
     batch = with_columns(make_batch([(3, 9), (3, 5), (6, 7), (2, 11)]))
