@@ -53,6 +53,7 @@ WITHOUT_EFFECT = dict.fromkeys(
     "nodes": "where the trainers are; tests/training/parallel/test_trainers.py",
     "rendezvous": "where the trainers are; tests/training/parallel/test_trainers.py",
     "node_rank": "where the trainers are; tests/training/parallel/test_trainers.py",
+    "environment_workers": "how many processes",
 }
 
 
@@ -312,7 +313,7 @@ WIRING = [
     Mutation("a continuation may end at once", "samplers/embedded/batch.py", "barred(age + self.begun[:rows] < params.min_tokens)", "barred(age + 99 < params.min_tokens)", "tests/samplers/embedded/test_engine.py -k begun"),
     Mutation("a continuation has a minimum of its own", "samplers/embedded/batch.py", "barred(age + self.begun[:rows] < params.min_tokens)", "barred(age < params.min_tokens)", "tests/samplers/embedded/test_engine.py -k begun"),
     Mutation("a continuation's stop strings begin in it", "samplers/embedded/batch.py", "response = [*beginning, *tokens]", "response = tokens", "tests/samplers/embedded/test_engine.py -k begun"),
-    Mutation("a row that moves forgets what it began with", "samplers/embedded/batch.py", "self.seed, self.born, self.begun)", "self.seed, self.born)", "tests/samplers/embedded/test_engine.py -k begun"),
+    Mutation("a row that moves forgets what it began with", "samplers/embedded/batch.py", "self.born, self.begun, self.most)", "self.born, self.most)", "tests/samplers/embedded/test_engine.py -k begun"),
     *mutations_of(
         "samplers/stop_strings.py",
         ("a stop string across the border is not seen", "if found is not None and found[1] - len(found[0]) < len(response_text(tokenizer, before)):", "if False:", "tests/samplers/test_stop_strings.py -k two_parts"),
@@ -498,8 +499,8 @@ WIRING = [
         ("every dataset is the first", "shared.datasets[config.dataset]", "next(iter(shared.datasets.values()))", "tests/commands/test_end_to_end.py -k each_dataset", "eval.dataset"),
     ),
     *mutations_of(
-        "commands/evaluation/thinking.py",
-        ("a budget that cuts nothing", "if not config.thinking_budget:\n        return sampler", "if True:\n        return sampler", BUDGETS, "thinking_budget"),
+        "commands/evaluation/answering.py",
+        ("a budget that cuts nothing", "    if config.thinking_budget:\n", "    if False:\n", BUDGETS, "thinking_budget"),
         ("a stop sentence of ours always", "if config.stop_thinking:", "if False:", BUDGETS, "stop_thinking"),
     ),
     *mutations_of(
@@ -947,7 +948,7 @@ MATHEMATICS = [
     *mutations_of(
         "samplers/embedded/batch.py",
         ("EOS is barred one token too long", "self.begun[:rows] < params.min_tokens)", "self.begun[:rows] <= params.min_tokens)", replays("grpo-no baseline")),
-        ("responses are one token short", "self._endings.possible(tokens, age + 1)", "self._endings.possible(tokens, age + 2)", f"{ENGINE} -k finish_reasons"),
+        ("responses are one token short", "self.most[:rows] - age - 1)", "self.most[:rows] - age - 2)", f"{ENGINE} -k finish_reasons"),
         ("the draw does not depend on the position", "uniforms(self.seed[:rows], age)", "uniforms(self.seed[:rows], age * 0)", f"{ENGINE} -k inverse_cdf_of_the_seeds"),
     ),
     *mutations_of(
@@ -1042,6 +1043,43 @@ MATHEMATICS = [
     ),
 ]  # fmt: skip
 
+PLAYED = "tests/samplers/test_episodes.py -k"
+IN_A_RUN = "tests/commands/across/test_episodes.py -k"
+EPISODES = [
+    *mutations_of(
+        "samplers/episodes.py",
+        ("the environment's tokens are trained on", "self.mask += (logprobs is not None,) * len(ids)", "self.mask += (True,) * len(ids)", f"{PLAYED} as_it_was_sampled"),
+        ("the environment's answer is asked of another episode", "pool.answer(playing.example, playing.seed, playing.said)", "pool.answer(playing.example, 0, playing.said)", f"{PLAYED} as_it_was_sampled"),
+        ("later turns repeat the draws of the first", "(_seed_of_turn(playing.seed, len(playing.said)),)", "(playing.seed,)", f"{PLAYED} do_not_repeat"),
+        ("a marker in the environment's text is a special token", "split_special_tokens=True", "split_special_tokens=False", f"{PLAYED} as_it_was_sampled"),
+        ("each turn has all of the policy's tokens", "self._params.max_tokens - playing.num_policy_tokens", "self._params.max_tokens", f"{PLAYED} limits_end"),
+        ("the environment's text is longer than the episode", "ids[: self._room - len(playing.ids)]", "ids", f"{PLAYED} random"),
+        ("an episode has turns without end", "elif len(playing.said) == self._player.max_turns and not pool.gives_rewards:", "elif False:", f"{PLAYED} limits_end"),
+        ("rewards of turns are the grader's to give", "if grade is None and gives_rewards:", "if False:", f"{PLAYED} gives_the_reward"),
+        ("8 turns whatever is asked", "max_turns=config.max_turns", "max_turns=8", f"{IN_A_RUN} grades_the_last", "max_turns"),
+        ("no limit of an episode's tokens", "max_tokens=config.max_episode_tokens", "max_tokens=0", f"{IN_A_RUN} limits_of_episodes", "max_episode_tokens"),
+        ("10 seconds a turn whatever is asked", "timeout=config.turn_timeout", "timeout=10.0", f"{IN_A_RUN} limits_of_episodes", "turn_timeout"),
+        ("tools are lost", "EnvironmentSpec(config.environment, config.tool)", "EnvironmentSpec(config.environment, ())", f"{IN_A_RUN} limits_of_episodes", "tool environment"),
+    ),
+    *mutations_of(
+        "environments/worker.py",
+        ("forged answers are not counted", "turns[-1].count(marker) if marker else 0", "0", "tests/environments/test_pool.py -k keeps_its_state"),
+        ("an episode that was lost begins at its last turn", "            for turn in turns[:-1]:\n                environment.answer(turn)\n", "", "tests/environments/test_pool.py -k keeps_its_state"),
+    ),
+    *mutations_of(
+        "rollouts/regrade.py",
+        ("the environment's text is graded again", 'row["response"][row["episode"]["graded_from"] :]', 'row["response"]', f"{IN_A_RUN} grading_again"),
+    ),
+    *mutations_of(
+        "training/traces.py",
+        ("what a tool said is trained on", 'mask += [role == "policy"] * len(own)', "mask += [True] * len(own)", f"{IN_A_RUN} traces_with_turns"),
+    ),
+    *mutations_of(
+        "replay/sampling.py",
+        ("the minimum is of the whole episode", "if row.episode is None or row.turns is None:", "if True:", f"{IN_A_RUN} replays"),
+    ),
+]  # fmt: skip
+
 SERVED = "tests/analysis/live/test_server.py -k "
 EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
     *mutations_of(
@@ -1105,7 +1143,7 @@ VIEW = [
     ),
 ]  # fmt: skip
 
-MUTATIONS = [*WIRING, *MATHEMATICS, *EMULATED, *VIEW]
+MUTATIONS = [*WIRING, *MATHEMATICS, *EMULATED, *EPISODES, *VIEW]
 
 
 def applied(mutation: Mutation, source: str) -> str:

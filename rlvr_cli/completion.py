@@ -57,6 +57,10 @@ def _candidates(kind: str, command: str, runs_dir: Path, typed: str) -> Candidat
             from rlvr_cli.sweeps.experiment import experiment_names
 
             yield from ((name, "") for name in experiment_names())
+        case "environment":
+            from rlvr_cli.environments.open import BUILT_IN
+
+            yield from ((name, "") for name in BUILT_IN)
         case "prompt":
             from rlvr_cli.data.prompts import prompt_names
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
-SCHEMA_VERSION = 4  # of run.json, the manifest and the Parquet files; a change that adds columns raises it
+SCHEMA_VERSION = 5  # of run.json, the manifest and the Parquet files; a change that adds columns raises it
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,22 @@ class Candidate(NamedTuple):
     layers: tuple[str, ...]  # of the sandbox, that were active
 
 
+class Episode(NamedTuple):
+    """What a row knows of an episode: a response in which an environment answers the policy, turn after turn."""
+
+    num_turns: Int32  # of the policy
+    num_policy_tokens: Int32  # tokens of the response that the policy sampled
+    ended_by: str  # "policy", "environment", "turns" (--max-turns), "length" or "error" (of the environment)
+    tool_calls: Int32
+    tool_errors: Int32  # calls that failed, and were answered so
+    forged: Int32  # answers of the environment that the policy wrote itself
+    environment_seconds: float  # that the environment took to answer
+    turn_rewards: tuple[Float32 | None, ...] | None  # of each turn of the policy; None: the environment gives none
+    graded_from: (
+        Int32  # the character of `response` at which the last turn of the policy begins: the grader reads from there
+    )
+
+
 FinishReason = Literal["stop", "length"]
 Phase = Literal["train", "eval"]
 ChatThinking = Literal["auto", "on", "off"]  # auto: as the chat template has it
@@ -77,6 +93,8 @@ class Example:
     response: str | None = None  # a trace to train on (SFT)
     # A worked solution without the format of a prompt; SFT turns it into a trace when `response` is None.
     solution: str | None = None
+    # Who wrote what in `response`, as (role, text): only what the role "policy" wrote is trained on; None: all of it.
+    turns: tuple[tuple[str, str], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +119,11 @@ class Request:
     # So many of the last `prompt_ids` are the beginning of the response, which is to be continued: `min_tokens` and stop strings
     # are of the whole response, `max_tokens` of what is added.
     begun: int = 0
+    max_tokens: int | None = None  # fewer than those of the `SamplingParams`; None: as many
+    # The completion of this call, as (request_index, sample_index), whose prompt and tokens `prompt_ids` begin with: what an engine
+    # has computed for it need not be computed again.
+    after: tuple[int, int] | None = None
+    example: Example | None = None  # for the environment of an episode; an engine passes over it
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +145,14 @@ class Completion:
     mean_entropy: float | None
     response_mask: tuple[bool, ...] | None = None  # as in `Rollout`
     turns: tuple[Turn, ...] | None = None  # as in `Rollout`
+    prompt: str | None = None  # that an environment gave in place of the request's
+    episode: Episode | None = None
+    grade: "Grade | None" = None  # of the environment; None: the grader judges
+
+    @property
+    def graded_text(self) -> str:
+        """What the grader reads: the response, of an episode the last turn of the policy."""
+        return self.text if self.episode is None else self.text[self.episode.graded_from :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +237,14 @@ class Rollout:
     token_versions: Annotated[tuple[Int32, ...] | None, Since(3)] = None
     grade_error_detail: Annotated[str | None, Since(3)] = None
     candidate: Annotated[Candidate | None, Since(4)] = None  # of `rlvr discover`
+    episode: Annotated[Episode | None, Since(5)] = None  # of --environment
+
+    @property
+    def num_policy_tokens(self) -> int:
+        """Tokens of the response that the policy sampled."""
+        if self.response_mask is None:
+            return self.num_response_tokens
+        return sum(self.response_mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +332,31 @@ class PrefetchingSampler(Sampler, Protocol):
 
     def prefetch(self, requests: Sequence[Request], params: SamplingParams) -> None:
         """Start sampling in the background; the next `sample` call, with the same requests, returns the results."""
+        ...
+
+
+class MoreRequests(Protocol):
+    """Requests that come while others are sampled: turns of episodes."""
+
+    @property
+    def most_tokens(self) -> int:
+        """A prompt and what is sampled for it have at most so many tokens together."""
+        ...
+
+    def take(self, *, wait: bool) -> Sequence[Request]:
+        """Return those that have come since the last call. None when it had to wait: no more will come."""
+        ...
+
+
+class JoinableSampler(Sampler, Protocol):
+    """A sampler whose running call takes further requests."""
+
+    joins: bool  # True
+
+    def sample(
+        self, requests: Sequence[Request], params: SamplingParams, *, more: MoreRequests | None = None
+    ) -> Generator[Completion]:
+        """As `Sampler.sample`; the requests of `more` have the indices after those of `requests`."""
         ...
 
 

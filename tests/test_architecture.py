@@ -30,6 +30,7 @@ ROOMS = {
     "trackers": "W&B, TensorBoard and Trackio, which follow a run",
     "graders": "reward functions",
     "data": "datasets, prompts, traces",
+    "environments": "what answers the policy in an episode: tools, games",
     "models": "the policy",
     "samplers": "inference engines",
     "rollouts": "sample, grade and store rollouts",

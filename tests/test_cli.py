@@ -64,7 +64,7 @@ def test_the_short_help_lists_common_options_and_counts_the_rest(capsys, command
     listed = set(re.findall(r"^  (--[a-z][a-z0-9-]*)", page, re.MULTILINE)) - {"--help-all"}
     listed = {name for name in listed if not name.startswith("--no-")}
     assert listed == {flag(o.name) for o in knobs if o.metadata["common"]}
-    assert 2 <= len(listed) <= 29
+    assert 2 <= len(listed) <= 30
     hidden = len(knobs) - len(listed)
     assert (f"{hidden} more options: rlvr {command} --help-all" in page) == (hidden > 0)
 
@@ -76,7 +76,7 @@ def test_help_shows_choices_and_defaults(capsys, monkeypatch):
     for names in (LossType, GraderName):
         assert f"[{'|'.join(get_args(names))}|FILE.py:FUNCTION]" in page
     assert "Responses per question. [default: 8]" in page
-    assert "[cispo|cs336|dapo|dr-grpo|gspo|kimi-k1.5|leaderboard-4h|quickstart|r1-zero]" in page
+    assert "[cispo|cs336|dapo|dr-grpo|gspo|kimi-k1.5|leaderboard-4h|quickstart|quickstart-tools|r1-zero]" in page
     assert re.search(r"--stop TEXT .*? \[default: </answer>\]", page)
     assert (
         "--use-std-normalization Divide advantages by the standard deviation of their group. [default: on] --no-use"
@@ -281,7 +281,7 @@ def test_usage_errors_cannot_act_on_the_terminal(tmp_path):
         ("analyze compare one", 2, "compare needs two runs or more; 1 were given.", "RUN_A RUN_B"),
         ("grade r --grader gsm8k --dataset arithmetic", 2, "--dataset needs --check.", "rlvr eval --dataset"),
         ("grpo --preset quickstat", 2, "no preset 'quickstat'. Did you mean quickstart?", "Its presets:"),
-        ("sft --preset dapo", 2, "no preset 'dapo'.", "Its presets: cs336, quickstart."),
+        ("sft --preset dapo", 2, "no preset 'dapo'.", "Its presets: cs336, quickstart, quickstart-tools."),
         # TRL's names, and abbreviations
         ("grpo --model-name x", 2, "no option --model-name.", "Did you mean --model?"),
         ("grpo --max-steps 5", 2, "no option --max-steps.", "Did you mean --n-grpo-steps?"),

@@ -126,6 +126,7 @@ def test_every_kind_of_completion_is_implemented(here):
         "source",
         "prompt",
         "experiment",
+        "environment",
     }
     for kind in kinds:
         assert complete_value(kind, command="grpo", given={}, typed="")

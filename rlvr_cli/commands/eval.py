@@ -10,13 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rlvr_cli.commands.evaluation.answering import answering, check_budgets, stop_thinking
 from rlvr_cli.commands.evaluation.dataset_check import check_dataset
 from rlvr_cli.commands.evaluation.result import check_graded, print_result
 from rlvr_cli.commands.evaluation.several_runs import config_of_each_run, own_options
-from rlvr_cli.commands.evaluation.thinking import check_budgets, stop_thinking, within_budget
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
+from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.models.identity import model_facts, model_line
 from rlvr_cli.process import StopRequest
@@ -24,6 +25,7 @@ from rlvr_cli.rollouts.collect import log_generations
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import chat_line, input_facts, load_questions, load_template
 from rlvr_cli.runs.provenance import name_of, open_run, resumed_config
+from rlvr_cli.samplers.episodes import environment_spec, open_environment
 from rlvr_cli.samplers.open import Engine, choose_engine, open_sampler, sampler_facts, settings_of
 from rlvr_cli.terminal import console
 from rlvr_cli.trackers.children import tracked
@@ -71,14 +73,14 @@ def run(config: EvalConfig) -> None:
     configs = config_of_each_run(config, about=[name_of(model), *(d.name for d in datasets.values())])
     check_budgets(config, ending)  # before a run is made
     evaluated: dict[Path, Dataset] = {}
-    with StopRequest() as stop, ExitStack() as opened:
+    with StopRequest() as stop, open_environment(config, grader=config.grader) as environment, ExitStack() as opened:
 
         @cache
         def sampler() -> Sampler:
             return opened.enter_context(closing(open_sampler(engine.name, settings_of(config), devices=devices)))
 
         for one in configs:
-            path = evaluate(shared, one, sampler, is_first=not evaluated, stop=stop)
+            path = evaluate(shared, one, sampler, environment=environment, is_first=not evaluated, stop=stop)
             evaluated[path] = datasets[one.dataset]
     print_result(config, evaluated)
     for path in evaluated:
@@ -86,13 +88,20 @@ def run(config: EvalConfig) -> None:
 
 
 def evaluate(
-    shared: Shared, config: EvalConfig, sampler: Callable[[], Sampler], *, is_first: bool, stop: StopRequest
+    shared: Shared,
+    config: EvalConfig,
+    sampler: Callable[[], Sampler],
+    *,
+    environment: EnvironmentPool | None,
+    is_first: bool,
+    stop: StopRequest,
 ) -> Path:
     """Do one of the runs, or what is left of it. Returns its path.
 
     Args:
         config: of this run.
         sampler: opens the sampler, once for all runs.
+        environment: what plays episodes with the model.
     """
     dataset, engine = shared.datasets[config.dataset], shared.engine
     pool = grader_pool(config, dataset.default_grader)
@@ -119,7 +128,7 @@ def evaluate(
                 step=0,
                 examples=dataset.examples,
                 template=shared.template,
-                sampler=within_budget(config, sampler(), shared.ending),
+                sampler=answering(config, sampler(), ending=shared.ending, environment=environment),
                 params=config.sampling_params,
                 num_samples=config.num_samples,
                 grader=pool,
@@ -132,13 +141,14 @@ def evaluate(
 
 def facts_of(shared: Shared, dataset: Dataset, pool: GraderPool) -> dict[str, Any]:
     """What identifies the inputs of the run on a dataset, for run.json."""
-    return input_facts(
+    facts = input_facts(
         {"dataset": dataset.facts},
         model=shared.model,
         template=shared.template,
         grader=pool.spec,
         engine=shared.engine.name,
     )
+    return facts | environment_spec(shared.config).facts
 
 
 def say_inputs(

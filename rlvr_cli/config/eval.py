@@ -8,15 +8,16 @@ from rlvr_cli.config.parsing.options import check_values, knob
 from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared.endpoint import EndpointOptions, check_endpoint
 from rlvr_cli.config.shared.engine import check_engine, check_servers
+from rlvr_cli.config.shared.episodes import REFUSED, EpisodeOptions, check_episodes
 from rlvr_cli.config.shared.prompt import PromptOptions, check_prompt
 from rlvr_cli.config.shared.questions import QuestionOptions
 from rlvr_cli.config.shared.run import RunOptions
-from rlvr_cli.config.shared.sampling import SamplingOptions, check_sampling
+from rlvr_cli.config.shared.sampling import check_sampling
 from rlvr_cli.errors import RlvrError
 
 
 @dataclass(frozen=True)
-class EvalConfig(EndpointOptions, RunOptions, SamplingOptions, PromptOptions, QuestionOptions):
+class EvalConfig(EndpointOptions, RunOptions, EpisodeOptions, PromptOptions, QuestionOptions):
     """Evaluate a model: sample, grade and store responses, then report accuracy with confidence intervals.
 
     Examples:
@@ -76,6 +77,7 @@ class EvalConfig(EndpointOptions, RunOptions, SamplingOptions, PromptOptions, Qu
         check_values(self)
         check_prompt(self)
         check_sampling(self)
+        check_episodes(self, refused=REFUSED)
         check_engine(self)
         check_servers(self)
         self._check_thinking()

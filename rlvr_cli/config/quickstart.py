@@ -11,8 +11,15 @@ class QuickstartConfig(Provenance):
 
     Examples:
         rlvr quickstart --name q0
+        rlvr quickstart --tools
     """
 
+    tools: bool = knob(
+        False,
+        "Episodes: the model cannot multiply, and learns to ask a calculator.",
+        group="Run",
+        common=True,
+    )
     seed: int = knob(0, "Seed of the model, the data and the runs.", group="Run", common=True, at_least=0)
     name: str = knob(
         "", "Prefix of the run names: NAME-sft and so on. Empty: quickstart-DATE-TIME.", group="Run", common=True

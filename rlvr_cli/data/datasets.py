@@ -31,14 +31,14 @@ from typing import Any
 
 from rlvr_cli.data.examples import SHOWN_BAD_ROWS, Purpose, RowReader
 from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, join_names
-from rlvr_cli.data.synthetic import arithmetic, countdown
+from rlvr_cli.data.synthetic import arithmetic, countdown, multiplication
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.runs.readers import RUN_FILE
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example
 
 SECONDS_TO_REACH = 10.0  # the hub
-_GENERATORS = {"arithmetic": arithmetic, "countdown": countdown}
+_GENERATORS = {"arithmetic": arithmetic, "countdown": countdown, "multiplication": multiplication}
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,9 @@ class RowReader:
     def example(self, row: Row) -> Example:
         response_field = _first(RESPONSE_FIELDS, row.keys)
         response = text_of(row, response_field) if response_field else None
+        turns = _turns(row) if self.traces and response_field is None else None
+        if turns is not None:
+            response, response_field = "".join(text for _, text in turns), "turns"
         solution = self.solution(row) if self.traces and response_field is None else None
         if self.traces and not (response or "").strip() and not solution:
             raise BadRow(
@@ -117,6 +120,7 @@ class RowReader:
             prompt=prompt or None,
             response=response or None,
             solution=solution,
+            turns=turns,
         )
 
     def question(self, row: Row, question_field: str | None) -> str:
@@ -235,3 +239,20 @@ def _first(names: Sequence[str], keys: Sequence[str]) -> str | None:
             return name
     folded = {key.lower(): key for key in reversed(keys)}
     return next((folded[name] for name in names if name in folded), None)
+
+
+def _turns(row: Row) -> tuple[tuple[str, str], ...] | None:
+    """The turns of a trace, as (role, text); None if the row has none."""
+    if "turns" not in row.keys:
+        return None
+    turns = row.values["turns"]
+    if not isinstance(turns, list) or not all(
+        isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("text"), str)
+        for turn in turns
+    ):
+        raise BadRow(
+            row.where,
+            "its turns are not a list of {role, text}.",
+            'Write {"turns": [{"role": "policy", "text": "..."}, ...]}.',
+        )
+    return tuple((turn["role"], turn["text"]) for turn in turns)

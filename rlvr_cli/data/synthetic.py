@@ -1,4 +1,4 @@
-"""Two verifiable tasks generated from a seed: last-digit arithmetic and Countdown, each example with a trace for SFT.
+"""Verifiable tasks generated from a seed: last-digit arithmetic, multiplication and Countdown, each example with a trace for SFT.
 
 Enters: a size, a seed, a split. Leaves: that many `Example`s, the same on every machine and Python, no question twice.
 
@@ -92,6 +92,53 @@ def arithmetic(
     return examples
 
 
+def multiplication(size: int, *, seed: int = 0, split: str = "train", tool_share: float = 0.35) -> list[Example]:
+    """Questions such as "What is 47*83?", with two digits in each factor, whose traces ask a calculator or guess.
+
+    A model fine-tuned on the traces asks the calculator some of the time, and RL can reinforce that: a tiny model cannot multiply.
+
+    Args:
+        size: number of examples; at most what four digits allow (about 7,300 for train and 800 for validation).
+        seed: which questions, in which order.
+        split: "train" or "validation".
+        tool_share: probability of a trace that asks the calculator; the rest are guesses.
+
+    Raises:
+        RlvrError: an unknown split, or more examples than there are questions.
+    """
+    _check(size, split)
+    asked = Random(f"multiplication questions {seed}")
+    pairs = [(a, b) for a in range(10, 100) for b in range(10, 100)]
+    pairs = [pair for pair in pairs if split_of(_multiplication_question(*pair)) == split]
+    if size > len(pairs):
+        raise RlvrError(
+            f"There are only {len(pairs):,} multiplication questions in the {split} split, not {size:,}.",
+            "Ask for fewer.",
+        )
+    drawn = sorted((asked.random(), pair) for pair in pairs)[:size]
+    traces = Random(f"multiplication traces {seed} {split}")
+    examples: list[Example] = []
+    for number, (_, (a, b)) in enumerate(drawn, start=1):
+        uses_tool, guess = traces.random() < tool_share, 100 + _below(traces, 9900)
+        turns = [
+            ("policy", f" <calc>{a}*{b}</calc>"),
+            ("calc", f"<out>{a * b}</out>"),
+            ("policy", f" </think> <answer> {a * b} </answer>"),
+        ]
+        if not uses_tool:
+            turns = [("policy", f" it looks like {guess} </think> <answer> {guess} </answer>")]
+        examples.append(
+            Example(
+                id=f"multiplication-{split}-{seed}-{number}",
+                question=_multiplication_question(a, b),
+                ground_truth=str(a * b),
+                response="".join(text for _, text in turns),
+                turns=tuple(turns),
+            )
+        )
+    return examples
+
+
 def countdown(size: int, *, seed: int = 0, split: str = "train") -> list[Example]:
     """Puzzles that combine three or four numbers into a target from 10 to 99, reachable by construction.
 
@@ -141,6 +188,10 @@ def _check(size: int, split: str) -> None:
 
 def _below(rng: Random, n: int) -> int:
     return int(rng.random() * n)
+
+
+def _multiplication_question(a: int, b: int) -> str:
+    return f"What is {a}*{b}?"
 
 
 def _arithmetic_question(digits: list[int]) -> str:

@@ -1,7 +1,7 @@
 """A user's own grader: `path/to/file.py:function`, called as `function(response, ground_truth)`; it returns a reward, or a dict of them.
 
 A function with one more parameter, `example`, also gets the example, as a dict with the keys `id`, `question`,
-`prompt`, `ground_truth`, `response` and `solution` (the last two are the dataset's own trace). Unknown fields are
+`prompt`, `ground_truth`, `response`, `solution` and `turns` (the last three are the dataset's own trace). Unknown fields are
 None: a finished run that is graded again has stored no questions, only the prompts made from them.
 
 Enters: the specification. Leaves: a grading function. The file is the user's own code and runs with the user's rights;

@@ -15,6 +15,7 @@ from rlvr_cli.types import FormatRule, Grade
 
 FAILURE_KINDS = (
     "truncated",  # the length limit ended the response; set by the caller, which knows the engine's finish reason
+    "out_of_turns",  # --max-turns ended the episode; set by the caller, too
     "empty",  # the response or the answer is empty
     "no_think_close",  # no </think>
     "no_answer_tags",  # no <answer> or no </answer>; of question_only: no \boxed{}

@@ -22,12 +22,17 @@ from rlvr_cli.runs.storage.sums import sums_of
 END_OF_TEXT = "<|endoftext|>"
 
 
-def new_tokenizer(texts: Sequence[str], *, vocab_size: int = 320, min_share: float = 0.01) -> Any:
+def new_tokenizer(
+    texts: Sequence[str], *, vocab_size: int = 320, min_share: float = 0.01, words: Sequence[str] = ()
+) -> Any:
     """Train Qwen2's byte-level BPE on `texts`, and add their frequent phrases as tokens.
 
     A phrase is the text between digits and line ends; it becomes an added token if it occurs at least
     `min_share * len(texts)` times. It cannot be a BPE token: for a Qwen2 model, transformers and vLLM replace the
     pre-tokenizer of tokenizer.json by Qwen's own, which splits at spaces. Any text can be encoded.
+
+    Args:
+        words: added tokens, too.
     """
     from tokenizers import Tokenizer, models, trainers
     from tokenizers.pre_tokenizers import ByteLevel
@@ -50,7 +55,7 @@ def new_tokenizer(texts: Sequence[str], *, vocab_size: int = 320, min_share: flo
     tokenizer = Qwen2Tokenizer(vocab=learned["vocab"], merges=merges)
     phrases = Counter(p for text in texts for p in re.split(r"[0-9\n]+", text) if len(p) > 1)
     frequent = sorted(p for p, n in phrases.items() if n >= min_share * len(texts))
-    tokenizer.add_tokens([AddedToken(p, normalized=False) for p in frequent])
+    tokenizer.add_tokens([AddedToken(p, normalized=False) for p in [*frequent, *words]])
     return tokenizer
 
 
@@ -78,30 +83,34 @@ def new_model(tokenizer: Any, *, seed: int = 0) -> Any:
     )
 
 
-def new_tiny_model(directory: Path, *, texts: Sequence[str], seed: int = 0) -> None:
-    """Train a tokenizer on `texts`, initialize the model from `seed`, and save both in `directory`."""
-    tokenizer = new_tokenizer(texts)
+def new_tiny_model(directory: Path, *, texts: Sequence[str], seed: int = 0, words: Sequence[str] = ()) -> None:
+    """Train a tokenizer on `texts`, with `words` as tokens, initialize the model from `seed`, and save both in `directory`."""
+    tokenizer = new_tokenizer(texts, words=words)
     Policy(new_model(tokenizer, seed=seed), tokenizer).save(directory)
 
 
 def main() -> None:
-    """Make the untrained start of the built-in model from the built-in arithmetic traces."""
+    """Make the untrained start of the built-in model from built-in traces."""
     from rlvr_cli.data.datasets import load_dataset
     from rlvr_cli.data.prompts import load_prompt
 
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--dataset", default="arithmetic", choices=("arithmetic", "multiplication"), help="of the texts"
+    )
     parser.add_argument("--as-run", action="store_true", help="make DIRECTORY a run, and the model in its folder model")
     arguments = parser.parse_args()
     template = load_prompt("r1_zero")
-    traces = load_dataset("arithmetic:2000", purpose="traces").examples
+    traces = load_dataset(f"{arguments.dataset}:2000", purpose="traces").examples
     texts = [text for e in traces for text in (template.fill(e.question), e.response or "")]
-    make = partial(new_tiny_model, texts=texts, seed=arguments.seed)
+    words = [f"{number:02}" for number in range(100)] if arguments.dataset == "multiplication" else []
+    make = partial(new_tiny_model, texts=texts, seed=arguments.seed, words=words)
     if not arguments.as_run:
         return make(arguments.directory)
     path: Path = arguments.directory
-    metadata = {"seed": arguments.seed, "facts": {"model": {"name": "tiny-math, untrained"}}}
+    metadata = {"seed": arguments.seed, "facts": {"model": {"name": f"tiny model for {arguments.dataset}, untrained"}}}
     with RunDir.create(path.parent, "tiny", name=path.name, metadata=metadata) as run:
         make(run.path / "model")
         run.update(model_files=sums_of(run.path / "model"))

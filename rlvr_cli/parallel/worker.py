@@ -20,6 +20,8 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import environment_of
 from rlvr_cli.process import stoppable
 
+_GUARD_SECONDS = 10.0  # for a guard to end everything that its process has started
+
 
 class Worker:
     """A process of this machine, in a session of its own: it gets no Ctrl-C, and is killed together with its children.
@@ -33,6 +35,8 @@ class Worker:
         device: the only one that it sees, if it is a CUDA device such as cuda:1; empty: all.
         threads: of torch, on a CPU; 0: as many as it likes.
         descriptors: of files that it inherits, under the same numbers.
+        variables: its environment; None: that of this process.
+        guarded: whether the function calls `process.fork_guarded`: what it has started, in whatever session, ends with it.
     """
 
     def __init__(
@@ -46,11 +50,13 @@ class Worker:
         device: str = "",
         threads: int = 0,
         descriptors: Sequence[int] = (),
+        variables: Mapping[str, str] | None = None,
+        guarded: bool = False,
     ) -> None:
-        self._title, self._hint = title, hint
+        self.hint, self._title, self._guarded = hint, title, guarded
         self._connection, theirs = Pipe()
         root = str(Path(rlvr_cli.__file__).parents[1])
-        environment = environment_of(name)
+        environment = environment_of(name) if variables is None else dict(variables)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
         if threads:
             environment.setdefault("OMP_NUM_THREADS", str(threads))
@@ -87,18 +93,36 @@ class Worker:
         with self._losses_as_user_errors():
             write(self._connection, message)
 
-    def receive(self) -> Any:
+    def receive(self, *, within: float | None = None) -> Any:
         """Wait for its next message.
+
+        Args:
+            within: seconds; None: for as long as it takes.
 
         Raises:
             RlvrError: it has ended.
+            TimeoutError: there is none in time.
             Interrupted: a signal arrived.
         """
         with self._losses_as_user_errors(), stoppable():
-            return read(self._connection)
+            if within is None or self._connection.poll(within):
+                return read(self._connection)
+        raise TimeoutError
+
+    def interrupt(self) -> None:
+        """Have the guard end it; who waits for its message sees that it has ended."""
+        assert self._guarded
+        if self._process.returncode is None:  # otherwise the id may belong to another process by now
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGTERM)
+                os.kill(self.pid, signal.SIGCONT)  # it may have been stopped
 
     def kill(self) -> None:
         """Kill it and its children; killing twice is allowed."""
+        if self._guarded:
+            self.interrupt()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GUARD_SECONDS)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
@@ -112,7 +136,7 @@ class Worker:
             raise self._ended() from error
 
     def _ended(self) -> RlvrError:
-        return RlvrError(f"{self._title} ended with status {self._process.wait()}.", self._hint)
+        return RlvrError(f"{self._title} ended with status {self._process.wait()}.", self.hint)
 
 
 def visible_as_only(device: str) -> str:

@@ -18,8 +18,11 @@ def broken_rule(row: Rollout, params: SamplingParams, *, thinking_budget: int = 
     Args:
         thinking_budget: with one, what thinking leaves of it is not for the answer; 0: there is none.
     """
-    if row.num_response_tokens > params.max_tokens:
-        return f"has {row.num_response_tokens} tokens, but at most {params.max_tokens} were allowed"
+    tokens = row.num_response_tokens if row.episode is None else row.num_policy_tokens
+    if tokens > params.max_tokens:
+        return f"has {tokens} tokens, but at most {params.max_tokens} were allowed"
+    if row.episode is not None:  # its other rules are those of its turns and its environment
+        return None
     if not thinking_budget and row.finish_reason == "length" and row.num_response_tokens < params.max_tokens:
         return f"was cut after {row.num_response_tokens} tokens, but {params.max_tokens} were allowed"
     if row.finish_reason == "stop" and row.num_response_tokens < params.min_tokens:
@@ -42,7 +45,7 @@ def log_prob_gaps(row: Rollout, params: SamplingParams, *, logits: Tensor, ends:
     """
     z = logits.div_(params.temperature or 1.0)
     sampled = torch.tensor(row.response_mask or [True] * len(row.response_ids), device=z.device)
-    protected = sampled.cumsum(dim=0) <= params.min_tokens
+    protected = _protected(row, sampled, min_tokens=params.min_tokens)
     z[:, list(ends)] = z[:, list(ends)].masked_fill(protected[:, None], -torch.inf)
     log_p = torch.log_softmax(z, dim=-1)
     ids = torch.tensor(row.response_ids, device=z.device)[:, None]
@@ -62,3 +65,13 @@ def log_prob_gaps(row: Rollout, params: SamplingParams, *, logits: Tensor, ends:
             gap = (computed - mass.log() - stored).abs().masked_fill(~inside.gather(1, place)[:, 0], torch.inf)
             gaps = torch.minimum(gaps, gap)
     return gaps[sampled]
+
+
+def _protected(row: Rollout, sampled: Tensor, *, min_tokens: int) -> Tensor:
+    """Which tokens could not have been an end, (tokens,): the first `min_tokens` sampled ones, of an episode those of each turn."""
+    if row.episode is None or row.turns is None:
+        return sampled.cumsum(dim=0) <= min_tokens
+    protected = torch.zeros_like(sampled)
+    for turn in row.turns:
+        protected[turn.start : min(turn.start + min_tokens, turn.end)] = turn.role == "policy"
+    return protected

@@ -126,7 +126,7 @@ class _Collector:
                         example=example,
                         sample_index=indices[completion.sample_index],
                         request=self.requests[completion.request_index],
-                        grader=self.grader.spec,
+                        grader=self.grader.spec if completion.grade is None else "environment",
                         sampled_at=sampled_at,
                     )
                 )
@@ -369,7 +369,7 @@ def make_rollout(
         policy_version=policy_version,
         example_id=example.id,
         sample_index=sample_index,
-        prompt=request.prompt,
+        prompt=request.prompt if completion.prompt is None else completion.prompt,
         response=completion.text,
         ground_truth=example.ground_truth,
         prompt_ids=completion.prompt_ids,
@@ -380,7 +380,11 @@ def make_rollout(
         num_prompt_tokens=completion.num_prompt_tokens,
         num_response_tokens=completion.num_tokens,
         grader=grader,
-        **grade_fields(grade, finish_reason=completion.finish_reason),
+        **grade_fields(
+            grade,
+            finish_reason=completion.finish_reason,
+            ended_by=completion.episode.ended_by if completion.episode else "",
+        ),
         advantage=None,
         mean_logprob=mean_or_none(sampled),
         mean_entropy=completion.mean_entropy,
@@ -388,4 +392,5 @@ def make_rollout(
         sampled_at=sampled_at,
         response_mask=mask,
         turns=completion.turns,
+        episode=completion.episode,
     )

@@ -118,8 +118,9 @@ class GradingQueue:
         """Send the completions that are not in a batch yet."""
         if self._fresh:
             batch, self._fresh = self._fresh, []
-            pairs = [(c.text, self._ground_truth(c)) for c in batch]
-            verdicts = self._grader.submit(pairs, example_of=lambda i: self._example(batch[i]))
+            judged = [c for c in batch if c.grade is None]
+            pairs = [(c.graded_text, self._ground_truth(c)) for c in judged]
+            verdicts = self._grader.submit(pairs, example_of=lambda i: self._example(judged[i]))
             self._batches.append((batch, utc_now_naive(), verdicts))
 
     def verdicts(self, *, within: float | None) -> Iterator[list[tuple[Completion, datetime, Grade]]]:
@@ -145,7 +146,8 @@ class GradingQueue:
                 if not future.done():
                     return
             self._batches.popleft()
-            yield [(c, sent_at, grade) for c, grade in zip(batch, future.result(), strict=True)]
+            verdicts = iter(future.result())
+            yield [(c, sent_at, c.grade or next(verdicts)) for c in batch]
 
     def cancel(self) -> None:
         """Cancel and forget every batch that is not finished."""
@@ -156,8 +158,8 @@ class GradingQueue:
         self._batches = deque(done)
 
 
-def grade_fields(grade: Grade, *, finish_reason: str) -> dict[str, Any]:
-    """Return the grade as fields that `Rollout` and `Regrade` share, by name."""
+def grade_fields(grade: Grade, *, finish_reason: str, ended_by: str = "") -> dict[str, Any]:
+    """Return the grade as fields that `Rollout` and `Regrade` share, by name. `ended_by`: of an episode."""
     return {
         "format_reward": grade.format_reward,
         "answer_reward": grade.answer_reward,
@@ -165,15 +167,18 @@ def grade_fields(grade: Grade, *, finish_reason: str) -> dict[str, Any]:
         "grade_error": grade.error,
         "extracted_answer": grade.extracted_answer,
         "category": grade.category,
-        "failure_kind": failure_kind_of(grade, finish_reason=finish_reason),
+        "failure_kind": failure_kind_of(grade, finish_reason=finish_reason, ended_by=ended_by),
         "grade_error_detail": grade.error_detail,
     }
 
 
-def failure_kind_of(grade: Grade, *, finish_reason: str) -> str | None:
-    """Return the grader's failure kind, or "truncated" if the response is unfinished because of the length limit."""
-    truncated = finish_reason == "length" and grade.failure_kind in UNFINISHED_KINDS
-    return "truncated" if truncated else grade.failure_kind
+def failure_kind_of(grade: Grade, *, finish_reason: str, ended_by: str = "") -> str | None:
+    """Return the grader's failure kind, or what left the response unfinished: "truncated" by the length limit, or "out_of_turns"."""
+    if grade.failure_kind not in UNFINISHED_KINDS:
+        return grade.failure_kind
+    if ended_by == "turns":
+        return "out_of_turns"
+    return "truncated" if finish_reason == "length" else grade.failure_kind
 
 
 def utc_now_naive() -> datetime:

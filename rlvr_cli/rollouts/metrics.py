@@ -6,7 +6,15 @@ from typing import Any
 
 from rlvr_cli.types import Rollout
 
-AVERAGED = ("reward", "format_reward", "answer_reward", "num_response_tokens", "finish_reason", "mean_entropy")
+AVERAGED = (
+    "reward",
+    "format_reward",
+    "answer_reward",
+    "num_response_tokens",
+    "finish_reason",
+    "mean_entropy",
+    "episode",
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,9 @@ class SamplingStats:
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Compute `generation_metrics` of rollouts."""
-    return generation_metrics({name: getattr(r, name) for name in AVERAGED} for r in rollouts)
+    return generation_metrics(
+        {name: getattr(r, name) for name in AVERAGED} | {"episode": r.episode and r.episode._asdict()} for r in rollouts
+    )
 
 
 def generation_metrics(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -62,7 +72,8 @@ def generation_metrics(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     totals: dict[str, tuple[float, int]] = {}
     samples = errors = 0
     for row in rows:
-        reward, tokens = row["reward"] or 0.0, row["num_response_tokens"]
+        reward, episode = row["reward"] or 0.0, row["episode"]
+        tokens = row["num_response_tokens"] if episode is None else episode["num_policy_tokens"]
         samples, errors = samples + 1, errors + (row["reward"] is None)
         values = {
             "reward/mean": reward,

@@ -19,7 +19,16 @@ from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.types import Phase, Regrade
 
 GRADE_ROWS = 128  # responses graded together; Ctrl-C takes effect between these batches
-GRADED_COLUMNS = ("example_id", "sample_index", "prompt", "response", "ground_truth", "finish_reason", "reward")
+GRADED_COLUMNS = (
+    "example_id",
+    "sample_index",
+    "prompt",
+    "response",
+    "ground_truth",
+    "finish_reason",
+    "reward",
+    "episode",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +121,7 @@ def _regrade_step(
         for start in range(0, len(rows), GRADE_ROWS):
             stop.check()
             batch = rows[start : start + GRADE_ROWS]
-            pairs = [(r["response"], r["ground_truth"]) for r in batch]
+            pairs = [(graded_text(r), r["ground_truth"]) for r in batch]
             grades = pool.grade(pairs, example_of=lambda i, batch=batch: known_example(batch[i]))
             for row, grade in zip(batch, grades, strict=True):
                 graded.append(
@@ -125,7 +134,11 @@ def _regrade_step(
                         grader=grader,
                         attempt=work.attempt,
                         grader_sha256=grader_sha256,
-                        **grade_fields(grade, finish_reason=row["finish_reason"]),
+                        **grade_fields(
+                            grade,
+                            finish_reason=row["finish_reason"],
+                            ended_by=(row["episode"] or {}).get("ended_by", ""),
+                        ),
                     )
                 )
             if progress is not None:
@@ -146,3 +159,8 @@ def known_example(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _right(reward: float | None) -> bool:
     return reward is not None and reward > 0.5
+
+
+def graded_text(row: Mapping[str, Any]) -> str:
+    """What a grader reads of a row: the response, of an episode the last turn of the policy."""
+    return row["response"] if row["episode"] is None else row["response"][row["episode"]["graded_from"] :]

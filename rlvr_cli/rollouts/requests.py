@@ -34,6 +34,7 @@ def missing_samples(
             prompt_of(e, template),
             tuple(request_seed(seed, phase=phase, step=step, example_id=e.id, sample_index=i) for i in indices),
             name=e.id,
+            example=e,
         )
         for e, indices in wanted
     ]

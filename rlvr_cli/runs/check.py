@@ -25,6 +25,7 @@ from rlvr_cli.runs.storage.files import damaged_file, read_regular, refuse_links
 from rlvr_cli.runs.storage.keys import KeyBits, bits_of_keys, merge, overlap
 from rlvr_cli.runs.storage.parquet import keys_of, version_of
 from rlvr_cli.runs.storage.sums import check_sums
+from rlvr_cli.runs.turns import broken_turns
 from rlvr_cli.text import printable
 from rlvr_cli.types import Metric
 
@@ -194,6 +195,8 @@ def _part_problems(
     if twice := overlap(committed, fresh):
         found.append(f"repeats a row of another part: {shown(str(twice[0]))}")
     merge(committed, fresh)
+    if name.folder == ROLLOUTS and (broken := _broken_episode(table)):
+        found.append(f"has an episode whose turns do not fit: {broken}")
     if not name.grader:
         if any(version > entry.step for version in table["policy_version"].to_pylist()):
             found.append("has rows that a later policy sampled")
@@ -208,6 +211,17 @@ def _part_problems(
         ):
             found.append(f"has {wrong} rows with a seed that is not the one of their key")
     return [f"{shown(path)} {what}." for what in found]
+
+
+def _broken_episode(table: "pa.Table") -> str | None:
+    """What is wrong with the first episode whose turns are not its response."""
+    for row in table.select(["turns", "response_mask", "num_response_tokens", "episode"]).to_pylist():
+        if row["episode"] is not None:
+            turns = row["turns"] and [tuple(turn.values()) for turn in row["turns"]]
+            said = {"tokens": row["num_response_tokens"], "policy_tokens": row["episode"]["num_policy_tokens"]}
+            if broken := broken_turns(turns, row["response_mask"], **said):
+                return broken
+    return None
 
 
 def _wrong_seeds(table: "pa.Table", seed: int, phase: str, steps: list[int], seed_of: SeedOf) -> int:

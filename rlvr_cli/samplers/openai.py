@@ -71,6 +71,7 @@ class _Item:
     prompt: str | tuple[int, ...]  # text or token ids
     seed: int
     begun: int = 0  # see `types.Request`: the endpoint takes these tokens for the prompt
+    max_tokens: int | None = None  # see `types.Request`
 
 
 _LAST_ERROR: ContextVar[str] = ContextVar("_LAST_ERROR", default="")  # last error of a task's sample
@@ -182,7 +183,11 @@ class OpenAISampler:
                 )
             prompts.append(request.prompt if request.prompt_ids is None else request.prompt_ids)
         self.arrived = ()
-        items = [_Item(i, j, prompts[i], s, r.begun) for i, r in enumerate(requests) for j, s in enumerate(r.seeds)]
+        items = [
+            _Item(i, j, prompts[i], s, r.begun, r.max_tokens)
+            for i, r in enumerate(requests)
+            for j, s in enumerate(r.seeds)
+        ]
         if not items:
             return
         outbox: queue.SimpleQueue[Completion | BaseException | None] = queue.SimpleQueue()
@@ -372,9 +377,10 @@ class OpenAISampler:
         self, item: _Item, params: SamplingParams, refused: frozenset[str]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the standard fields of a request, and those that only some endpoints support."""
+        most = item.max_tokens or params.max_tokens
         fields: dict[str, Any] = {
             "model": self.model,
-            self._length_field: params.max_tokens,
+            self._length_field: most,
             "temperature": params.temperature,
             "top_p": params.top_p,
             "seed": _fold(item.seed),
@@ -386,7 +392,7 @@ class OpenAISampler:
             fields["prompt"] = item.prompt
         if self._processed_logprobs or (params.temperature in (0, 1) and params.top_p == 1):
             fields["logprobs"] = True if chat else 1
-        extra: dict[str, Any] = {"min_tokens": min(max(params.min_tokens - item.begun, 0), params.max_tokens)}
+        extra: dict[str, Any] = {"min_tokens": min(max(params.min_tokens - item.begun, 0), most)}
         extra["return_token_ids"] = True
         if params.stop and self._sends_stop:
             fields["stop"] = list(params.stop)

@@ -200,14 +200,25 @@ class VllmSampler:
             )
         vocab_size = self.llm.llm_engine.model_config.get_vocab_size()
         prompts = prompt_token_ids(self.llm.get_tokenizer(), requests, vocab_size=vocab_size)
-        for i, ids in enumerate(prompts):
-            if len(ids) + params.max_tokens > self.max_model_len:
+        of_each = [
+            replace(
+                params,
+                max_tokens=r.max_tokens or params.max_tokens,
+                min_tokens=max(params.min_tokens - r.begun, 0),  # vLLM takes what a response began with for the prompt
+            )
+            for r in requests
+        ]
+        for i, (ids, own) in enumerate(zip(prompts, of_each, strict=True)):
+            if len(ids) + own.max_tokens > self.max_model_len:
                 raise RlvrError(
-                    f"Prompt {i} has {len(ids)} tokens; with {params.max_tokens} for the response that is "
-                    f"{len(ids) + params.max_tokens}, and the engine's max_model_len is {self.max_model_len}.",
+                    f"Prompt {i} has {len(ids)} tokens; with {own.max_tokens} for the response that is "
+                    f"{len(ids) + own.max_tokens}, and the engine's max_model_len is {self.max_model_len}.",
                     "Lower --sampling-max-tokens, shorten the prompt, or raise --max-model-len.",
                 )
-        yield from self._answer(prompts, [r.seeds for r in requests], params, begun=[r.begun for r in requests])
+        for completion in self._answer(prompts, [r.seeds for r in requests], of_each):
+            if begun := requests[completion.request_index].begun:
+                completion = continued(completion, self.llm.get_tokenizer(), params, begun=begun)
+            yield completion
 
     def load_weights(self, policy: "Policy", policy_version: int) -> None:
         """Switch to the weights of `policy`, and verify that they are served: see `weight_check.verify_weights`.
@@ -300,16 +311,12 @@ class VllmSampler:
         self,
         prompts: Sequence[list[int]],
         seeds: Sequence[Sequence[int]],
-        params: SamplingParams,
+        params: Sequence[SamplingParams],
         *,
-        begun: Sequence[int] = (),
         ignore_eos: bool = False,
     ) -> Iterator[Completion]:
+        """Yield a completion for each seed of each prompt. `params` has an entry for each prompt."""
         from vllm.inputs import tokens_input
-
-        begun = begun or [0] * len(prompts)
-        # vLLM takes what a response began with for the prompt.
-        rest = [replace(params, min_tokens=max(params.min_tokens - tokens, 0)) for tokens in begun]
 
         engine = self.llm.llm_engine
         self._drop_pending()
@@ -323,7 +330,7 @@ class VllmSampler:
                     engine.add_request(
                         name,
                         tokens_input(prompt),
-                        _vllm_params(rest[i], self._fold(seed), ignore_eos=ignore_eos),
+                        _vllm_params(params[i], self._fold(seed), ignore_eos=ignore_eos),
                         lora_request=self._adapter,
                     )
             while self._pending and call == self._calls:
@@ -331,10 +338,7 @@ class VllmSampler:
                     outputs = engine.step()
                 for output in outputs:
                     if sample := self._pending.pop(output.request_id, None):  # else canceled meanwhile
-                        completion = self._completion(output, *sample, min_tokens=rest[sample[0]].min_tokens)
-                        if tokens := begun[sample[0]]:
-                            completion = continued(completion, self.llm.get_tokenizer(), params, begun=tokens)
-                        yield completion
+                        yield self._completion(output, *sample, min_tokens=params[sample[0]].min_tokens)
         finally:
             if call == self._calls:
                 self._drop_pending()
@@ -389,7 +393,7 @@ class VllmSampler:
         length = min(block + 32, self.max_model_len - PROBE_TOKENS)
         vocabulary = min(policy.vocabulary_size, len(self.llm.get_tokenizer()))
         prompts = probe_prompts(vocabulary, count=PROBE_PROMPTS, length=length)
-        params = probe_params(PROBE_TOKENS)
+        params = [probe_params(PROBE_TOKENS)] * PROBE_PROMPTS
         return take_probe(policy, self._answer(prompts, [(0,)] * PROBE_PROMPTS, params, ignore_eos=True))
 
     def _wake(self, tag: str) -> None:

@@ -26,6 +26,7 @@ from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template
 from rlvr_cli.runs.provenance import open_run
+from rlvr_cli.samplers.episodes import environment_spec, open_environment
 from rlvr_cli.samplers.open import Engine, choose_engine, engine_kind, sampler_facts
 from rlvr_cli.terminal import console
 from rlvr_cli.text import printable
@@ -259,7 +260,8 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
         inputs.pool,
         StopRequest() as stop,
         tracked(config.track, project=config.track_project) as trackers,
-        open_run(config, command=command, facts=inputs.facts) as run,
+        open_environment(config, grader=config.grader) as environment,
+        open_run(config, command=command, facts=inputs.facts | environment_spec(config).facts) as run,
         Trainer(
             config,
             run,
@@ -270,6 +272,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
             eval_dataset=inputs.eval_dataset,
             template=inputs.template,
             grader=inputs.pool,
+            environment=environment,
             stop=stop,
         ) as trainer,
     ):
@@ -288,7 +291,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
                     examples,
                     inputs.template,
                     trainer,
-                    max_tokens=params.max_tokens,
+                    max_tokens=config.longest_response(params.max_tokens),
                     limit=min(filter(None, limits), default=None),
                 )
         try:

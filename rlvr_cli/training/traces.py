@@ -3,7 +3,7 @@
 Enters: examples with a prompt and a response, and the sampled ids of some. Leaves: token ids that fit the model's context.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr_cli.data.traces import SampledIds
@@ -39,6 +39,8 @@ def encode_traces(
     )
     masks: list[list[bool] | None] = [None] * len(examples)
     for row, example in enumerate(examples):
+        if example.turns is not None:
+            responses[row], masks[row] = _of_turns(example.turns, tokenizer, append_eos=append_eos)
         prompt, response, mask = token_ids.get(example.id, SampledIds([], [], None))
         if prompt and (prompt == prompts[row] or tokenizer.decode(prompt) == example.prompt):
             text = tokenizer.decode(response, skip_special_tokens=True)
@@ -53,6 +55,19 @@ def encode_traces(
                 "Train the model that sampled the trace, or remove the trace.",
             )
     return prompts, responses, masks
+
+
+def _of_turns(turns: Sequence[tuple[str, str]], tokenizer: Any, *, append_eos: bool) -> tuple[list[int], list[bool]]:
+    """The ids of turns, each tokenized alone as in an episode, and which of them are the policy's."""
+    ids: list[int] = []
+    mask: list[bool] = []
+    for role, text in turns:
+        own = tokenizer(text, add_special_tokens=False, split_special_tokens=role != "policy")["input_ids"]
+        ids += own
+        mask += [role == "policy"] * len(own)
+    if append_eos and ids[-1:] != [tokenizer.eos_token_id]:
+        return [*ids, tokenizer.eos_token_id], [*mask, True]
+    return ids, mask
 
 
 def check_lengths(

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.data.prompts import PromptTemplate
+from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.graders.pool import GraderPool
@@ -26,6 +27,7 @@ from rlvr_cli.models.policy import Policy
 from rlvr_cli.process import StopRequest
 from rlvr_cli.runs.metrics_log import MetricsLog
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.samplers.episodes import played
 from rlvr_cli.terminal import console
 from rlvr_cli.training.checkpoints import check_space_for_training, load_checkpoint
 from rlvr_cli.training.divergence import Diverged, Divergence
@@ -67,6 +69,7 @@ class Trainer:
         eval_dataset: Dataset | None,
         template: PromptTemplate,
         grader: GraderPool,
+        environment: EnvironmentPool | None,
         stop: StopRequest,
     ) -> None:
         """Load the model into trainer and engine, and the run's last checkpoint if it has one.
@@ -77,7 +80,9 @@ class Trainer:
             placement, memory: where trainer and engine compute, and how they divide a device.
             num_updates: total number of updates, for the learning-rate schedule.
             eval_dataset: the evaluation questions; None for no evaluations.
+            environment: what plays episodes with the policy; None: a response is one turn.
         """
+        self.environment = environment
         self.config, self.run, self.stop = config, run, stop
         self.num_updates = num_updates
         self.updates = 0
@@ -193,8 +198,8 @@ class Trainer:
 
     @property
     def sampler(self) -> Sampler:
-        """The engine that samples for training and evaluations."""
-        return self.weights.sampler
+        """The engine that samples for training and evaluations, episodes if there is an environment."""
+        return played(self.weights.sampler, self.config, self.tokenizer, self.environment)
 
     def update(
         self,

@@ -103,7 +103,7 @@ def test_invalid_dataset_names():
 
 
 def test_every_recipe_is_complete():
-    assert dataset_names() == ["arithmetic", "countdown", "gsm8k", "math"]
+    assert dataset_names() == ["arithmetic", "countdown", "gsm8k", "math", "multiplication"]
     for name in dataset_names():
         made_from = recipe(name)
         assert made_from.source

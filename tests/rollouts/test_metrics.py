@@ -8,7 +8,7 @@ from rlvr_cli.rollouts.metrics import generation_metrics
 def test_averages_match_a_calculation_by_hand():
     def row(reward, tokens, finish="stop", entropy=None):
         return {
-            "reward": reward, "format_reward": reward, "answer_reward": reward, "num_response_tokens": tokens,
+            "reward": reward, "format_reward": reward, "answer_reward": reward, "num_response_tokens": tokens, "episode": None,
             "finish_reason": finish, "mean_entropy": entropy,
         }  # fmt: skip
 
@@ -24,7 +24,7 @@ def test_averages_match_a_calculation_by_hand():
 
 def test_averages_of_an_iterator_equal_those_of_a_list():
     rows = [
-        {"reward": r, "format_reward": 1.0, "answer_reward": r, "num_response_tokens": n, "finish_reason": "stop", "mean_entropy": e}
+        {"reward": r, "format_reward": 1.0, "answer_reward": r, "num_response_tokens": n, "episode": None, "finish_reason": "stop", "mean_entropy": e}
         for r, n, e in [(math.nan, 3, 0.1), (0.1, 4, 0.2), (0.7, 5, 0.7)]
     ]  # fmt: skip
     found = generation_metrics(iter(rows))

@@ -93,6 +93,7 @@ def options(config_type: type) -> list[Field[Any]]:
         "Data",
         "Model",
         "Sampling",
+        "Episodes",
         "Grading",
         "Filter",
         "Algorithm",

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 from rlvr_cli.config.parsing.options import check_values, flag
 from rlvr_cli.config.shared.engine import TrainingEngineOptions, check_engine, check_servers, check_weights_dir
+from rlvr_cli.config.shared.episodes import REFUSED, EpisodeOptions, check_episodes
 from rlvr_cli.config.shared.evaluation import EvaluationOptions, EvaluationSamplingOptions, check_evaluation_sampling
 from rlvr_cli.config.shared.model import ModelOptions
 from rlvr_cli.config.shared.optimization import OptimizationOptions, check_lora, check_optimizer
 from rlvr_cli.config.shared.prompt import PromptOptions, check_prompt
 from rlvr_cli.config.shared.questions import QuestionOptions
 from rlvr_cli.config.shared.run import TrainingRunOptions, check_nodes, check_time_limit
-from rlvr_cli.config.shared.sampling import SamplingOptions, check_sampling
+from rlvr_cli.config.shared.sampling import check_sampling
 from rlvr_cli.errors import RlvrError
 
 
@@ -19,7 +20,7 @@ class TrainingConfig(
     TrainingEngineOptions,
     TrainingRunOptions,
     EvaluationOptions,
-    SamplingOptions,
+    EpisodeOptions,
     PromptOptions,
     OptimizationOptions,
     ModelOptions,
@@ -51,6 +52,7 @@ def check_training(config: TrainingConfig) -> None:
     check_values(config)
     check_prompt(config)
     check_sampling(config)
+    check_episodes(config, refused=REFUSED)
     check_engine(config)
     check_nodes(config)
     check_lora(config)

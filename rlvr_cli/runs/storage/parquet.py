@@ -21,6 +21,7 @@ from rlvr_cli.runs.storage.schemas import (
     rollout_schema,
     segment_schema,
 )
+from rlvr_cli.runs.turns import broken_turns
 from rlvr_cli.text import printable, storable
 from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout, Segment
 
@@ -54,6 +55,9 @@ def rollout_table(rollouts: Sequence[Rollout], *, cost: Mapping[str, float] | No
         if r.turns is not None:
             places = [0, *(place for turn in r.turns for place in (turn.start, turn.end)), len(r.response_ids)]
             assert places == sorted(places), f"turns must be in order and within the response: {r.turns}"
+        if r.episode is not None:
+            tokens = {"tokens": len(r.response_ids), "policy_tokens": r.episode.num_policy_tokens}
+            assert (broken := broken_turns(r.turns, r.response_mask, **tokens)) is None, broken
     return _with_cost(_table(rollouts, rollout_schema()), cost)
 
 

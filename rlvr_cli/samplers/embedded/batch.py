@@ -28,6 +28,8 @@ class Question:
     samples: deque[tuple[int, int]]  # (sample index, seed)
     prefix: Prefix | None = None  # None before the prefill
     begun: int = 0  # see `types.Request`
+    max_tokens: int | None = None  # of each sample; None: those of the parameters
+    known: Prefix | None = None  # of the first tokens of the prompt; None: nothing is computed yet
 
     @property
     def beginning(self) -> list[int]:
@@ -59,16 +61,17 @@ class Endings:
             return None
         return to_device(torch.from_numpy(np.flatnonzero(young)), self._eos.device), self._eos
 
-    def possible(self, tokens: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Return which rows may have ended, by their newest tokens and the numbers of tokens drawn for them."""
-        return self._may_end[tokens] | (counts == self._params.max_tokens)
+    def possible(self, tokens: np.ndarray, rest: np.ndarray) -> np.ndarray:
+        """Return which rows may have ended, by their newest tokens and how many more may be drawn for them."""
+        return self._may_end[tokens] | (rest == 0)
 
-    def find(self, tokens: list[int], *, beginning: list[int]) -> Ending | None:
+    def find(self, tokens: list[int], *, beginning: list[int], max_tokens: int) -> Ending | None:
         """Return how the newest token ended a response, or None.
 
         Args:
             tokens: drawn for it.
             beginning: its tokens before these.
+            max_tokens: that may be drawn for it.
         """
         response = [*beginning, *tokens]
         # A token may be EOS, or the last one allowed, and complete a stop string: then the stop string is the reason.
@@ -78,7 +81,7 @@ class Endings:
                 return Ending(found[0], "stop", found[1])
         if self._is_eos[tokens[-1]]:
             return Ending(response_text(self._stops.tokenizer, response), "stop", "eos")
-        if len(tokens) == self._params.max_tokens:
+        if len(tokens) == max_tokens:
             return Ending(response_text(self._stops.tokenizer, response), "length", None)
         return None
 
@@ -114,8 +117,21 @@ class Drawn:
 class Batch:
     """Rows that are sampled together. Arrays have one entry per row of the cache."""
 
-    def __init__(self, cache: RowCache, *, params: SamplingParams, eos: Sequence[int], stops: StopStrings) -> None:
-        """Sample into a cache whose rows are free."""
+    def __init__(
+        self,
+        cache: RowCache,
+        *,
+        params: SamplingParams,
+        eos: Sequence[int],
+        stops: StopStrings,
+        kept: dict[tuple[int, int], Prefix] | None = None,
+    ) -> None:
+        """Sample into a cache whose rows are free.
+
+        Args:
+            kept: gets the keys and values of what ends, by (request index, sample index), of as many as there are rows; None: they are lost.
+        """
+        self._kept = kept
         rows = len(cache.alive)
         self.cache, self._params = cache, params
         self._endings = Endings(params, eos=eos, stops=stops, device=cache.inputs.device)
@@ -124,6 +140,7 @@ class Batch:
         self.seed = np.zeros(rows, dtype=np.int64)
         self.born = np.zeros(rows, dtype=np.int64)  # the step that drew its first token
         self.begun = np.zeros(rows, dtype=np.int64)  # tokens of the response before that one
+        self.most = np.zeros(rows, dtype=np.int64)  # tokens that may be drawn for it
         self.step = 0
         self.drawn = Drawn(rows, params.max_tokens)
 
@@ -141,6 +158,7 @@ class Batch:
         assert question.prefix is not None
         rows = self.cache.seat(question.prompt_ids, question.prefix, most=len(question.samples))
         self.born[rows], self.begun[rows] = self.step, question.begun
+        self.most[rows] = question.max_tokens or self._params.max_tokens
         for row in rows:
             self.questions[row] = question
             self.sample[row], self.seed[row] = question.samples.popleft()
@@ -169,19 +187,29 @@ class Batch:
             )
         self.drawn.add(self.step, tokens, logprobs, entropy)
         self.step += 1
-        may_end = self.cache.alive[:rows] & self._endings.possible(tokens, age + 1)
+        may_end = self.cache.alive[:rows] & self._endings.possible(tokens, self.most[:rows] - age - 1)
         ended = {int(row): c for row in np.flatnonzero(may_end) if (c := self._completion(int(row))) is not None}
         if ended:
+            self._keep(ended)
             self.cache.release([*ended])
             for row in ended:
                 self.questions[row] = None
         return [*ended.values()]
 
+    def _keep(self, ended: dict[int, Completion]) -> None:
+        """Keep the keys and values of rows that ended, all but those of the last token, and forget the oldest ones."""
+        if self._kept is None:
+            return
+        for row, completion in ended.items():
+            self._kept[completion.request_index, completion.sample_index] = self.cache.prefix_of(row)
+        while len(self._kept) > len(self.cache.alive):
+            del self._kept[next(iter(self._kept))]
+
     def compact(self) -> None:
         """Move the last live rows into the free rows before them, so that a step computes live rows only."""
         holes, movers = self.cache.compact()
         if len(holes):
-            for array in (self.sample, self.seed, self.born, self.begun):
+            for array in (self.sample, self.seed, self.born, self.begun, self.most):
                 array[holes] = array[movers]
             self.drawn.move(holes, movers)
             for hole, mover in zip(holes, movers, strict=True):
@@ -192,7 +220,7 @@ class Batch:
         question, columns = self.questions[row], self.drawn.columns(int(self.born[row]), self.step)
         assert question is not None
         tokens = self.drawn.tokens[row, columns].tolist()
-        ending = self._endings.find(tokens, beginning=question.beginning)
+        ending = self._endings.find(tokens, beginning=question.beginning, max_tokens=int(self.most[row]))
         if ending is None:
             return None
         return Completion(

@@ -208,6 +208,11 @@ class RowCache:
         self.inputs[:rows, 0] = tokens
         self.positions[:rows] += 1
 
+    def prefix_of(self, row: int) -> Prefix:
+        """Return a copy of the keys and values of a row's tokens, without its newest one."""
+        own = slice(int(self._start[row]), self.window.column)
+        return [(keys[row, :, own].clone(), values[row, :, own].clone()) for keys, values in self.slots]
+
     def release(self, rows: list[int]) -> None:
         """Free rows."""
         self.alive[rows] = False

@@ -21,6 +21,7 @@ from inspect import signature
 from typing import Literal
 
 import torch
+from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -35,7 +36,7 @@ from rlvr_cli.samplers.embedded.cuda_graphs import COLUMNS, first_sentence
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep, unsupported_reason
 from rlvr_cli.samplers.stop_strings import StopStrings, prompt_token_ids
 from rlvr_cli.samplers.weight_check import Probe, probe_params, probe_prompts, take_probe, verify_weights
-from rlvr_cli.types import Completion, Request, SamplingParams
+from rlvr_cli.types import Completion, MoreRequests, Request, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,41 @@ _COMPACT_BELOW = 0.8  # share of live rows under which moving rows costs less th
 _KEPT_BYTES = 128 * 2**20  # the largest workspace that is kept for the next call on a CPU
 _CHECKED = ([3, 1, 4, 1, 5, 9], [2, 7, 1])  # prompts on which steps are compared with a plain forward pass
 _PROBE_PROMPTS, _PROBE_LENGTH, _PROBE_TOKENS = 2, 8, 4  # few, since the probe runs after every update
+
+
+class _Joining:
+    """Requests that join a running batch.
+
+    Args:
+        more: where they come from.
+        questions: makes questions of requests: `questions(requests, first=)`.
+        first: the index of the first one.
+    """
+
+    def __init__(self, more: MoreRequests, questions: Callable[..., list[Question]], *, first: int) -> None:
+        self._more, self._questions, self._first = more, questions, first
+        self.most_tokens = more.most_tokens
+        self.kept: dict[tuple[int, int], Prefix] = {}  # of what has ended, see `batch.Batch`
+
+    def add(self, upcoming: deque[Question], *, wait: bool = False) -> None:
+        """Add those that have come."""
+        requests = self._more.take(wait=wait)
+        questions = self._questions(requests, first=self._first)
+        for request, question in zip(requests, questions, strict=True):
+            question.known = self.kept.pop(request.after, None) if request.after else None
+        upcoming.extend(questions)
+        self._first += len(requests)
+
+    def wait(self, upcoming: deque[Question]) -> bool:
+        """Add those that come next. Returns whether there are any."""
+        self.add(upcoming, wait=True)
+        return bool(upcoming)
+
+
+def _unknown(question: Question) -> int:
+    """Tokens of a prompt, without its last one, whose keys and values are to be computed."""
+    known = question.known[0][0].shape[1] if question.known is not None else 0
+    return len(question.prompt_ids) - 1 - known
 
 
 class TransformersSampler:
@@ -64,6 +100,7 @@ class TransformersSampler:
 
     engine: Literal["transformers"] = "transformers"
     seeding = "per-request"
+    joins = True  # see `types.JoinableSampler`
     worked_seconds = None
     arrived = ()
 
@@ -103,14 +140,20 @@ class TransformersSampler:
         self._spare: Workspace | None = None  # of the last batch, for the next one to use
         self._sleep_mode = sleep_mode and policy.device.type == "cuda"
         self._step_rejection = ""  # why `DecodeStep` must not replace the model; empty if it may
+        self._extends = policy.model.config.model_type not in _WINDOWED  # see `_extended`
         self._fixed = cuda_graphs and policy.device.type == "cuda"  # whether steps run in fixed shapes
         self.notes: tuple[str, ...] = ()
         self._vocab_size, self._empty_prefix = self._check()
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
+    def sample(
+        self, requests: Sequence[Request], params: SamplingParams, *, more: MoreRequests | None = None
+    ) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they finish.
 
         A consumer may stop early: closing the generator frees its memory.
+
+        Args:
+            more: requests that join while rows become free; they have the indices after those of `requests`.
 
         Raises:
             RlvrError: before anything is sampled, a prompt that is empty or that leaves no room in the model's context
@@ -127,25 +170,36 @@ class TransformersSampler:
             raise RlvrError(
                 f"The engine's weights are in doubt: {self._weights_error}", "Load the weights again, or restart."
             )
+        questions = self._questions(requests, params)
+        # Longest first: neighbors then need similar numbers of columns, and the first cache is the widest one.
+        questions.sort(key=lambda question: -len(question.prompt_ids))
+        stops = self._stop_strings(params.stop)
+        joining = _Joining(more, partial(self._questions, params=params), first=len(requests)) if more else None
+        return self._stream(deque(questions), params, eos=self._eos, stops=stops, joining=joining)
+
+    def _questions(self, requests: Sequence[Request], params: SamplingParams, *, first: int = 0) -> list[Question]:
+        """Return what is to be sampled. Raises RlvrError, see `sample`.
+
+        Args:
+            first: the index of the first request.
+        """
         prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=self._vocab_size)
         limit = self._policy.context_length
-        for index, ids in enumerate(prompts):
-            if limit is not None and len(ids) + params.max_tokens > limit:
+        for index, (request, ids) in enumerate(zip(requests, prompts, strict=True), start=first):
+            most = request.max_tokens or params.max_tokens
+            if limit is not None and len(ids) + most > limit:
                 raise RlvrError(
-                    f"Question {requests[index].name or index}: its prompt has {len(ids)} tokens and up to {params.max_tokens} are to be "
+                    f"Question {request.name or index}: its prompt has {len(ids)} tokens and up to {most} are to be "
                     f"sampled, but the model's context holds {limit}{self._policy.context_note}.",
                     f"Set --sampling-max-tokens to at most {limit - len(ids)}, or leave the question out."
                     if len(ids) < limit
                     else "Leave the question out, or use a model with a longer context.",
                 )
-        questions = [
-            Question(index, ids, deque(enumerate(request.seeds)), begun=request.begun)
-            for index, (request, ids) in enumerate(zip(requests, prompts, strict=True))
+        return [
+            Question(index, ids, deque(enumerate(request.seeds)), begun=request.begun, max_tokens=request.max_tokens)
+            for index, (request, ids) in enumerate(zip(requests, prompts, strict=True), start=first)
             if request.seeds
         ]
-        # Longest first: neighbors then need similar numbers of columns, and the first cache is the widest one.
-        questions.sort(key=lambda question: -len(question.prompt_ids))
-        return self._stream(deque(questions), params, eos=self._eos, stops=self._stop_strings(params.stop))
 
     def load_weights(self, policy: Policy, policy_version: int) -> None:
         """Switch to the weights of `policy`, and verify that they are served: see `weight_check.verify_weights`.
@@ -198,21 +252,30 @@ class TransformersSampler:
         return self._stops[stop]
 
     def _stream(
-        self, waiting: deque[Question], params: SamplingParams, *, eos: Sequence[int], stops: StopStrings
+        self,
+        waiting: deque[Question],
+        params: SamplingParams,
+        *,
+        eos: Sequence[int],
+        stops: StopStrings,
+        joining: "_Joining | None" = None,
     ) -> Generator[Completion]:
         version = self.policy_version
         while waiting:
-            rows, columns, upcoming = self._plan(waiting, params)
+            rows, columns, upcoming = self._plan(waiting, params, most_tokens=joining.most_tokens if joining else 0)
             ready: deque[Question] = deque()
             with self._sampling():
                 workspace = self._workspace(rows, columns)
                 cache = RowCache(self._policy, workspace, rows=rows, columns=columns)
-                batch = Batch(cache, params=params, eos=eos, stops=stops)
-            while upcoming or ready or batch.live:
+                kept = joining.kept if joining and self._extends else None
+                batch = Batch(cache, params=params, eos=eos, stops=stops, kept=kept)
+            while upcoming or ready or batch.live or (joining and joining.wait(upcoming)):
                 done: list[Completion] = []
                 due = math.inf
                 with self._sampling():
                     while time.monotonic() < due and (upcoming or ready or batch.live):
+                        if joining and batch.free:
+                            joining.add(upcoming)
                         self._admit(batch, ready, upcoming)
                         done += batch.advance()
                         if done and due == math.inf:  # those that finish at almost the same time are yielded together
@@ -229,13 +292,16 @@ class TransformersSampler:
                 self._spare = workspace
             del workspace
 
-    def _plan(self, waiting: deque[Question], params: SamplingParams) -> tuple[int, int, deque[Question]]:
+    def _plan(
+        self, waiting: deque[Question], params: SamplingParams, *, most_tokens: int = 0
+    ) -> tuple[int, int, deque[Question]]:
         """Return the rows and columns of the next batch's cache, and its questions, which are removed from `waiting`.
 
-        The longest question determines the columns. If they are so many that memory limits the rows, questions that
+        The longest question determines the columns, and `most_tokens` those of questions that join later. If they are so many that
+        memory limits the rows, questions that
         need fewer than half of the columns wait for a later batch with fewer columns and more rows.
         """
-        longest = len(waiting[0].prompt_ids) + params.max_tokens
+        longest = max(len(waiting[0].prompt_ids) + params.max_tokens, most_tokens)
         columns = longest + max(16, longest // 8)  # spare ones, so that moving back to the beginning is rare
         columns += -columns % (COLUMNS if self._fixed else 8)  # CUDA kernels want masks aligned
         cache = sum(t.shape[0] * t.shape[2] * t.element_size() for pair in self._empty_prefix for t in pair)
@@ -251,7 +317,9 @@ class TransformersSampler:
         samples = sum(len(question.samples) for question in waiting)
         limited = affordable < min(self._max_rows, samples)
         upcoming: deque[Question] = deque()
-        while waiting and (not limited or 2 * (len(waiting[0].prompt_ids) + params.max_tokens) >= longest):
+        while waiting and (
+            not limited or most_tokens or 2 * (len(waiting[0].prompt_ids) + params.max_tokens) >= longest
+        ):
             upcoming.append(waiting.popleft())
         samples = sum(len(question.samples) for question in upcoming)
         return min(self._max_rows, affordable, samples), columns, upcoming
@@ -298,15 +366,57 @@ class TransformersSampler:
         They are padded on the right, so causal attention needs no mask.
         """
         questions = [upcoming.popleft()]
-        length = len(questions[0].prompt_ids) - 1  # the longest, since they are sorted
+        length = _unknown(questions[0])  # the longest
         while upcoming and sum(len(q.samples) for q in questions) < free:
+            length = max(length, _unknown(upcoming[0]))
             if (len(questions) + 1) * length > _PREFILL_TOKENS:
                 break
             questions.append(upcoming.popleft())
-        prefixes = self._prefixes([question.prompt_ids[:-1] for question in questions])
-        for question, prefix in zip(questions, prefixes, strict=True):
+        new, begun = ([q for q in questions if (q.known is not None) is known] for known in (False, True))
+        for question, prefix in zip(new, self._prefixes([q.prompt_ids[:-1] for q in new]) if new else [], strict=True):
             question.prefix = prefix
+        for question, prefix in zip(begun, self._extended(begun) if begun else [], strict=True):
+            question.prefix, question.known = prefix, None
         return questions
+
+    def _extended(self, questions: list[Question]) -> list[Prefix]:
+        """Compute the keys and values of prompts whose first ones are known: of the rest alone.
+
+        What is known is padded on the left, what is new on the right. Not for models with a sliding window, whose attention to
+        several new tokens at once has no mask for it here.
+        """
+        known = [question.known for question in questions if question.known is not None]
+        lengths = [prefix[0][0].shape[1] for prefix in known]
+        news = [q.prompt_ids[n:-1] for q, n in zip(questions, lengths, strict=True)]
+        before, after, rows = max(lengths), max(max(map(len, news)), 1), len(questions)
+        cache = DynamicCache()
+        for layer in range(len(self._empty_prefix)):
+            padded = [
+                torch.stack(
+                    [pad(prefix[layer][part], (0, 0, before - n, 0)) for prefix, n in zip(known, lengths, strict=True)]
+                )
+                for part in (0, 1)
+            ]
+            cache.update(padded[0], padded[1], layer)
+        device, dtype = self._policy.device, self._empty_prefix[0][0].dtype
+        mask = torch.zeros(rows, 1, after, before + after, dtype=dtype)
+        mask[..., before:] = torch.full((after, after), -torch.inf).triu(1)
+        for row, n in enumerate(lengths):
+            mask[row, :, :, : before - n] = -torch.inf
+        ids = torch.tensor([[*new, *[0] * (after - len(new))] for new in news])
+        places = torch.tensor(lengths)[:, None] + torch.arange(after)
+        self._policy.body(
+            input_ids=to_device(ids, device),
+            attention_mask=to_device(mask, device),
+            position_ids=to_device(places, device),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        states: list[tuple[torch.Tensor, torch.Tensor]] = [(keys, values) for keys, values, *_ in cache]  # type: ignore
+        return [
+            [(k[row, :, before - n : before + len(new)], v[row, :, before - n : before + len(new)]) for k, v in states]
+            for row, (n, new) in enumerate(zip(lengths, news, strict=True))
+        ]
 
     def _prefixes(self, prompts: list[list[int]]) -> list[Prefix]:
         """Compute the keys and values of each prompt."""

@@ -10,7 +10,7 @@ messages one at a time, in order: it answers requests, or loads weights.
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -185,7 +185,14 @@ class SamplingProcess:
     def _begin(self, requests: Sequence[Request], params: SamplingParams) -> _Job:
         job = _Job(list(requests), params)
         self._jobs_sent += 1
-        self.worker.send(["sample", self._jobs_sent, [asdict(request) for request in requests], asdict(params)])
+        self.worker.send(
+            [
+                "sample",
+                self._jobs_sent,
+                [asdict(replace(request, example=None)) for request in requests],
+                asdict(params),
+            ]
+        )
         self._jobs.append(job)
         return job
 

@@ -27,7 +27,7 @@ def reward_terms(rollouts: Sequence[Rollout], config: GrpoConfig, *, number: int
         rollouts: of whole groups, each group contiguous.
         number: of the rollout batch, from 0, for --length-reward-after.
     """
-    lengths = [r.num_response_tokens for r in rollouts]
+    lengths = [r.num_policy_tokens for r in rollouts]
     terms: dict[str, Tensor] = {}
     if config.format_weight:
         formats = [r.format_reward or 0.0 for r in rollouts]

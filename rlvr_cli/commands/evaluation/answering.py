@@ -1,14 +1,16 @@
-"""The thinking budget of an evaluation: what ends the thinking, whether it leaves tokens for the answer, and the sampler within it.
+"""Who answers in an evaluation: the sampler of a run, within a thinking budget or in an environment.
 
-Enters: the options, and the prompt template. Leaves: `samplers.thinking_budget.BudgetedSampler`, or an error before a run is made.
+Enters: the options, the prompt template and the engine. Leaves: a sampler, or an error before a run is made.
 """
 
 from pathlib import Path
 
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.data.prompts import PromptTemplate
+from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_path
+from rlvr_cli.samplers.episodes import played
 from rlvr_cli.samplers.thinking_budget import SENTENCE, BudgetedSampler, token_ids, tokens_left
 from rlvr_cli.types import Sampler
 
@@ -36,12 +38,14 @@ def check_budgets(config: EvalConfig, ending: str) -> None:
         tokens_left(config.sampling_params, budget=max(config.thinking_budgets), ending=ending_ids)
 
 
-def within_budget(config: EvalConfig, sampler: Sampler, ending: str) -> Sampler:
-    """The sampler of a run, within its thinking budget if it has one."""
-    if not config.thinking_budget:
+def answering(config: EvalConfig, sampler: Sampler, *, ending: str, environment: EnvironmentPool | None) -> Sampler:
+    """The sampler of a run: within its thinking budget if it has one, in an environment if there is one."""
+    if not config.thinking_budget and environment is None:
         return sampler
     from rlvr_cli.models.pretrained import load_tokenizer  # here: endpoints do without transformers
 
-    (budget,) = config.thinking_budgets
     tokenizer = load_tokenizer(model_path(config.model))
-    return BudgetedSampler(sampler, tokenizer, budget=budget, stop_thinking=ending)
+    if config.thinking_budget:
+        (budget,) = config.thinking_budgets
+        sampler = BudgetedSampler(sampler, tokenizer, budget=budget, stop_thinking=ending)
+    return played(sampler, config, tokenizer, environment)

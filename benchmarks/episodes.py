@@ -1,0 +1,110 @@
+"""What turns cost: 256 episodes of 1, 2, 4 and 8 turns in which the policy samples the same number of tokens, and a slow tool.
+
+    python benchmarks/episodes.py [--repeats 5]
+
+The random model of `sampling.py`, 64 questions x 4 episodes, 64 tokens of the policy in each: a turn ends at its last token, since any
+letter is a stop string there. The environment answers each turn but the last with about 10 tokens. Then 4 turns with a tool that takes 0.5 s in
+a tenth of the turns. The ways take turns within a repeat; prints the medians and their ratio to one turn without an environment.
+"""
+
+import argparse
+import os
+import statistics
+import string
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from sampling import random_model, word_problems
+
+from rlvr_cli.environments.open import EnvironmentSpec
+from rlvr_cli.environments.pool import EnvironmentPool
+from rlvr_cli.models.load import load_policy
+from rlvr_cli.samplers.embedded.engine import TransformersSampler
+from rlvr_cli.samplers.episodes import EpisodeSampler
+from rlvr_cli.types import Example, Request, SamplingParams
+
+POLICY_TOKENS, QUESTIONS, SAMPLES = 64, 64, 4
+ANSWERS = f"""
+import random, time
+from rlvr_cli.environments import Reply
+
+class Answers:
+    stop = tuple({string.printable!r})
+
+    def begin(self, example, seed):
+        self.left, self.random = int(example.ground_truth) - 1, random.Random(seed)
+
+    def answer(self, turn):
+        self.left -= 1
+        return Reply("<out>3901</out>", role="tool", done=self.left < 0)
+
+class Slow(Answers):
+    def answer(self, turn):
+        if self.random.random() < 0.1:
+            time.sleep(0.5)
+        return super().answer(turn)
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=16, help="processes of the slow tool")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    questions = word_problems(QUESTIONS)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "mine.py")
+        file.write_text(ANSWERS)
+        random_model(folder, questions)
+        policy = load_policy(folder, dtype="float32", device="cpu")
+        engine = TransformersSampler(policy)
+        quick = EnvironmentPool(EnvironmentSpec(f"{file}:Answers"), workers=2)
+        slow = EnvironmentPool(EnvironmentSpec(f"{file}:Slow"), workers=arguments.workers)
+
+        def play(turns: int, pool: EnvironmentPool | None) -> float:
+            length = POLICY_TOKENS // turns
+            params = SamplingParams(max_tokens=POLICY_TOKENS, min_tokens=length - 1, stop=())
+            sampler = (
+                EpisodeSampler(engine, policy.tokenizer, pool, max_turns=turns, max_tokens=400) if pool else engine
+            )
+            requests = [
+                Request(q, tuple(range(i * 10, i * 10 + SAMPLES)), example=Example(q, q, str(turns)))
+                for i, q in enumerate(questions)
+            ]
+            if pool is None:
+                params = SamplingParams(max_tokens=POLICY_TOKENS, min_tokens=POLICY_TOKENS, stop=())
+            started = time.perf_counter()
+            tokens = sum(
+                c.episode.num_policy_tokens if c.episode else c.num_tokens for c in sampler.sample(requests, params)
+            )
+            print(
+                f"  {turns} turns: {tokens / QUESTIONS / SAMPLES:.1f} tokens an episode", flush=True
+            ) if not seen else None
+            return time.perf_counter() - started
+
+        ways = {"one turn, no environment": (1, None)} | {f"{n} turns": (n, quick) for n in (1, 2, 4, 8)}
+        ways["4 turns, slow tool"] = (4, slow)
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        with closing(quick), closing(slow):
+            seen = False
+            for repeat in range(arguments.repeats + 1):
+                for name, (turns, pool) in list(ways.items())[:: 1 if repeat % 2 else -1]:
+                    seconds = play(turns, pool)
+                    times[name] += [seconds] if repeat else []  # the first is not timed
+                seen = True
+    base = times["one turn, no environment"]
+    print("| way | seconds | of one turn |\n|---|--:|--:|")
+    for name, found in times.items():
+        ratio = statistics.median(a / b for a, b in zip(found, base, strict=True))
+        print(f"| {name} | {statistics.median(found):.2f} | {ratio:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+-- Which tools episodes call: turns that each answered, episodes that have one, tokens of an answer, and the reward of these episodes.
+-- :phase = null
+
+WITH answers AS (
+    SELECT run_id, phase, reward, unnest(turns) AS turn, row_number() OVER () AS number
+    FROM rollouts
+    WHERE phase = coalesce($phase::VARCHAR, phase) AND episode IS NOT NULL
+)
+
+SELECT
+    run_id,
+    phase,
+    turn.role AS tool,
+    count(*) AS answers,
+    count(DISTINCT number) AS episodes,
+    avg(turn.end - turn.start) AS mean_tokens,
+    max(turn.end - turn.start) AS most_tokens,
+    avg(reward) AS reward
+FROM answers
+WHERE turn.role <> 'policy'
+GROUP BY ALL
+ORDER BY run_id, phase, answers DESC;

@@ -1,0 +1,75 @@
+"""Episodes: an environment that answers the policy, and how long an episode may be."""
+
+from dataclasses import dataclass
+
+from rlvr_cli.config.parsing.options import LONGEST, flag, knob
+from rlvr_cli.config.shared.sampling import SamplingOptions
+from rlvr_cli.errors import RlvrError
+
+
+@dataclass(frozen=True)
+class EpisodeOptions(SamplingOptions):
+    environment: str = knob(
+        "",
+        "What answers the policy, turn after turn: calculator, python (in the sandbox), or a class of your own, FILE.py:CLASS.",
+        group="Episodes",
+        common=True,
+        completes="environment",
+    )
+    tool: tuple[str, ...] = knob(
+        (), "A tool of your own, FILE.py:FUNCTION, called as <FUNCTION>...</FUNCTION>; repeatable.", group="Episodes"
+    )
+    max_turns: int = knob(8, "Turns of the policy in an episode.", group="Episodes", at_least=1)
+    max_episode_tokens: int = knob(
+        0,
+        "Tokens of a response with what the environment says; 0: twice --sampling-max-tokens, which bounds the policy's.",
+        group="Episodes",
+        at_least=0,
+    )
+    turn_timeout: float = knob(
+        10.0,
+        "Time limit of the environment's answer in seconds; its process is then killed.",
+        group="Episodes",
+        above=0,
+        at_most=LONGEST,
+    )
+    environment_workers: int = knob(
+        4, "Number of processes of the environment.", group="Episodes", free_on_resume=True, at_least=1
+    )
+
+    @property
+    def plays_episodes(self) -> bool:
+        """Whether an environment answers the policy."""
+        return bool(self.environment or self.tool)
+
+    def longest_response(self, max_tokens: int) -> int:
+        """Tokens of the longest response, of which the policy samples `max_tokens` at most."""
+        return (self.max_episode_tokens or 2 * max_tokens) if self.plays_episodes else max_tokens
+
+
+def check_episodes(config: EpisodeOptions, *, refused: dict[str, str]) -> None:
+    """Raise RlvrError for options that have no effect, or cannot go with episodes.
+
+    Args:
+        refused: name of an option -> why it cannot.
+    """
+    if not config.plays_episodes:
+        names = ("max_turns", "max_episode_tokens", "turn_timeout", "environment_workers")
+        given = next((name for name in names if config.sources.get(name) == "flag"), None)
+        if given is not None:
+            raise RlvrError(
+                f"{flag(given)} has no effect without --environment or --tool.", "Add one of them, or leave it out."
+            )
+        return
+    for name, why in refused.items():
+        if getattr(config, name, None):
+            raise RlvrError(f"{flag(name)} and episodes exclude each other: {why}.", "Leave one of them out.")
+
+
+REFUSED = {
+    "chat": "a chat template's turns are not played yet; a prompt of your own (--prompt FILE) can ask for the tags",
+    "thinking_budget": "both put text into a response",
+    "base_url": "an episode goes on from token ids, which an endpoint does not report",
+    "async_steps": "what is sampled ahead is a single turn",
+    "partial_rollout_tokens": "an episode is played in one step",
+}

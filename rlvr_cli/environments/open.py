@@ -1,0 +1,82 @@
+"""From the name of an environment, and tools, to the environment itself.
+
+Enters: --environment and --tool. Leaves: what makes an `Environment` for each episode. A user's file is the user's own code: it is
+read here, and run in the processes of the pool alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import Any
+
+from rlvr_cli import user_code
+from rlvr_cli.environments.interface import Environment
+from rlvr_cli.environments.tools import TOOL, Tools, load_tool
+from rlvr_cli.errors import RlvrError
+
+ENVIRONMENT = user_code.Role("environment", 0, "class with begin(example, seed) and answer(turn)")
+# Built-in tools: the name of the environment -> the module with the name of its tag, and the function.
+BUILT_IN = {"calculator": ("calculator", "calculate"), "python": ("python", "run_python")}
+
+
+@dataclass(frozen=True)
+class EnvironmentSpec:
+    """What plays the episodes.
+
+    Attributes:
+        name: a key of `BUILT_IN`, FILE.py:CLASS, or empty if there are only tools.
+        tools: each FILE.py:FUNCTION.
+    """
+
+    name: str
+    tools: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """How it is called in run.json and messages."""
+        return " ".join(filter(None, (self.name, *self.tools)))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What run.json stores: a resumed run must have the same."""
+        if not self.title:
+            return {}
+        return {"environment": {"name": self.title, "sha256": [user_code.sha256(file) for file in self.files]}}
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The specifications among these that name files."""
+        return tuple(text for text in (self.name, *self.tools) if user_code.is_file_spec(text))
+
+
+def check_environment(spec: EnvironmentSpec) -> None:
+    """Raise RlvrError unless the environment and the tools exist; files are read, but not run."""
+    if user_code.is_file_spec(spec.name):
+        user_code.find(spec.name, ENVIRONMENT)
+        if spec.tools:
+            raise RlvrError(
+                f"--tool adds to built-in tools, and {spec.name} answers by itself.", "Leave one of them out."
+            )
+    elif spec.name and spec.name not in BUILT_IN:
+        raise RlvrError(
+            f"There is no environment {spec.name}.", f"Choose one of {', '.join(BUILT_IN)}, or path/to/file.py:Class."
+        )
+    for tool in spec.tools:
+        user_code.find(tool, TOOL)
+
+
+def load_environment(spec: EnvironmentSpec) -> Callable[[], Environment]:
+    """Return what makes an environment; files are run.
+
+    Raises:
+        RlvrError: see `check_environment` and `user_code.load`.
+    """
+    check_environment(spec)
+    if user_code.is_file_spec(spec.name):
+        return user_code.load(spec.name, ENVIRONMENT)
+    tools = dict(load_tool(tool) for tool in spec.tools)
+    if spec.name:
+        module, function = BUILT_IN[spec.name]
+        found = resolve_name(f"rlvr_cli.environments.{module}")
+        tools[found.NAME] = getattr(found, function)
+    return lambda: Tools(tools)

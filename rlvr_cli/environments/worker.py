@@ -1,0 +1,123 @@
+"""A process in which environments live, started by `pool.EnvironmentPool`: one instance for each episode under way.
+
+Enters: questions ["begin" or "answer", seed, example, turns of the policy]. Leaves: what the environment says, or the error that it raised.
+An episode that this process does not know, since the one before died, is played again up to the last turn.
+"""
+
+import math
+import os
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rlvr_cli.environments.interface import Environment, Reply
+from rlvr_cli.environments.open import EnvironmentSpec, load_environment
+from rlvr_cli.environments.tools import Tools
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.parallel.worker import read, write
+from rlvr_cli.process import fork_guarded
+from rlvr_cli.text import storable
+from rlvr_cli.types import Example
+from rlvr_cli.user_code import location
+
+MOST_CHARACTERS = 8_000  # of a reply
+_EPISODES = 10_000  # that one process keeps; others are played again
+
+
+def serve(
+    connection: Connection, *, name: str, tools: Sequence[str], path: Sequence[str], parent: int, memory_bytes: int
+) -> None:
+    """Answer until the connection ends."""
+    fork_guarded(parent)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    sys.path[:0] = [entry for entry in path if entry not in sys.path]
+    spec = EnvironmentSpec(name, tuple(tools))
+    try:
+        make = load_environment(spec)
+        first = make()
+        facts = {
+            "stop": list(getattr(first, "stop", ())),
+            "gives_rewards": bool(getattr(first, "gives_rewards", False)),
+            "begins": not isinstance(first, Tools),
+        }
+    except RlvrError as error:
+        return write(connection, {"problem": error.problem, "hint": error.hint})
+    except Exception as error:  # of the user's own constructor
+        problem = f"{spec.title} cannot be made: {_described(spec, error)}"
+        return write(connection, {"problem": problem, "hint": "Correct the file."})
+    write(connection, facts)
+    episodes = _Episodes(make)
+    while True:
+        try:
+            kind, seed, example, turns = read(connection)
+        except EOFError:
+            return
+        try:
+            said = episodes.begin(seed, example) if kind == "begin" else episodes.answer(seed, example, turns)
+        except BaseException as error:  # whatever the user's own code raises
+            said = {"error": type(error).__name__, "detail": _described(spec, error)}
+        write(connection, said)
+
+
+class _Episodes:
+    """The environments of the episodes under way, each with how many turns it has answered."""
+
+    def __init__(self, make: Callable[[], Environment]) -> None:
+        self._make = make
+        self._under_way: dict[int, tuple[Environment, int]] = {}
+
+    def begin(self, seed: int, example: dict[str, Any]) -> dict[str, Any]:
+        environment = self._make()
+        prompt = environment.begin(Example(**example), seed)
+        self._keep(seed, environment, 0)
+        return {"prompt": None if prompt is None else str(prompt)}
+
+    def answer(self, seed: int, example: dict[str, Any], turns: Sequence[str]) -> dict[str, Any]:
+        environment, answered = self._under_way.pop(seed, (None, 0))
+        if environment is None or answered != len(turns) - 1:
+            environment = self._make()
+            environment.begin(Example(**example), seed)
+            for turn in turns[:-1]:
+                environment.answer(turn)
+        reply = environment.answer(turns[-1])
+        _check(reply)
+        if not reply.done:
+            self._keep(seed, environment, len(turns))
+        marker = getattr(environment, "marker", "")
+        return {**asdict(reply), "text": _cut(storable(reply.text)), "forged": turns[-1].count(marker) if marker else 0}
+
+    def _keep(self, seed: int, environment: Environment, answered: int) -> None:
+        self._under_way[seed] = (environment, answered)
+        if len(self._under_way) > _EPISODES:
+            del self._under_way[next(iter(self._under_way))]
+
+
+def _check(reply: object) -> None:
+    """Raise TypeError or ValueError unless the environment's answer is a sound `Reply`."""
+    if not isinstance(reply, Reply):
+        raise TypeError(f"answer() returned {reply!r:.200}, not a Reply")
+    texts = (reply.text, reply.role, "" if reply.error is None else reply.error)
+    if not all(isinstance(text, str) for text in texts) or not isinstance(reply.reward, int | float | None):
+        raise TypeError(f"answer() returned {reply!r:.200}, not a Reply of text, with a number as its reward")
+    if reply.reward is not None and not math.isfinite(reply.reward):
+        raise ValueError(f"a reward of {reply.reward}")
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    half = MOST_CHARACTERS // 2
+    return f"{text[:half]}\n[cut: {len(text) - 2 * half:,} characters]\n{text[-half:]}"
+
+
+def _described(spec: EnvironmentSpec, error: BaseException) -> str:
+    """The text of an exception, after FILE:LINE if it was raised in a user's file."""
+    places = [location(file, object, error=error) for file in spec.files]
+    raised = [place for file, place in zip(spec.files, places, strict=True) if place != file.rpartition(":")[0]]
+    return ": ".join([*(raised or places)[:1], str(error).strip() or type(error).__name__])

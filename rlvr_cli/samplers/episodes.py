@@ -1,0 +1,373 @@
+"""Episodes: a sampler around a sampler, in which an environment answers the policy turn after turn.
+
+Enters: a sampler that reports token ids, an environment's pool, requests with their examples. Leaves: a completion for each episode,
+with all its turns. Ids that were sampled are never tokenized again: the next request is the prompt, all ids so far, and the ids
+of the environment's text, which is tokenized alone and without special tokens.
+
+There is no barrier between the turns where the sampler's running call takes further requests (`types.JoinableSampler`): an episode
+whose environment has answered joins it, and the others go on meanwhile. With other samplers all episodes take a turn together.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlvr_cli.config.shared.episodes import EpisodeOptions
+from rlvr_cli.environments.open import EnvironmentSpec
+from rlvr_cli.environments.pool import Answer, EnvironmentPool
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.process import stoppable
+from rlvr_cli.samplers.stop_strings import prompt_token_ids
+from rlvr_cli.terminal import console
+from rlvr_cli.types import Completion, Episode, Example, Grade, Request, Sampler, SamplingParams, Turn
+
+BARRIER = "All episodes take a turn together with this engine: a slow tool delays the others."
+
+
+@dataclass
+class _Playing:
+    """An episode under way."""
+
+    request_index: int
+    sample_index: int
+    seed: int
+    example: Example
+    prompt: str | None  # of the environment
+    prompt_ids: tuple[int, ...] = ()
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    mask: tuple[bool, ...] = ()
+    turns: list[Turn] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)  # of the turns
+    said: list[str] = field(default_factory=list)  # the texts of the policy's turns
+    rewards: list[float | None] = field(default_factory=list)
+    entropy: float | None = 0.0  # the sum over the policy's tokens
+    calls: int = 0
+    errors: int = 0
+    forged: int = 0
+    seconds: float = 0.0
+    grade: Grade | None = None
+
+    @property
+    def num_policy_tokens(self) -> int:
+        return sum(self.mask)
+
+    def add_turn(self, completion: Completion) -> None:
+        """Add a turn of the policy."""
+        self.prompt_ids = self.prompt_ids or completion.prompt_ids
+        self._add("policy", completion.token_ids, completion.text, logprobs=completion.logprobs)
+        self.said.append(completion.text)
+        self.rewards.append(None)
+        known = self.entropy is not None and completion.mean_entropy is not None
+        self.entropy = self.entropy + completion.mean_entropy * completion.num_tokens if known else None  # type: ignore
+
+    def add_reply(self, answer: Answer, ids: Sequence[int]) -> None:
+        """Add what the environment said to the last turn, whose tokens are `ids`."""
+        assert answer.reply is not None
+        reply = answer.reply
+        self.rewards[-1] = reply.reward
+        self.calls += reply.role != "environment"
+        self.errors += reply.error is not None
+        if ids:
+            self._add(reply.role, tuple(ids), reply.text)
+
+    def _add(self, role: str, ids: tuple[int, ...], text: str, *, logprobs: tuple[float, ...] | None = None) -> None:
+        start = len(self.ids)
+        self.ids += ids
+        self.logprobs += (0.0,) * len(ids) if logprobs is None else logprobs
+        self.mask += (logprobs is not None,) * len(ids)
+        self.turns.append(Turn(role, start, len(self.ids)))
+        self.texts.append(text)
+
+    def completion(self, last: Completion, *, ended_by: str, gives_rewards: bool) -> Completion:
+        """The episode as a completion, whose last turn of the policy was `last`."""
+        cut = ended_by == "length"
+        grade = self.grade
+        if grade is None and gives_rewards:
+            grade = Grade(None, None, sum(reward or 0.0 for reward in self.rewards))
+        policy_tokens = self.num_policy_tokens
+        ends = [place for place, turn in enumerate(self.turns) if turn.role == "policy"]
+        episode = Episode(
+            num_turns=len(self.said),
+            num_policy_tokens=policy_tokens,
+            ended_by=ended_by,
+            tool_calls=self.calls,
+            tool_errors=self.errors,
+            forged=self.forged,
+            environment_seconds=self.seconds,
+            turn_rewards=tuple(self.rewards) if any(r is not None for r in self.rewards) else None,
+            graded_from=sum(len(text) for text in self.texts[: ends[-1]]),
+        )
+        whole = len(self.turns) == 1
+        return replace(
+            last,
+            request_index=self.request_index,
+            sample_index=self.sample_index,
+            text="".join(self.texts),
+            prompt_ids=self.prompt_ids,
+            num_prompt_tokens=len(self.prompt_ids),
+            token_ids=self.ids,
+            logprobs=self.logprobs,
+            num_tokens=len(self.ids),
+            finish_reason="length" if cut else "stop",
+            stop_reason=None if cut else last.stop_reason,
+            mean_entropy=self.entropy / policy_tokens if self.entropy is not None and policy_tokens else None,
+            response_mask=None if whole else self.mask,
+            turns=None if whole else tuple(self.turns),
+            prompt=self.prompt,
+            episode=episode,
+            grade=grade,
+        )
+
+
+class EpisodeSampler:
+    """Plays episodes with the policy of another sampler.
+
+    `SamplingParams.max_tokens` bounds the policy's tokens of an episode, `min_tokens` each of its turns.
+
+    Args:
+        sampler: reports token ids.
+        tokenizer: of the sampler's model.
+        pool: the environment; closed by its owner.
+        max_turns: of the policy.
+        max_tokens: of a response, with what the environment says; 0: twice those of the policy.
+    """
+
+    def __init__(
+        self, sampler: Sampler, tokenizer: Any, pool: EnvironmentPool, *, max_turns: int, max_tokens: int
+    ) -> None:
+        self._sampler, self.tokenizer, self.pool = sampler, tokenizer, pool
+        self.max_turns, self.max_tokens = max_turns, max_tokens
+        self.engine, self.seeding = sampler.engine, sampler.seeding
+        self.arrived = ()
+        self.worked_seconds = None
+        self._joins = getattr(sampler, "joins", False)
+
+    @property
+    def policy_version(self) -> int:
+        return self._sampler.policy_version
+
+    @property
+    def notes(self) -> Sequence[str]:
+        return [*self._sampler.notes, *([] if self._joins else [BARRIER])]
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
+        """Play an episode for every seed of every request, which has an example; they come in the order in which they end.
+
+        Raises:
+            RlvrError: the environment cannot be loaded, or what the sampler raises.
+        """
+        own = replace(params, stop=tuple(dict.fromkeys((*params.stop, *self.pool.stop))))
+        table = _Table(self, requests, own)
+        try:
+            asked = table.first_round(requests)
+            yield from table.ended()
+            while asked:
+                given = {"more": table} if self._joins else {}
+                for completion in self._sampler.sample(asked, own, **given):
+                    table.add(completion)
+                    yield from table.ended()
+                asked = table.next_round()
+                yield from table.ended()
+        finally:
+            table.cancel()
+
+    def load_weights(self, policy: Any, policy_version: int) -> None:
+        self._sampler.load_weights(policy, policy_version)
+
+    def sleep(self) -> None:
+        self._sampler.sleep()
+
+    def close(self) -> None:
+        self._sampler.close()
+
+    def ids_of(self, text: str) -> list[int]:
+        """The tokens of an environment's text; a marker of the chat template in it is text like any other."""
+        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] if text else []
+
+
+def environment_spec(config: EpisodeOptions) -> EnvironmentSpec:
+    """What --environment and --tool name."""
+    return EnvironmentSpec(config.environment, config.tool)
+
+
+@contextmanager
+def open_environment(config: EpisodeOptions, *, grader: str) -> Iterator[EnvironmentPool | None]:
+    """Open the processes of --environment and --tool until the block ends; None where there are none.
+
+    Args:
+        grader: --grader.
+
+    Raises:
+        RlvrError: the environment cannot be loaded, or it gives the rewards and there is a grader, too.
+    """
+    if not config.plays_episodes:
+        yield None
+        return
+    spec = environment_spec(config)
+    pool = EnvironmentPool(
+        spec,
+        workers=config.environment_workers,
+        timeout=config.turn_timeout,
+        report=lambda sentence: console.say(f"note: {sentence}"),
+    )
+    with closing(pool):
+        if pool.gives_rewards and grader:
+            raise RlvrError(
+                f"The environment {spec.title} gives the rewards, and so does --grader {grader}.", "Leave --grader out."
+            )
+        yield pool
+
+
+def played(sampler: Sampler, config: EpisodeOptions, tokenizer: Any, pool: EnvironmentPool | None) -> Sampler:
+    """Return a sampler that plays episodes in the environment; without one, the sampler itself."""
+    if pool is None:
+        return sampler
+    return EpisodeSampler(sampler, tokenizer, pool, max_turns=config.max_turns, max_tokens=config.max_episode_tokens)
+
+
+class _Table:
+    """The episodes of one call: those that the policy is at, those that the environment is at, and those that have ended.
+
+    To a sampler it is `types.MoreRequests`.
+    """
+
+    def __init__(self, player: EpisodeSampler, requests: Sequence[Request], params: SamplingParams) -> None:
+        self._player, self._params = player, params
+        self._room = player.max_tokens or 2 * params.max_tokens
+        self._prompts = prompt_token_ids(player.tokenizer, requests, vocab_size=len(player.tokenizer))
+        self._asked: list[list[_Playing]] = []  # the episodes of each request in the running call of the sampler
+        self._waiting: dict[Future[Answer], tuple[_Playing, Completion]] = {}  # for the environment
+        self._ended: deque[Completion] = deque()
+
+    @property
+    def most_tokens(self) -> int:
+        return max(map(len, self._prompts)) + self._room
+
+    def first_round(self, requests: Sequence[Request]) -> list[Request]:
+        """Begin all episodes, and return the requests for their first turns: one for the episodes with the same prompt."""
+        pool, asked = self._player.pool, []
+        begun: list[tuple[_Playing, Future[Answer] | None]] = []
+        for index, request in enumerate(requests):
+            assert request.example is not None, "an episode needs its example"
+            for sample, seed in enumerate(request.seeds):
+                future = pool.begin(request.example, seed) if pool.begins else None
+                begun.append((_Playing(index, sample, seed, request.example, None), future))
+        for playing, future in begun:
+            answer = future.result() if future else Answer()
+            if answer.error is not None:
+                self._fail(playing, answer)
+                continue
+            playing.prompt, playing.seconds = answer.prompt, answer.seconds
+            same = self._asked[-1][0] if self._asked else None
+            if same and (same.request_index, same.prompt) == (playing.request_index, playing.prompt):
+                self._asked[-1].append(playing)
+            else:
+                self._asked.append([playing])
+        for group in self._asked:
+            request, prompt = requests[group[0].request_index], group[0].prompt
+            text = request.prompt if prompt is None else prompt
+            first = Request(text, tuple(p.seed for p in group), name=request.name, max_tokens=self._rest(group[0]))
+            asked.append(first if prompt is not None else replace(first, prompt_ids=request.prompt_ids))
+        if any(group[0].prompt is not None for group in self._asked):
+            self._prompts = prompt_token_ids(self._player.tokenizer, asked, vocab_size=len(self._player.tokenizer))
+        return asked
+
+    def next_round(self) -> list[Request]:
+        """Wait for the environment, and return the requests of all episodes that go on."""
+        self._asked.clear()
+        asked: list[Request] = []
+        while more := self.take(wait=True):
+            asked += more
+        return asked
+
+    def take(self, *, wait: bool) -> list[Request]:
+        """Return the requests of the episodes whose environment has answered; with `wait`, none only if it has nothing to answer."""
+        asked: list[Request] = []
+        while self._waiting and not asked:
+            done = [future for future in self._waiting if future.done()]
+            if not done and not wait:
+                break
+            for future in done or _first(self._waiting):
+                playing, completion = self._waiting.pop(future)
+                if request := self._answered(playing, completion, future.result()):
+                    self._asked.append([playing])
+                    asked.append(request)
+        return asked
+
+    def add(self, completion: Completion) -> None:
+        """Take a turn of the policy: the environment answers it, or the episode ends."""
+        playing = self._asked[completion.request_index][completion.sample_index]
+        playing.add_turn(completion)
+        pool = self._player.pool
+        calls = completion.stop_reason in pool.stop if pool.stop else completion.finish_reason == "stop"
+        if not calls:
+            self._end(playing, completion, by="length" if completion.finish_reason == "length" else "policy")
+        elif len(playing.said) == self._player.max_turns and not pool.gives_rewards:
+            self._end(playing, completion, by="turns")
+        else:
+            self._waiting[pool.answer(playing.example, playing.seed, playing.said)] = playing, completion
+
+    def ended(self) -> Generator[Completion]:
+        """Yield the episodes that have ended."""
+        while self._ended:
+            yield self._ended.popleft()
+
+    def cancel(self) -> None:
+        """Forget what the environment has not answered yet."""
+        for future in self._waiting:
+            future.cancel()
+        self._waiting.clear()
+
+    def _answered(self, playing: _Playing, completion: Completion, answer: Answer) -> Request | None:
+        """Take the environment's answer. Returns the request for the next turn; None: the episode has ended."""
+        playing.seconds += answer.seconds
+        playing.forged += answer.forged
+        if answer.reply is None:
+            return self._fail(playing, answer, completion)
+        ids = self._player.ids_of(answer.reply.text)
+        playing.add_reply(answer, ids[: self._room - len(playing.ids)])
+        if answer.reply.done:
+            return self._end(playing, completion, by="environment")
+        if len(playing.said) == self._player.max_turns:
+            return self._end(playing, completion, by="turns")
+        if self._rest(playing) < 1:
+            return self._end(playing, completion, by="length")
+        return Request(
+            "",
+            (_seed_of_turn(playing.seed, len(playing.said)),),
+            name=playing.example.id,
+            prompt_ids=playing.prompt_ids + playing.ids,
+            after=(completion.request_index, completion.sample_index),
+            max_tokens=self._rest(playing),
+        )
+
+    def _rest(self, playing: _Playing) -> int:
+        """Tokens that the policy may still sample in an episode."""
+        return min(self._params.max_tokens - playing.num_policy_tokens, self._room - len(playing.ids))
+
+    def _end(self, playing: _Playing, last: Completion, *, by: str) -> None:
+        self._ended.append(playing.completion(last, ended_by=by, gives_rewards=self._player.pool.gives_rewards))
+
+    def _fail(self, playing: _Playing, answer: Answer, last: Completion | None = None) -> None:
+        playing.grade = Grade(None, None, None, error=answer.error, error_detail=answer.detail)
+        if last is None:
+            ids = tuple(self._prompts[playing.request_index])
+            last = Completion(0, 0, "", ids, (), (), len(ids), 0, "stop", None, None)
+            playing.add_turn(last)
+        self._end(playing, last, by="error")
+
+
+def _first(futures: dict[Future[Answer], tuple[_Playing, Completion]]) -> set[Future[Answer]]:
+    """Wait until some are done, and return these."""
+    with stoppable():
+        return wait(futures, return_when=FIRST_COMPLETED).done
+
+
+def _seed_of_turn(seed: int, turn: int) -> int:
+    """The seed of a later turn, which must not repeat the draws of an earlier one."""
+    return int.from_bytes(hashlib.blake2b(f"turn {turn} {seed}".encode(), digest_size=8).digest(), "big") >> 1

@@ -1,0 +1,274 @@
+"""Episodes through the commands: rows, rewards, grading again, resumption, and what cannot go together."""
+
+import json
+import re
+
+import pytest
+
+from killed import rows_of, weights_of
+from rlvr_cli.commands import eval as evaluate
+from rlvr_cli.commands import grpo
+from rlvr_cli.commands.quickstart import commands
+from rlvr_cli.config import config_of
+from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.parsing.sources import resolve
+from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.data.synthetic import multiplication
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.replay.run import replay_run
+from rlvr_cli.replay.stored import read_stored
+from rlvr_cli.runs.check import check_run
+from rlvr_cli.runs.readers import read_rollouts, read_run
+
+# The built-in model writes sums, such as 7+7=14, 4+9=...; this one answers each of them.
+SUMS = """
+import time
+from rlvr_cli.environments import Reply
+
+class Sums:
+    stop = (",",)
+    marker = "(right)"
+
+    def begin(self, example, seed):
+        self.question = example.question
+
+    def answer(self, turn):
+        left, _, right = turn.rstrip(",").rpartition("=")
+        correct = right.isdigit() and int(right) == sum(map(int, left.split()[-1].split("+")))
+        return Reply("(right)" if correct else "(wrong)", reward=float(correct), role="teacher")
+
+class Rewarded(Sums):
+    gives_rewards = True
+
+class Slow(Sums):
+    def answer(self, turn):
+        time.sleep(30)
+
+def hears_the_environment(response, ground_truth):
+    return float("(right)" in response or "(wrong)" in response)
+
+def teacher(text):
+    return text
+"""
+COMMON = {
+    "dataset": "arithmetic:64",
+    "sampling_max_tokens": 24,
+    "grader_workers": 1,
+    "environment_workers": 1,
+    "max_turns": 3,
+}
+TRAINED = {"n_grpo_steps": 3, "rollout_batch_size": 16, "group_size": 4, "train_batch_size": 16, "eval_examples": 4}
+TRAINED |= {"gradient_accumulation_steps": 2, "learning_rate": 1e-4, "checkpoint_every": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("episodes")
+    (folder / "mine.py").write_text(SUMS)
+    evaluate.run(EvalConfig(**COMMON, limit=16, environment=f"{folder}/mine.py:Sums", runs_dir=str(folder), run="eval"))
+    grpo.run(GrpoConfig(**COMMON, **TRAINED, environment=f"{folder}/mine.py:Sums", runs_dir=str(folder), run="grpo"))
+    return folder
+
+
+def test_an_evaluation_stores_episodes_and_grades_the_last_turn(folder):
+    rows = read_rollouts(folder / "eval").to_pylist()
+    assert len(rows) == 16
+    assert max(row["episode"]["num_turns"] for row in rows) == 3
+    assert check_run(folder / "eval").problems == []
+    for row in rows:
+        episode = row["episode"]
+        assert row["grader"] == "r1_zero"
+        assert row["num_response_tokens"] == len(row["response_ids"])
+        turns = [turn["role"] for turn in row["turns"] or ()]
+        assert episode["tool_calls"] == turns.count("teacher")
+        assert episode["num_turns"] == turns.count("policy") or not turns
+        answer = re.search(r"</think> <answer> (.*?) </answer>", row["response"][episode["graded_from"] :])
+        assert row["reward"] == float(answer is not None and answer[1] == row["ground_truth"])
+        assert row["failure_kind"] != "out_of_turns" or episode["ended_by"] == "turns"
+    assert {row["failure_kind"] for row in rows} >= {"out_of_turns"}
+    facts = read_run(folder / "eval").metadata["facts"]["environment"]
+    assert facts["name"].endswith("mine.py:Sums")
+
+
+def test_training_is_on_the_policys_tokens_and_replays(folder):
+    assert replay_run(read_stored(folder / "grpo"), most=None).problems == []
+    rows = [row for row in read_rollouts(folder / "grpo").to_pylist() if row["turns"]]
+    assert rows
+    for row in rows:
+        for logprob, own in zip(row["sampled_logprobs"], row["response_mask"], strict=True):
+            assert (logprob == 0.0) or own
+
+
+def test_a_run_goes_on_where_it_was_interrupted(folder, forks):
+    options = ["--environment", f"{folder}/mine.py:Sums"]
+    for name, value in {**COMMON, **TRAINED}.items():
+        options += [f"--{name.replace('_', '-')}", str(value)]
+    done = forks.run("grpo", *options, "--run", "cut", "--runs-dir", folder, cwd=folder, fault="sampled:20")
+    assert done.status == -9
+    forks.run("grpo", "--resume", "cut", "--runs-dir", folder, cwd=folder, status=0)
+    assert check_run(folder / "cut").problems == []
+    own = [[row["response_ids"] for row in rows_of(folder / run, phase="train")] for run in ("cut", "grpo")]
+    assert own[0] == own[1]
+    assert weights_of(folder / "cut") == weights_of(folder / "grpo")
+
+
+def test_limits_of_episodes_reach_the_environment_and_the_sampler(folder):
+    given = {**COMMON, "limit": 4, "runs_dir": str(folder)}
+    evaluate.run(EvalConfig(**given, environment=f"{folder}/mine.py:Slow", turn_timeout=0.2, run="slow"))
+    slow = read_rollouts(folder / "slow").to_pylist()
+    assert {row["grade_error"] for row in slow if row["episode"]["ended_by"] == "error"} == {"timeout"}
+    assert all("--turn-timeout" in row["grade_error_detail"] for row in slow if row["grade_error"])
+    evaluate.run(EvalConfig(**given, environment=f"{folder}/mine.py:Sums", max_episode_tokens=9, run="short"))
+    short = read_rollouts(folder / "short").to_pylist()
+    assert max(row["num_response_tokens"] for row in short) == 9
+    evaluate.run(EvalConfig(**given, environment="calculator", tool=(f"{folder}/mine.py:teacher",), run="tool"))
+    named = read_run(folder / "tool").metadata["facts"]["environment"]
+    assert named["name"] == f"calculator {folder}/mine.py:teacher"
+    assert len(named["sha256"]) == 1
+
+
+def test_grading_again_reads_the_last_turn(folder, forks):
+    hears = f"{folder}/mine.py:hears_the_environment"
+    forks.run("grade", folder / "eval", "--grader", hears, cwd=folder, status=0)
+    said = forks.run(
+        "analyze", f"SELECT sum(reward) AS n FROM grades WHERE grader = '{hears}'", folder / "eval", "--format", "json", cwd=folder, status=0
+    )  # fmt: skip
+    assert json.loads(said.out)[0]["n"] == 0
+    forks.run("grade", folder / "eval", "--grader", "r1_zero", "--format-rule", "lenient", cwd=folder, status=0)
+    regrades = forks.run(
+        "analyze", "SELECT count(*) AS n FROM grades JOIN rollouts USING (run_id, phase, step, example_id, sample_index) "
+        "WHERE grades.reward <> rollouts.reward", folder / "eval", "--format", "json", cwd=folder, status=0,
+    )  # fmt: skip
+    assert json.loads(regrades.out)[0]["n"] == 0
+
+
+def test_an_environment_gives_the_rewards(folder):
+    spec = f"{folder}/mine.py:Rewarded"
+    evaluate.run(EvalConfig(**COMMON, limit=8, environment=spec, runs_dir=str(folder), run="rewarded"))
+    rows = read_rollouts(folder / "rewarded").to_pylist()
+    assert {row["grader"] for row in rows} == {"environment"}
+    for row in rows:
+        assert row["reward"] == sum(reward or 0.0 for reward in row["episode"]["turn_rewards"] or ())
+        assert row["category"] == "reward_only"
+    assert max(row["reward"] for row in rows) >= 1
+    with pytest.raises(RlvrError, match="gives the rewards, and so does --grader r1_zero"):
+        evaluate.run(
+            EvalConfig(**COMMON, limit=8, environment=spec, grader="r1_zero", runs_dir=str(folder), run="refused")
+        )
+    assert not (folder / "refused").exists()
+
+
+def test_queries_count_turns_and_tools(folder, forks):
+    said = forks.run("analyze", "turns", folder / "grpo", "--format", "json", cwd=folder, status=0)
+    train = [row for row in json.loads(said.out) if row["phase"] == "train"]
+    assert [row["episodes"] for row in train] == [16, 16, 16]
+    rows = [row for row in read_rollouts(folder / "grpo").to_pylist() if row["phase"] == "train"]
+    assert sum(row["tool_calls"] * 16 for row in train) == sum(row["episode"]["tool_calls"] for row in rows)
+    said = forks.run(
+        "analyze", "tools", folder / "grpo", "--set", "phase=train", "--format", "json", cwd=folder, status=0
+    )
+    (teacher,) = json.loads(said.out)
+    assert (teacher["tool"], teacher["answers"]) == ("teacher", sum(row["episode"]["tool_calls"] for row in rows))
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "problem"),
+    [
+        (EvalConfig, {"chat": True}, "--chat and episodes exclude each other"),
+        (EvalConfig, {"thinking_budget": "8"}, "--thinking-budget and episodes exclude each other"),
+        (EvalConfig, {"base_url": "http://localhost:1/v1", "model": "m"}, "--base-url and episodes exclude each other"),
+        (GrpoConfig, {"async_steps": 1}, "--async-steps and episodes exclude each other"),
+        (GrpoConfig, {"partial_rollout_tokens": 256}, "--partial-rollout-tokens and episodes exclude each other"),
+    ],
+)
+def test_what_cannot_go_together_is_refused_with_the_reason(config, given, problem):
+    with pytest.raises(RlvrError) as error:
+        config(environment="calculator", **given)
+    assert error.value.problem.startswith(problem)
+
+
+def test_options_without_an_environment_have_no_effect():
+    with pytest.raises(RlvrError, match="--max-turns has no effect without --environment or --tool"):
+        GrpoConfig(max_turns=3, sources={"max_turns": "flag"})
+
+
+def test_multiplication_asks_the_calculator_in_a_third_of_its_traces():
+    examples = multiplication(600, seed=3)
+    asked = [e for e in examples if e.turns and len(e.turns) == 3]
+    assert 0.3 < len(asked) / 600 < 0.4
+    for e in asked:
+        a, b = map(int, re.findall(r"\d+", e.question))
+        assert e.ground_truth == str(a * b)
+        assert [role for role, _ in e.turns] == ["policy", "calc", "policy"]
+        assert "".join(text for _, text in e.turns) == e.response
+        assert e.turns[0][1] == f" <calc>{a}*{b}</calc>"
+    assert not {e.question for e in examples} & {e.question for e in multiplication(600, seed=3, split="validation")}
+    with pytest.raises(RlvrError, match="multiplication questions in the train split"):
+        multiplication(9000)
+
+
+def test_traces_with_turns_train_on_the_policys_tokens_alone(tmp_path, forks):
+    turns = [{"role": "policy", "text": " <calc>1+1</calc>"}, {"role": "calc", "text": "<out>2</out>"}]
+    row = {
+        "question": "1+1?",
+        "ground_truth": "2",
+        "turns": [*turns, {"role": "policy", "text": " </think> <answer> 2 </answer>"}],
+    }
+    (tmp_path / "traces.jsonl").write_text("".join(json.dumps({**row, "question": f"{i}?"}) + "\n" for i in range(2)))
+    options = ("sft", "--dataset", "traces.jsonl", "--train-batch-size", "2", "--micro-batch-size", "2", "--run", "r")
+    forks.run(*options, "--num-examples", "2", "--sft-epochs", "1", cwd=tmp_path, status=0)
+    said = forks.run(
+        "analyze",
+        "SELECT value FROM metrics WHERE name = 'update/tokens'",
+        "r",
+        "--format",
+        "json",
+        cwd=tmp_path,
+        status=0,
+    )
+    from rlvr_cli.models.identity import model_path
+    from rlvr_cli.models.pretrained import load_tokenizer
+
+    tokenizer = load_tokenizer(model_path(""))
+    own = [t["text"] for t in row["turns"] if t["role"] == "policy"]
+    expected = sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in own) + 1  # EOS
+    assert json.loads(said.out)[0]["value"] == 2 * expected
+    (tmp_path / "traces.jsonl").write_text(json.dumps({**row, "turns": [["policy", "x"]]}) + "\n")
+    done = forks.run(*options[:-1], "bad", cwd=tmp_path)
+    assert done.status == 1
+    assert "its turns are not a list of {role, text}" in done.err
+
+
+def test_sft_evaluates_episodes(tmp_path):
+    assert SftConfig(dataset="multiplication", environment="calculator").longest_response(8) == 16
+    assert SftConfig(dataset="multiplication").longest_response(8) == 8
+
+
+def test_the_quickstart_with_a_tool_types_commands_that_exist(tmp_path):
+    typed = [command for _, command in commands("q", tmp_path, seed=3, tools=True)]
+    assert [command[:2] for command in typed[1:]] == [
+        ["rlvr", name] for name in ("eval", "sft", "eval", "grpo", "eval", "eval", "analyze")
+    ]
+    configs = []
+    for _, name, *words in typed[1:-1]:
+        given = {
+            flag.removeprefix("--").replace("-", "_"): value
+            for flag, value in zip(words[::2], words[1::2], strict=True)
+        }
+        configs.append(resolve(config_of(name), flags={**given, "seed": int(given["seed"])}, command=name))
+    assert [config.environment for config in configs] == ["calculator"] * 5 + [""]
+    assert {config.seed for config in configs} == {3}
+    assert configs[-1].model == configs[-2].model
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(0, marks=pytest.mark.slow), *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2))]
+)
+def test_a_model_that_cannot_multiply_learns_to_ask_the_calculator(tmp_path, forks, seed):
+    done = forks.run("quickstart", "--tools", "--name", "q", "--seed", seed, cwd=tmp_path, status=0, limit=900)
+    table = {line.rsplit(maxsplit=5)[0].strip(): float(line.split()[-5]) for line in done.out.splitlines()[2:]}
+    assert table["untrained"] == 0
+    assert 0.1 < table["after SFT"] < 0.5
+    assert table["after GRPO"] > 0.9
+    assert table["without the tool"] < 0.05

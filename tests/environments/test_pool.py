@@ -1,0 +1,142 @@
+"""Environments in processes: one that hangs, crashes or raises costs its own episode, and the others are played on."""
+
+import os
+import time
+from contextlib import closing
+
+import pytest
+
+from rlvr_cli.environments.open import EnvironmentSpec
+from rlvr_cli.environments.pool import EnvironmentPool
+from rlvr_cli.environments.worker import MOST_CHARACTERS
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.types import Example
+
+COUNTS = """
+import os, subprocess, sys, time
+from rlvr_cli.environments import Reply
+
+class Counts:
+    stop = ("!",)
+    marker = "["
+
+    def begin(self, example, seed):
+        self.turns, self.name = 0, f"{example.question} {seed}"
+        return None
+
+    def answer(self, turn):
+        self.turns += 1
+        if turn == "hang!":
+            time.sleep(60)
+        if turn == "exit!":
+            os._exit(3)
+        if turn == "raise!":
+            raise KeyError("gone")
+        if turn == "memory!":
+            return Reply("x" * (1 << 40))
+        if turn == "flood!":
+            return Reply("x" * 1_000_000)
+        if turn == "surrogate!":
+            return Reply("half \\ud83d")
+        if turn == "nothing!":
+            return None
+        if turn == "number!":
+            return Reply(5)
+        if turn == "nan!":
+            return Reply(reward=float("nan"))
+        if turn == "escape!":
+            child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            return Reply(str(child.pid))
+        if turn == "print!":
+            print("to stdout")
+            print("to stderr", file=sys.stderr)
+        if turn == "environment!":
+            return Reply(str("RLVR_SECRET" in os.environ))
+        return Reply(f"[{self.name}: {self.turns} {turn}]", reward=0.5, done=turn == "end!")
+"""
+
+
+@pytest.fixture
+def pool(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(COUNTS)
+    monkeypatch.setenv("RLVR_SECRET", "key")
+    said = []
+    spec = EnvironmentSpec(f"{tmp_path}/mine.py:Counts")
+    with closing(EnvironmentPool(spec, workers=1, timeout=2.0, memory_gb=2, report=said.append)) as pool:
+        pool.said = said
+        yield pool
+
+
+def ask(pool, *turns, seed=7):
+    return pool.answer(Example("q", "Q", "1"), seed, turns).result()
+
+
+def test_an_episode_keeps_its_state_and_is_played_again_where_it_is_lost(pool):
+    assert (pool.stop, pool.gives_rewards, pool.begins) == (("!",), False, True)
+    assert pool.begin(Example("q", "Q", "1"), 7).result().prompt is None
+    assert ask(pool, "a!").reply.text == "[Q 7: 1 a!]"
+    assert ask(pool, "a!", seed=8).reply.text == "[Q 8: 1 a!]"
+    assert ask(pool, "a!", "[b!").reply.text == "[Q 7: 2 [b!]"
+    assert ask(pool, "a!", "[b!").forged == 1  # played again: the process had answered this turn already
+    assert ask(pool, "hang!", seed=9).error == "timeout"
+    after = ask(pool, "a!", "[b!", "end!")
+    assert (after.reply.text, after.reply.done, after.reply.reward) == ("[Q 7: 3 end!]", True, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("turn", "error", "detail"),
+    [
+        ("exit!", "crash", "also when started afresh"),
+        ("raise!", "KeyError", "mine.py:20: 'gone'"),
+        ("memory!", "MemoryError", "mine.py:22"),
+        ("nothing!", "TypeError", "answer() returned None, not a Reply"),
+        (
+            "number!",
+            "TypeError",
+            "answer() returned Reply(text=5, done=False, reward=None, role='environment', error=None), not a Reply of text",
+        ),
+        ("nan!", "ValueError", "a reward of nan"),
+    ],
+)
+def test_what_fails_costs_its_own_episode_and_is_said_once(pool, turn, error, detail):
+    found = [ask(pool, turn, seed=seed) for seed in (1, 2)]
+    assert [answer.error for answer in found] == [error, error]
+    assert detail in found[0].detail
+    assert ask(pool, "a!", seed=3).reply.text == "[Q 3: 1 a!]"
+    (said,) = pool.said
+    assert said.startswith(f"the environment {pool.spec.title} failed in an episode: {error}")
+
+
+def test_a_flood_is_cut_and_the_policy_is_told(pool):
+    text = ask(pool, "flood!").reply.text
+    assert len(text) < MOST_CHARACTERS + 100
+    assert f"[cut: {1_000_000 - MOST_CHARACTERS:,} characters]" in text
+
+
+def test_what_is_no_unicode_is_escaped(pool):
+    assert ask(pool, "surrogate!").reply.text == "half \\ud83d"
+
+
+def test_what_it_prints_is_seen_nowhere_and_it_sees_no_key(pool, capfd):
+    assert ask(pool, "print!").reply.text == "[Q 7: 1 print!]"
+    assert ask(pool, "environment!", seed=5).reply.text == "False"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_it_has_started_ends_with_it(pool):
+    pid = int(ask(pool, "escape!").reply.text)
+    os.kill(pid, 0)
+    pool.close()
+    pool.close()
+    ends = time.monotonic() + 30
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_a_file_that_cannot_be_run_is_an_error(tmp_path):
+    (tmp_path / "broken.py").write_text("class Mine:\n    def __init__(self): raise ValueError('not today')\n")
+    pool = EnvironmentPool(EnvironmentSpec(f"{tmp_path}/broken.py:Mine"), workers=1)
+    with closing(pool), pytest.raises(RlvrError) as error:
+        _ = pool.stop
+    assert "broken.py:2: not today" in error.value.problem

@@ -1,0 +1,103 @@
+"""Tools in tags: what is read of a turn, what is answered, and how a call that fails is told."""
+
+import json
+
+import pytest
+
+from rlvr_cli.environments.calculator import calculate
+from rlvr_cli.environments.open import EnvironmentSpec, check_environment, load_environment
+from rlvr_cli.environments.python import run_python
+from rlvr_cli.environments.tools import ToolError
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.types import Example
+
+QUESTION = Example("q", "What is 47*83?", "3901")
+MINE = """
+def search(query: str) -> str:
+    return f"nothing about {query}"
+
+def add(a: int, b: int = 1):
+    return a + b
+
+def fails(text):
+    return 1 / 0
+"""
+
+
+def answer(turn, *, name="calculator", tools=()):
+    environment = load_environment(EnvironmentSpec(name, tuple(tools)))()
+    assert environment.begin(QUESTION, 0) is None
+    return environment.answer(turn)
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"), [("47*83", "3901"), (" (1 + 2) * 3 ", "9"), ("7/2", "7/2"), ("6/2", "3"), ("2-5", "-3")]
+)
+def test_the_calculator_is_exact(expression, value):
+    assert calculate(expression) == value
+
+
+@pytest.mark.parametrize("expression", ["", "1/0", "2**9", "__import__('os')", "9" * 13, "(" * 5000, "1+" * 300 + "1"])
+def test_what_is_no_arithmetic_is_refused(expression):
+    with pytest.raises(ToolError):
+        calculate(expression)
+
+
+def test_the_last_call_before_the_closing_tag_is_answered():
+    reply = answer("<calc>1+1</calc> no: <calc>2 <calc>47*83</calc>")
+    assert (reply.text, reply.role, reply.error, reply.done) == ("<out>3901</out>", "calc", None, False)
+
+
+def test_a_failed_call_is_told_to_the_policy_and_counted():
+    reply = answer("<calc>six</calc>")
+    assert reply.text == f"<out>{reply.error}</out>"
+    assert reply.error.startswith("error: this is no arithmetic")
+    assert answer("1+1</calc>").error == "error: there is no <calc> before </calc>"
+
+
+def test_tools_of_a_user_beside_a_built_in_one(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    tools = [f"{tmp_path}/mine.py:{name}" for name in ("search", "add", "fails")]
+    assert answer("<search>cats</search>", tools=tools).text == "<out>nothing about cats</out>"
+    assert answer('<add>{"a": 2}</add>', tools=tools).text == "<out>3</out>"
+    assert answer("<calc>2*3</calc>", tools=tools).text == "<out>6</out>"
+    assert answer("<fails>x</fails>", tools=tools).error == "error: ZeroDivisionError: division by zero"
+    assert answer("<add>2, 3</add>", tools=tools).error.startswith(
+        'error: the call is not JSON such as {"a": ..., "b": ...}'
+    )
+    assert answer("<add>[1]</add>", tools=tools).error.startswith("error: the call is not JSON")
+
+
+def test_a_program_sees_nothing_of_the_one_before():
+    assert run_python("x = 47 * 83\nprint(x)") == "3901"
+    with pytest.raises(ToolError, match="NameError"):
+        run_python("print('begun')\nprint(x)")
+
+
+def test_a_program_that_fails_is_told_with_what_it_printed():
+    with pytest.raises(ToolError, match=r"^7\n.*ZeroDivisionError"):
+        run_python("print(7)\n1 / 0")
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        (EnvironmentSpec("calculater"), "There is no environment calculater."),
+        (EnvironmentSpec("nowhere.py:Guess"), "There is no environment file nowhere.py."),
+        (EnvironmentSpec("", ("nowhere.py:f",)), "There is no tool file nowhere.py."),
+    ],
+)
+def test_what_does_not_exist_is_said(spec, problem):
+    with pytest.raises(RlvrError) as error:
+        check_environment(spec)
+    assert error.value.problem == problem
+
+
+def test_the_facts_change_with_the_file(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    spec = EnvironmentSpec("calculator", (f"{tmp_path}/mine.py:add",))
+    before = spec.facts
+    assert before["environment"]["name"] == f"calculator {tmp_path}/mine.py:add"
+    (tmp_path / "mine.py").write_text(MINE + "\n")
+    assert json.dumps(spec.facts) != json.dumps(before)
+    assert EnvironmentSpec("").facts == {}

@@ -1,0 +1,269 @@
+"""Episodes: exact tokens, whoever answers; limits and endings; and that nothing waits for a barrier."""
+
+import json
+import math
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlvr_cli.environments.open import EnvironmentSpec
+from rlvr_cli.environments.pool import EnvironmentPool
+from rlvr_cli.models.policy import Policy
+from rlvr_cli.runs.turns import broken_turns
+from rlvr_cli.samplers.embedded.engine import TransformersSampler
+from rlvr_cli.samplers.episodes import BARRIER, EpisodeSampler
+from rlvr_cli.types import Completion, Example, Request, SamplingParams
+
+# Says what the example's ground truth lists, one text after the other; an empty list of it ends the episode.
+SCRIPT = """
+import json
+from rlvr_cli.environments import Reply
+
+class Script:
+    stop = ("e", "a")
+    marker = "["
+
+    def begin(self, example, seed):
+        self.replies = json.loads(example.ground_truth)
+        return example.solution
+
+    def answer(self, turn):
+        if not self.replies:
+            return Reply(done=True)
+        said = self.replies.pop(0)
+        if said == "raise":
+            raise ValueError("no more")
+        return Reply(said["text"], reward=said.get("reward"), done=said.get("done", False), role=said.get("role", "tool"))
+
+class Rewards(Script):
+    gives_rewards = True
+"""
+PARAMS = SamplingParams(max_tokens=40, min_tokens=2, stop=("z",))
+PROMPTS = ["What is 12 + 30?", "a b c"]
+
+
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory):
+    file = tmp_path_factory.mktemp("environment") / "mine.py"
+    file.write_text(SCRIPT)
+    pools = {name: EnvironmentPool(EnvironmentSpec(f"{file}:{name}"), workers=1) for name in ("Script", "Rewards")}
+    with closing(pools["Script"]), closing(pools["Rewards"]):
+        yield pools
+
+
+def requests_of(*replies, samples=3, prompt=None):
+    truth = json.dumps(replies)
+    return [
+        Request(p, tuple(100 * i + j for j in range(samples)), name=p, example=Example(p, p, truth, solution=prompt))
+        for i, p in enumerate(PROMPTS)
+    ]
+
+
+def play(sampler, requests, params=PARAMS) -> dict[tuple[int, int], Completion]:
+    done = {(c.request_index, c.sample_index): c for c in sampler.sample(requests, params)}
+    assert sorted(done) == [(i, j) for i, r in enumerate(requests) for j in range(len(r.seeds))]
+    return done
+
+
+@pytest.fixture
+def engine(tiny_model, tiny_tokenizer):
+    return TransformersSampler(Policy(tiny_model, tiny_tokenizer))
+
+
+class Alone:
+    """The engine without further requests in a running call."""
+
+    def __init__(self, engine):
+        self._engine = engine
+        self.engine, self.seeding, self.notes, self.policy_version = engine.engine, engine.seeding, engine.notes, 0
+
+    def sample(self, requests, params):
+        return self._engine.sample(requests, params)
+
+
+SAYS = [{"text": " it is 数学 <|endoftext|>\\n", "reward": 0.25}, {"text": ""}, {"text": "[7] ", "role": "environment"}]
+
+
+def test_every_token_is_as_it_was_sampled(pools, engine, tiny_model, tiny_tokenizer):
+    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=4, max_tokens=90)
+    params = replace(PARAMS, min_tokens=0)  # no end is barred
+    requests = requests_of(*SAYS)
+    first = play(engine, requests, replace(params, stop=("z", "e", "a")))
+    ended_by = set()
+    for key, found in play(sampler, requests, params).items():
+        episode = found.episode
+        ended_by.add(episode.ended_by)
+        start = len(first[key].token_ids)
+        assert found.token_ids[:start] == first[key].token_ids
+        said = {"tokens": found.num_tokens, "policy_tokens": episode.num_policy_tokens}
+        assert broken_turns(found.turns, found.response_mask, **said) is None
+        mask = found.response_mask or (True,) * found.num_tokens
+        assert not set(tiny_tokenizer.all_special_ids) & {
+            i for i, own in zip(found.token_ids, mask, strict=True) if not own
+        }
+        with torch.no_grad():
+            log_p = tiny_model(torch.tensor([found.prompt_ids + found.token_ids])).logits[0].double().log_softmax(-1)
+        entropies = []
+        for place, own in enumerate(mask):
+            at = len(found.prompt_ids) + place - 1
+            expected = float(log_p[at, found.token_ids[place]]) if own else 0.0
+            assert found.logprobs[place] == pytest.approx(expected, abs=1e-4)
+            entropies += [float(-(log_p[at].exp() * log_p[at]).sum())] if own else []
+        assert found.mean_entropy == pytest.approx(sum(entropies) / len(entropies), abs=1e-4)
+        assert found.graded_text == found.text[episode.graded_from :]
+        spoken = [said["text"] for said in SAYS[: episode.num_turns - (episode.ended_by != "environment")]]
+        assert all(text in found.text for text in spoken)
+        assert episode.tool_calls == sum(said.get("role") is None for said in SAYS[: len(spoken)])
+        assert episode.turn_rewards is None if not spoken else episode.turn_rewards[0] == 0.25
+    assert len(ended_by) > 1
+
+
+def test_without_a_barrier_the_tokens_are_the_same(pools, engine, tiny_tokenizer):
+    limits = {"max_turns": 4, "max_tokens": 90}
+    joined = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], **limits)
+    together = EpisodeSampler(Alone(engine), tiny_tokenizer, pools["Script"], **limits)
+    found, expected = play(joined, requests_of(*SAYS)), play(together, requests_of(*SAYS))
+    assert {k: (c.token_ids, c.turns) for k, c in found.items()} == {
+        k: (c.token_ids, c.turns) for k, c in expected.items()
+    }
+    assert BARRIER in together.notes
+    assert BARRIER not in joined.notes
+    assert any(c.episode.num_turns > 2 for c in found.values())
+
+
+def test_turns_do_not_repeat_their_draws_and_samples_differ(pools, engine, tiny_tokenizer):
+    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=6, max_tokens=200)
+    found = play(sampler, requests_of(*[{"text": "!"}] * 5, samples=6))
+    turns = [
+        [c.token_ids[t.start : t.end] for t in c.turns if t.role == "policy"]
+        for c in found.values()
+        if c.turns is not None
+    ]
+    assert len({c.token_ids for c in found.values()}) == len(found)
+    assert any(len(set(said)) > 2 for said in turns)
+
+
+@pytest.mark.parametrize(("turns", "tokens", "policy_tokens"), [(1, 200, 40), (2, 200, 40), (9, 25, 40), (9, 200, 12)])
+def test_limits_end_an_episode(pools, engine, tiny_tokenizer, turns, tokens, policy_tokens):
+    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=turns, max_tokens=tokens)
+    params = replace(PARAMS, max_tokens=policy_tokens)
+    found = play(sampler, requests_of(*[{"text": "0123"}] * 9, samples=8), params)
+    for c in found.values():
+        assert c.episode.num_turns <= turns
+        assert c.num_tokens <= tokens
+        assert c.episode.num_policy_tokens <= policy_tokens
+        full = c.num_tokens == tokens or c.episode.num_policy_tokens == policy_tokens
+        assert (c.episode.ended_by == "length") == (c.finish_reason == "length")
+        assert c.episode.ended_by != "length" or full
+        assert c.episode.ended_by != "turns" or c.episode.num_turns == turns
+    expected = "turns" if turns < 9 else "length"
+    assert expected in {c.episode.ended_by for c in found.values()}
+
+
+def test_the_environment_ends_an_episode_and_gives_the_reward(pools, engine, tiny_tokenizer):
+    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Rewards"], max_turns=2, max_tokens=200)
+    found = play(sampler, requests_of({"text": "x", "reward": 0.5}, {"text": "", "reward": 1, "done": True}))
+    for c in found.values():
+        rewards = c.episode.turn_rewards
+        assert c.grade.reward == (sum(r or 0.0 for r in rewards) if rewards else 0.0)
+        assert (c.grade.format_reward, c.grade.error) == (None, None)
+    assert {1.5} <= {c.grade.reward for c in found.values() if c.episode.ended_by == "environment"}
+
+
+def test_a_failed_environment_costs_its_own_episode(pools, engine, tiny_tokenizer):
+    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=5, max_tokens=200)
+    broken, sound = requests_of({"text": "1"}, "raise")[:1], requests_of(*SAYS)[1:]
+    found = play(sampler, [*broken, *sound])
+    failed = [c for (i, _), c in found.items() if i == 0 and c.episode.ended_by == "error"]
+    assert failed
+    for c in failed:
+        assert (c.grade.reward, c.grade.error) == (None, "ValueError")
+        assert "mine.py" in c.grade.error_detail
+        assert c.token_ids
+    alone = play(EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=5, max_tokens=200), sound)
+    assert [found[1, j].token_ids for j in range(3)] == [alone[0, j].token_ids for j in range(3)]
+
+
+def test_an_environment_gives_the_prompt(pools, engine, tiny_tokenizer):
+    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=2, max_tokens=200)
+    found = play(sampler, requests_of({"text": "1"}, prompt="Its own prompt"))
+    assert {c.prompt for c in found.values()} == {"Its own prompt"}
+    assert {c.prompt_ids for c in found.values()} == {tuple(tiny_tokenizer("Its own prompt")["input_ids"])}
+
+
+def test_a_call_that_is_closed_leaves_nothing_behind(pools, engine, tiny_tokenizer):
+    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=4, max_tokens=90)
+    expected = play(sampler, requests_of(*SAYS))
+    completions = sampler.sample(requests_of(*SAYS), PARAMS)
+    next(completions)
+    completions.close()
+    assert {k: c.token_ids for k, c in play(sampler, requests_of(*SAYS)).items()} == {
+        k: c.token_ids for k, c in expected.items()
+    }
+
+
+class Scripted:
+    """An engine whose turns are the texts that it is given, each as its own bytes' tokens."""
+
+    engine, seeding, notes, policy_version = "scripted", "per-request", (), 0
+
+    def __init__(self, tokenizer, turns):
+        self._tokenizer, self._turns, self._asked = tokenizer, turns, 0
+
+    def sample(self, requests, params):
+        for index, request in enumerate(requests):
+            text = self._turns[min(self._asked, len(self._turns) - 1)]
+            self._asked += 1
+            ids = tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])[: request.max_tokens]
+            calls = text.endswith("e") and len(ids) < (request.max_tokens or math.inf)
+            yield Completion(
+                index, 0, text, request.prompt_ids or (5,), ids, (-0.5,) * len(ids), 1, len(ids),
+                "stop" if calls else "length", "e" if calls else None, 1.0,
+            )  # fmt: skip
+
+
+said = st.text(alphabet=st.sampled_from("ab e<|>/\n数😀é\x00endoftext[im_start]"), max_size=30) | st.sampled_from(
+    ["<|endoftext|>", "<|im_end|>\n<|im_start|>user", "</think> <answer> 1 </answer>", "", "\ufffd"]
+)
+
+
+def keeps_the_invariant(pool, tokenizer, turns, replies, max_turns, max_tokens):
+    sampler = EpisodeSampler(
+        Scripted(tokenizer, [f"{t}e" for t in turns]), tokenizer, pool, max_turns=max_turns, max_tokens=max_tokens
+    )
+    truth = json.dumps([{"text": text} for text in replies])
+    request = Request("p", (3,), prompt_ids=(5,), example=Example("q", "p", truth))
+    (found,) = sampler.sample([request], replace(PARAMS, max_tokens=max_tokens))
+    policy_tokens = found.episode.num_policy_tokens
+    assert broken_turns(found.turns, found.response_mask, tokens=found.num_tokens, policy_tokens=policy_tokens) is None
+    assert found.num_tokens <= max_tokens
+    assert found.mean_entropy in (None, pytest.approx(1.0))
+    assert sum(found.logprobs) == pytest.approx(-0.5 * policy_tokens)
+    for turn in found.turns or ():
+        if turn.role != "policy":
+            assert not set(tokenizer.all_special_ids) & set(found.token_ids[turn.start : turn.end])
+
+
+EPISODES = {
+    "turns": st.lists(said, min_size=1, max_size=5),
+    "replies": st.lists(said, max_size=5),
+    "max_turns": st.integers(1, 6),
+    "max_tokens": st.integers(1, 80),
+}
+
+
+@settings(max_examples=100)
+@given(**EPISODES)
+def test_random_episodes_keep_the_invariant(pools, tiny_tokenizer, turns, replies, max_turns, max_tokens):
+    keeps_the_invariant(pools["Script"], tiny_tokenizer, turns, replies, max_turns, max_tokens)
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000)
+@given(**EPISODES)
+def test_ten_thousand_random_episodes_keep_the_invariant(pools, tiny_tokenizer, turns, replies, max_turns, max_tokens):
+    keeps_the_invariant(pools["Script"], tiny_tokenizer, turns, replies, max_turns, max_tokens)
