@@ -215,10 +215,11 @@ class VllmSampler:
                     f"{len(ids) + own.max_tokens}, and the engine's max_model_len is {self.max_model_len}.",
                     "Lower --sampling-max-tokens, shorten the prompt, or raise --max-model-len.",
                 )
-        for completion in self._answer(prompts, [r.seeds for r in requests], of_each):
-            if begun := requests[completion.request_index].begun:
-                completion = continued(completion, self.llm.get_tokenizer(), params, begun=begun)
-            yield completion
+        with contextlib.closing(self._answer(prompts, [r.seeds for r in requests], of_each)) as completions:
+            for completion in completions:
+                if begun := requests[completion.request_index].begun:
+                    completion = continued(completion, self.llm.get_tokenizer(), params, begun=begun)
+                yield completion
 
     def load_weights(self, policy: "Policy", policy_version: int) -> None:
         """Switch to the weights of `policy`, and verify that they are served: see `weight_check.verify_weights`.
@@ -314,7 +315,7 @@ class VllmSampler:
         params: Sequence[SamplingParams],
         *,
         ignore_eos: bool = False,
-    ) -> Iterator[Completion]:
+    ) -> Generator[Completion]:
         """Yield a completion for each seed of each prompt. `params` has an entry for each prompt."""
         from vllm.inputs import tokens_input
 
