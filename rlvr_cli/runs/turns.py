@@ -17,8 +17,9 @@ def broken_turns(
         turns: (role, start, end); None, as the mask: the policy wrote all of it.
         policy_tokens: that the row says.
     """
-    if turns is None or mask is None:
-        return None if turns is mask and policy_tokens == tokens else "it has turns or a mask, and not the other"
+    if (turns is None) != (mask is None):
+        return "it has turns or a mask, and not the other"
+    turns, mask = turns or [("policy", 0, tokens)], mask or [True] * tokens
     place = 0
     for role, start, end in turns:
         if start != place or end < start:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlvr_cli.config.shared.episodes import EpisodeOptions
-from rlvr_cli.environments.open import EnvironmentSpec
+from rlvr_cli.environments.open import EnvironmentSpec, check_environment
 from rlvr_cli.environments.pool import Answer, EnvironmentPool
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import stoppable
@@ -168,9 +168,10 @@ class EpisodeSampler:
             yield from table.ended()
             while asked:
                 given = {"more": table} if self._joins else {}
-                for completion in self._sampler.sample(asked, own, **given):
-                    table.add(completion)
-                    yield from table.ended()
+                with closing(self._sampler.sample(asked, own, **given)) as completions:
+                    for completion in completions:
+                        table.add(completion)
+                        yield from table.ended()
                 asked = table.next_round()
                 yield from table.ended()
         finally:
@@ -190,9 +191,11 @@ class EpisodeSampler:
         return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] if text else []
 
 
-def environment_spec(config: EpisodeOptions) -> EnvironmentSpec:
-    """What --environment and --tool name."""
-    return EnvironmentSpec(config.environment, config.tool)
+def environment_facts(config: EpisodeOptions) -> dict[str, Any]:
+    """What run.json stores of --environment and --tool. Raises RlvrError unless they exist; files are read, but not run."""
+    spec = _spec(config)
+    check_environment(spec)
+    return spec.facts
 
 
 @contextmanager
@@ -208,7 +211,7 @@ def open_environment(config: EpisodeOptions, *, grader: str) -> Iterator[Environ
     if not config.plays_episodes:
         yield None
         return
-    spec = environment_spec(config)
+    spec = _spec(config)
     pool = EnvironmentPool(
         spec,
         workers=config.environment_workers,
@@ -221,6 +224,10 @@ def open_environment(config: EpisodeOptions, *, grader: str) -> Iterator[Environ
                 f"The environment {spec.title} gives the rewards, and so does --grader {grader}.", "Leave --grader out."
             )
         yield pool
+
+
+def _spec(config: EpisodeOptions) -> EnvironmentSpec:
+    return EnvironmentSpec(config.environment, config.tool)
 
 
 def played(sampler: Sampler, config: EpisodeOptions, tokenizer: Any, pool: EnvironmentPool | None) -> Sampler:
@@ -307,7 +314,9 @@ class _Table:
         calls = completion.stop_reason in pool.stop if pool.stop else completion.finish_reason == "stop"
         if not calls:
             self._end(playing, completion, by="length" if completion.finish_reason == "length" else "policy")
-        elif len(playing.said) == self._player.max_turns and not pool.gives_rewards:
+        elif (
+            len(playing.said) == self._player.max_turns and not pool.gives_rewards
+        ):  # else it rewards the last turn, too
             self._end(playing, completion, by="turns")
         else:
             self._waiting[pool.answer(playing.example, playing.seed, playing.said)] = playing, completion

@@ -26,7 +26,7 @@ from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template
 from rlvr_cli.runs.provenance import open_run
-from rlvr_cli.samplers.episodes import environment_spec, open_environment
+from rlvr_cli.samplers.episodes import environment_facts, open_environment
 from rlvr_cli.samplers.open import Engine, choose_engine, engine_kind, sampler_facts
 from rlvr_cli.terminal import console
 from rlvr_cli.text import printable
@@ -86,13 +86,17 @@ def load_inputs(
         embedded=config.trainers > 1 and not config.samples_apart,
         sampler_urls=config.sampler_urls,
     )
-    facts = input_facts(
-        {"dataset": dataset.facts, "eval_dataset": eval_dataset and eval_dataset.facts},
-        model=model_facts(config.model, fetch=not config.dry_run),
-        template=template,
-        grader=pool.spec,
-        engine=engine.name,
-    ) | (more_facts or {})
+    facts = (
+        input_facts(
+            {"dataset": dataset.facts, "eval_dataset": eval_dataset and eval_dataset.facts},
+            model=model_facts(config.model, fetch=not config.dry_run),
+            template=template,
+            grader=pool.spec,
+            engine=engine.name,
+        )
+        | environment_facts(config)
+        | (more_facts or {})
+    )
     return Inputs(
         template,
         dataset.examples,
@@ -127,13 +131,17 @@ def inputs_of_traces(
     warn_of_shared_questions(examples, eval_dataset)
     pool = grader_pool(config, eval_dataset.default_grader if eval_dataset else None)
     engine = evaluation_engine(config, eval_dataset)
-    facts = input_facts(
-        {"dataset": dataset, "eval_dataset": eval_dataset and eval_dataset.facts},
-        model=model_facts(config.model),
-        template=template,
-        grader=pool.spec,
-        engine=engine.name,
-    ) | (more_facts or {})
+    facts = (
+        input_facts(
+            {"dataset": dataset, "eval_dataset": eval_dataset and eval_dataset.facts},
+            model=model_facts(config.model),
+            template=template,
+            grader=pool.spec,
+            engine=engine.name,
+        )
+        | environment_facts(config)
+        | (more_facts or {})
+    )
     return Inputs(
         template, [], eval_dataset, pool, engine, *divide_devices(config, engine=engine.name, rows=rows), facts
     )
@@ -261,7 +269,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
         StopRequest() as stop,
         tracked(config.track, project=config.track_project) as trackers,
         open_environment(config, grader=config.grader) as environment,
-        open_run(config, command=command, facts=inputs.facts | environment_spec(config).facts) as run,
+        open_run(config, command=command, facts=inputs.facts) as run,
         Trainer(
             config,
             run,

@@ -135,6 +135,43 @@ def test_without_a_barrier_the_tokens_are_the_same(pools, engine, tiny_tokenizer
     assert any(c.episode.num_turns > 2 for c in found.values())
 
 
+def test_in_bfloat16_what_is_kept_and_what_is_new_go_together(pools, tiny_model, tiny_tokenizer):
+    engine = TransformersSampler(Policy(tiny_model, tiny_tokenizer, compute_dtype="bfloat16"))
+    limits = {"max_turns": 4, "max_tokens": 90}
+    found = play(EpisodeSampler(engine, tiny_tokenizer, pools["Script"], **limits), requests_of(*SAYS))
+    assert any(c.episode.num_turns > 2 for c in found.values())
+    for c in found.values():
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            logits = tiny_model(torch.tensor([c.prompt_ids + c.token_ids])).logits[0].float()
+        start = len(c.prompt_ids) - 1
+        expected = logits.log_softmax(-1)[start:-1].gather(1, torch.tensor(c.token_ids)[:, None])[:, 0]
+        own = torch.tensor(c.response_mask or [True] * c.num_tokens)
+        barred = torch.tensor(c.logprobs)[own] - expected[own]
+        assert float(barred.abs().median()) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("turns", "mask", "tokens", "policy_tokens", "problem"),
+    [
+        (None, None, 3, 3, None),
+        (None, None, 3, 2, "2 tokens of the policy are said, and there are 3"),
+        ([("policy", 0, 2), ("tool", 2, 3)], (True, True, False), 3, 2, None),
+        (
+            [("policy", 0, 2), ("tool", 2, 3)],
+            (True, False, False),
+            3,
+            1,
+            "the mask does not fit the turn of policy at token 0",
+        ),
+        ([("policy", 0, 1), ("tool", 2, 3)], (True, True, False), 3, 2, "a turn begins at token 2, and not at 1"),
+        ([("policy", 0, 2)], (True, True, True), 3, 3, "its turns have 2 tokens, and the response 3"),
+        ([("policy", 0, 3)], None, 3, 3, "it has turns or a mask, and not the other"),
+    ],
+)
+def test_turns_that_are_not_the_response_are_named(turns, mask, tokens, policy_tokens, problem):
+    assert broken_turns(turns, mask, tokens=tokens, policy_tokens=policy_tokens) == problem
+
+
 def test_turns_do_not_repeat_their_draws_and_samples_differ(pools, engine, tiny_tokenizer):
     sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=6, max_tokens=200)
     found = play(sampler, requests_of(*[{"text": "!"}] * 5, samples=6))

@@ -412,9 +412,9 @@ class TransformersSampler:
             past_key_values=cache,
             use_cache=True,
         )
-        states: list[tuple[torch.Tensor, torch.Tensor]] = [(keys, values) for keys, values, *_ in cache]  # type: ignore
+        pairs = self._states(cache)
         return [
-            [(k[row, :, before - n : before + len(new)], v[row, :, before - n : before + len(new)]) for k, v in states]
+            [(k[row, :, before - n : before + len(new)], v[row, :, before - n : before + len(new)]) for k, v in pairs]
             for row, (n, new) in enumerate(zip(lengths, news, strict=True))
         ]
 
@@ -427,13 +427,18 @@ class TransformersSampler:
         padded = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts])
         ids = to_device(padded, self._policy.device)
         self._policy.body(input_ids=ids, past_key_values=cache, use_cache=True)
-        dtype = self._policy.compute_dtype
-        states: list[tuple[torch.Tensor, torch.Tensor]] = [(keys, values) for keys, values, *_ in cache]  # type: ignore
-        pairs = [(keys.to(dtype), values.to(dtype)) for keys, values in states]
+        pairs = self._states(cache)
         return [
             [(keys[row, :, : len(prompt)], values[row, :, : len(prompt)]) for keys, values in pairs]
             for row, prompt in enumerate(prompts)
         ]
+
+    def _states(self, cache: DynamicCache) -> Prefix:
+        """Return the keys and values of each layer, in the precision of the batch."""
+        dtype = self._policy.compute_dtype
+        # Of a cache that has been used none is None, which its annotation allows.
+        layers: list[tuple[torch.Tensor, torch.Tensor]] = [(keys, values) for keys, values, *_ in cache]  # type: ignore
+        return [(keys.to(dtype), values.to(dtype)) for keys, values in layers]
 
     @contextmanager
     def _inference(self) -> Iterator[None]:

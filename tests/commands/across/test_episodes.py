@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -20,6 +21,8 @@ from rlvr_cli.replay.run import replay_run
 from rlvr_cli.replay.stored import read_stored
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.storage.parquet import to_rollouts
 
 # The built-in model writes sums, such as 7+7=14, 4+9=...; this one answers each of them.
 SUMS = """
@@ -186,6 +189,24 @@ def test_what_cannot_go_together_is_refused_with_the_reason(config, given, probl
     with pytest.raises(RlvrError) as error:
         config(environment="calculator", **given)
     assert error.value.problem.startswith(problem)
+
+
+@pytest.mark.parametrize("command", [evaluate, grpo])
+def test_an_environment_that_is_not_there_is_said_before_anything_else(tmp_path, command):
+    config = {evaluate: EvalConfig, grpo: GrpoConfig}[command]
+    with pytest.raises(RlvrError, match="There is no environment calculater"):
+        command.run(config(environment="calculater", dry_run=True, runs_dir=str(tmp_path)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_check_finds_an_episode_whose_turns_do_not_fit(folder, monkeypatch):
+    """Such a row is never stored here: it is one of another program."""
+    row = next(r for r in to_rollouts(read_rollouts(folder / "eval")) if r.turns)
+    with RunDir.create(folder, "eval", name="broken", metadata={"seed": 0, "config": {}, "facts": {}}) as run:
+        monkeypatch.setattr("rlvr_cli.runs.storage.parquet.broken_turns", lambda *_, **__: None)
+        run.commit_rollouts("eval", 0, [replace(row, run_id="broken", response_mask=row.response_mask[::-1])])
+    (problem,) = [p for p in check_run(folder / "broken").problems if "episode" in p]
+    assert "has an episode whose turns do not fit: the mask does not fit the turn of" in problem
 
 
 def test_options_without_an_environment_have_no_effect():
