@@ -72,7 +72,9 @@ def main() -> None:
             length = POLICY_TOKENS // turns
             params = SamplingParams(max_tokens=POLICY_TOKENS, min_tokens=length - 1, stop=())
             sampler = (
-                EpisodeSampler(engine, policy.tokenizer, pool, max_turns=turns, max_tokens=400) if pool else engine
+                EpisodeSampler(engine, policy.tokenizer, pool, max_turns=turns, longest=lambda of_the_policy: 400)
+                if pool
+                else engine
             )
             requests = [
                 Request(q, tuple(range(i * 10, i * 10 + SAMPLES)), example=Example(q, q, str(turns)))

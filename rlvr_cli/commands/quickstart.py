@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -28,15 +29,57 @@ from rlvr_cli.terminal import console, tables
 SHOWN = re.compile(r"evaluation +after|updates: |steps: |sampling: |note: ")  # lines of a command's stderr to show
 PICTURE = "curves.png"  # in the run of GRPO
 STAGES = {"untrained": "start-eval", "after SFT": "sft-eval", "after GRPO": "grpo-eval"}
-WITHOUT_TOOL = {"without the tool": "without-eval"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned.
+
+    Attributes:
+        preset, dataset: their names.
+        traces, questions: how many examples SFT and GRPO have.
+        a_third: what a third of the traces do.
+        new: how GRPO's questions differ from those of SFT.
+        query: the named query to look at next.
+        tool: whether there is one, which is taken away in the end.
+    """
+
+    preset: str
+    dataset: str
+    traces: int
+    questions: int
+    a_third: str
+    new: str
+    query: str
+    tool: bool = False
+
+    @property
+    def stages(self) -> dict[str, str]:
+        """The rows of the table at the end -> the ends of their runs' names."""
+        return STAGES | ({"without the tool": "without-eval"} if self.tool else {})
+
+
+REASONING = Task(
+    "quickstart", "arithmetic", 8000, 4000, "work the problem out", new="other questions", query="failures"
+)
+TOOLS = Task(
+    "quickstart-tools",
+    "multiplication",
+    6000,
+    6000,
+    "ask the calculator",
+    "questions in another order",
+    "turns",
+    tool=True,
+)
 
 
 def run(config: QuickstartConfig) -> None:
     """Run the commands one after the other. Raises RlvrError when one fails, Interrupted after a signal."""
     name = config.name or f"quickstart-{time.strftime('%Y%m%d-%H%M%S')}"
     runs = Path(config.runs_dir)
-    stages = STAGES | (WITHOUT_TOOL if config.tools else {})
-    if RUN_NAME.fullmatch(f"{name}-{max(stages.values(), key=len)}") is None:
+    task = TOOLS if config.tools else REASONING
+    if RUN_NAME.fullmatch(f"{name}-{max(task.stages.values(), key=len)}") is None:
         raise RlvrError(
             f"{name!r} cannot be the name of the runs.",
             "Use at most 100 of the characters A-Z a-z 0-9 . _ - and start with a letter or digit.",
@@ -44,12 +87,12 @@ def run(config: QuickstartConfig) -> None:
     with os_errors_as_user_errors(runs):
         runs.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    for title, command in commands(name, runs, seed=config.seed, tools=config.tools):
+    for title, command in commands(name, runs, seed=config.seed, task=task):
         console.say(f"\n# {title}\n$ {shlex.join(command)}")
         run_command(command)
     console.say(f"\ncurves         {runs / f'{name}-grpo' / PICTURE}")
     rows = []
-    for stage, suffix in stages.items():
+    for stage, suffix in task.stages.items():
         table = read_rollouts(runs / f"{name}-{suffix}", columns=["reward", "format_reward", "num_response_tokens"])
         rewards, formats, lengths = (table[column].to_pylist() for column in table.column_names)
         correct, n = sum(reward or 0 for reward in rewards), len(rewards)
@@ -61,16 +104,12 @@ def run(config: QuickstartConfig) -> None:
         f"GRPO changed the held-out reward by {rise:+.2f}. All steps together took {time.monotonic() - started:.0f} s."
     )
     console.say(
-        f"next           rlvr analyze {'turns' if config.tools else 'failures'} {runs / f'{name}-grpo'}    (rlvr analyze --list names other queries)"
+        f"next           rlvr analyze {task.query} {runs / f'{name}-grpo'}    (rlvr analyze --list names other queries)"
     )
 
 
-def commands(name: str, runs: Path, *, seed: int, tools: bool = False) -> list[tuple[str, list[str]]]:
-    """The commands of the quickstart: a title and a command line each.
-
-    Args:
-        tools: whether its episodes have a calculator.
-    """
+def commands(name: str, runs: Path, *, seed: int, task: Task = REASONING) -> list[tuple[str, list[str]]]:
+    """The commands of the quickstart: a title and a command line each."""
 
     def model_of(run: str) -> str:
         return str(runs / f"{name}-{run}" / "model")
@@ -79,18 +118,15 @@ def commands(name: str, runs: Path, *, seed: int, tools: bool = False) -> list[t
     picture = runs / f"{name}-grpo" / PICTURE
     where = ["--runs-dir", str(runs)] if str(runs) != "runs" else []
 
-    preset, task = ("quickstart-tools", "multiplication") if tools else ("quickstart", "arithmetic")
-    sizes = (6000, 6000) if tools else (8000, 4000)
-
     def rlvr(command: str, run: str, *given: str, model: str, dataset: str = "") -> list[str]:
-        options = ["--preset", preset, "--model", model, *(["--dataset", dataset] if dataset else []), *given]
+        options = ["--preset", task.preset, "--model", model, *(["--dataset", dataset] if dataset else []), *given]
         return ["rlvr", command, *options, "--seed", str(seed), "--run", f"{name}-{run}", *where]
 
     def traces(size: int, offset: int) -> str:
-        return f"{task}:{size}:{seed + offset}"
+        return f"{task.dataset}:{size}:{seed + offset}"
 
     make = ["python", "-m", "rlvr_cli.models.tiny", str(runs / f"{name}-start"), "--as-run", "--seed", str(seed)]
-    make += ["--dataset", task] if tools else []
+    make += ["--dataset", task.dataset] if task is not REASONING else []
     taken_away = (
         "evaluate it with the calculator taken away",
         rlvr("eval", "without-eval", "--environment", "", model=model_of("grpo")),
@@ -100,16 +136,16 @@ def commands(name: str, runs: Path, *, seed: int, tools: bool = False) -> list[t
         ("a tokenizer and an untrained model of 0.4M parameters", make),
         ("evaluate the untrained model: it solves nothing", rlvr("eval", "start-eval", model=start)),
         (
-            f"fine-tune on traces: a third of them {'ask the calculator' if tools else 'work the problem out'}, the rest guess",
-            rlvr("sft", "sft", model=start, dataset=traces(sizes[0], 0)),
+            f"fine-tune on traces: a third of them {task.a_third}, the rest guess",
+            rlvr("sft", "sft", model=start, dataset=traces(task.traces, 0)),
         ),
         ("evaluate the fine-tuned model", rlvr("eval", "sft-eval", model=model_of("sft"))),
         (
-            f"reinforce correct responses (GRPO), on {'questions in another order' if tools else 'other questions'}",
-            rlvr("grpo", "grpo", model=model_of("sft"), dataset=traces(sizes[1], 1000)),
+            f"reinforce correct responses (GRPO), on {task.new}",
+            rlvr("grpo", "grpo", model=model_of("sft"), dataset=traces(task.questions, 1000)),
         ),
         ("evaluate the model after GRPO", rlvr("eval", "grpo-eval", model=model_of("grpo"))),
-        *([taken_away] if tools else []),
+        *([taken_away] if task.tool else []),
         ("draw the curves", draw),
     ]
 

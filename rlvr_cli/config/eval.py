@@ -8,7 +8,7 @@ from rlvr_cli.config.parsing.options import check_values, knob
 from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared.endpoint import EndpointOptions, check_endpoint
 from rlvr_cli.config.shared.engine import check_engine, check_servers
-from rlvr_cli.config.shared.episodes import REFUSED, EpisodeOptions, check_episodes
+from rlvr_cli.config.shared.episodes import EpisodeOptions, check_episodes
 from rlvr_cli.config.shared.prompt import PromptOptions, check_prompt
 from rlvr_cli.config.shared.questions import QuestionOptions
 from rlvr_cli.config.shared.run import RunOptions
@@ -77,7 +77,7 @@ class EvalConfig(EndpointOptions, RunOptions, EpisodeOptions, PromptOptions, Que
         check_values(self)
         check_prompt(self)
         check_sampling(self)
-        check_episodes(self, refused=REFUSED)
+        check_episodes(self)
         check_engine(self)
         check_servers(self)
         self._check_thinking()

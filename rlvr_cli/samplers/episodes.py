@@ -10,7 +10,7 @@ whose environment has answered joins it, and the others go on meanwhile. With ot
 
 import hashlib
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -134,14 +134,20 @@ class EpisodeSampler:
         tokenizer: of the sampler's model.
         pool: the environment; closed by its owner.
         max_turns: of the policy.
-        max_tokens: of a response, with what the environment says; 0: twice those of the policy.
+        longest: the most tokens of the policy -> those of a response with what the environment says.
     """
 
     def __init__(
-        self, sampler: Sampler, tokenizer: Any, pool: EnvironmentPool, *, max_turns: int, max_tokens: int
+        self,
+        sampler: Sampler,
+        tokenizer: Any,
+        pool: EnvironmentPool,
+        *,
+        max_turns: int,
+        longest: Callable[[int], int],
     ) -> None:
         self._sampler, self.tokenizer, self.pool = sampler, tokenizer, pool
-        self.max_turns, self.max_tokens = max_turns, max_tokens
+        self.max_turns, self.longest = max_turns, longest
         self.engine, self.seeding = sampler.engine, sampler.seeding
         self.arrived = ()
         self.worked_seconds = None
@@ -234,7 +240,7 @@ def played(sampler: Sampler, config: EpisodeOptions, tokenizer: Any, pool: Envir
     """Return a sampler that plays episodes in the environment; without one, the sampler itself."""
     if pool is None:
         return sampler
-    return EpisodeSampler(sampler, tokenizer, pool, max_turns=config.max_turns, max_tokens=config.max_episode_tokens)
+    return EpisodeSampler(sampler, tokenizer, pool, max_turns=config.max_turns, longest=config.longest_response)
 
 
 class _Table:
@@ -245,7 +251,7 @@ class _Table:
 
     def __init__(self, player: EpisodeSampler, requests: Sequence[Request], params: SamplingParams) -> None:
         self._player, self._params = player, params
-        self._room = player.max_tokens or 2 * params.max_tokens
+        self._room = player.longest(params.max_tokens)
         self._prompts = prompt_token_ids(player.tokenizer, requests, vocab_size=len(player.tokenizer))
         self._asked: list[list[_Playing]] = []  # the episodes of each request in the running call of the sampler
         self._waiting: dict[Future[Answer], tuple[_Playing, Completion]] = {}  # for the environment
@@ -314,9 +320,7 @@ class _Table:
         calls = completion.stop_reason in pool.stop if pool.stop else completion.finish_reason == "stop"
         if not calls:
             self._end(playing, completion, by="length" if completion.finish_reason == "length" else "policy")
-        elif (
-            len(playing.said) == self._player.max_turns and not pool.gives_rewards
-        ):  # else it rewards the last turn, too
+        elif len(playing.said) == self._player.max_turns and not pool.gives_rewards:  # else it rewards this turn
             self._end(playing, completion, by="turns")
         else:
             self._waiting[pool.answer(playing.example, playing.seed, playing.said)] = playing, completion

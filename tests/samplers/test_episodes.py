@@ -28,7 +28,7 @@ class Script:
     marker = "["
 
     def begin(self, example, seed):
-        self.replies = json.loads(example.ground_truth)
+        self.replies, self.seed = json.loads(example.ground_truth), str(seed)
         return example.solution
 
     def answer(self, turn):
@@ -37,7 +37,7 @@ class Script:
         said = self.replies.pop(0)
         if said == "raise":
             raise ValueError("no more")
-        return Reply(said["text"], reward=said.get("reward"), done=said.get("done", False), role=said.get("role", "tool"))
+        return Reply(said["text"].replace("SEED", self.seed), reward=said.get("reward"), done=said.get("done", False), role=said.get("role", "tool"))
 
 class Rewards(Script):
     gives_rewards = True
@@ -63,6 +63,10 @@ def requests_of(*replies, samples=3, prompt=None):
     ]
 
 
+def longest(tokens):
+    return lambda of_the_policy: tokens
+
+
 def play(sampler, requests, params=PARAMS) -> dict[tuple[int, int], Completion]:
     done = {(c.request_index, c.sample_index): c for c in sampler.sample(requests, params)}
     assert sorted(done) == [(i, j) for i, r in enumerate(requests) for j in range(len(r.seeds))]
@@ -85,11 +89,15 @@ class Alone:
         return self._engine.sample(requests, params)
 
 
-SAYS = [{"text": " it is 数学 <|endoftext|>\\n", "reward": 0.25}, {"text": ""}, {"text": "[7] ", "role": "environment"}]
+SAYS = [
+    {"text": " SEED is 数学 <|endoftext|>\\n", "reward": 0.25},
+    {"text": ""},
+    {"text": "[7] ", "role": "environment"},
+]
 
 
 def test_every_token_is_as_it_was_sampled(pools, engine, tiny_model, tiny_tokenizer):
-    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=4, max_tokens=90)
+    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=4, longest=longest(90))
     params = replace(PARAMS, min_tokens=0)  # no end is barred
     requests = requests_of(*SAYS)
     first = play(engine, requests, replace(params, stop=("z", "e", "a")))
@@ -115,7 +123,9 @@ def test_every_token_is_as_it_was_sampled(pools, engine, tiny_model, tiny_tokeni
             entropies += [float(-(log_p[at].exp() * log_p[at]).sum())] if own else []
         assert found.mean_entropy == pytest.approx(sum(entropies) / len(entropies), abs=1e-4)
         assert found.graded_text == found.text[episode.graded_from :]
-        spoken = [said["text"] for said in SAYS[: episode.num_turns - (episode.ended_by != "environment")]]
+        own_seed = str(requests[key[0]].seeds[key[1]])
+        heard = SAYS[: episode.num_turns - (episode.ended_by != "environment")]
+        spoken = [said["text"].replace("SEED", own_seed) for said in heard]
         assert all(text in found.text for text in spoken)
         assert episode.tool_calls == sum(said.get("role") is None for said in SAYS[: len(spoken)])
         assert episode.turn_rewards is None if not spoken else episode.turn_rewards[0] == 0.25
@@ -123,7 +133,7 @@ def test_every_token_is_as_it_was_sampled(pools, engine, tiny_model, tiny_tokeni
 
 
 def test_without_a_barrier_the_tokens_are_the_same(pools, engine, tiny_tokenizer):
-    limits = {"max_turns": 4, "max_tokens": 90}
+    limits = {"max_turns": 4, "longest": longest(90)}
     joined = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], **limits)
     together = EpisodeSampler(Alone(engine), tiny_tokenizer, pools["Script"], **limits)
     found, expected = play(joined, requests_of(*SAYS)), play(together, requests_of(*SAYS))
@@ -137,7 +147,7 @@ def test_without_a_barrier_the_tokens_are_the_same(pools, engine, tiny_tokenizer
 
 def test_in_bfloat16_what_is_kept_and_what_is_new_go_together(pools, tiny_model, tiny_tokenizer):
     engine = TransformersSampler(Policy(tiny_model, tiny_tokenizer, compute_dtype="bfloat16"))
-    limits = {"max_turns": 4, "max_tokens": 90}
+    limits = {"max_turns": 4, "longest": longest(90)}
     found = play(EpisodeSampler(engine, tiny_tokenizer, pools["Script"], **limits), requests_of(*SAYS))
     assert any(c.episode.num_turns > 2 for c in found.values())
     for c in found.values():
@@ -172,21 +182,25 @@ def test_turns_that_are_not_the_response_are_named(turns, mask, tokens, policy_t
     assert broken_turns(turns, mask, tokens=tokens, policy_tokens=policy_tokens) == problem
 
 
-def test_turns_do_not_repeat_their_draws_and_samples_differ(pools, engine, tiny_tokenizer):
-    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=6, max_tokens=200)
+def test_samples_differ(pools, engine, tiny_tokenizer):
+    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=6, longest=longest(200))
     found = play(sampler, requests_of(*[{"text": "!"}] * 5, samples=6))
-    turns = [
-        [c.token_ids[t.start : t.end] for t in c.turns if t.role == "policy"]
-        for c in found.values()
-        if c.turns is not None
-    ]
     assert len({c.token_ids for c in found.values()}) == len(found)
-    assert any(len(set(said)) > 2 for said in turns)
+
+
+def test_turns_do_not_repeat_their_draws(pools, tiny_tokenizer):
+    scripted = Scripted(tiny_tokenizer, ["one", "more", "e"])
+    sampler = EpisodeSampler(scripted, tiny_tokenizer, pools["Script"], max_turns=3, longest=longest(99))
+    example = Example("q", "p", json.dumps([{"text": "!"}] * 5))
+    for seed in (3, 4):
+        list(sampler.sample([Request("p", (seed,), prompt_ids=(5,), example=example)], PARAMS))
+    assert scripted.seeds[::3] == [3, 4]
+    assert len(set(scripted.seeds)) == len(scripted.seeds) == 6
 
 
 @pytest.mark.parametrize(("turns", "tokens", "policy_tokens"), [(1, 200, 40), (2, 200, 40), (9, 25, 40), (9, 200, 12)])
 def test_limits_end_an_episode(pools, engine, tiny_tokenizer, turns, tokens, policy_tokens):
-    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=turns, max_tokens=tokens)
+    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=turns, longest=longest(tokens))
     params = replace(PARAMS, max_tokens=policy_tokens)
     found = play(sampler, requests_of(*[{"text": "0123"}] * 9, samples=8), params)
     for c in found.values():
@@ -202,7 +216,7 @@ def test_limits_end_an_episode(pools, engine, tiny_tokenizer, turns, tokens, pol
 
 
 def test_the_environment_ends_an_episode_and_gives_the_reward(pools, engine, tiny_tokenizer):
-    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Rewards"], max_turns=2, max_tokens=200)
+    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Rewards"], max_turns=2, longest=longest(200))
     found = play(sampler, requests_of({"text": "x", "reward": 0.5}, {"text": "", "reward": 1, "done": True}))
     for c in found.values():
         rewards = c.episode.turn_rewards
@@ -212,7 +226,7 @@ def test_the_environment_ends_an_episode_and_gives_the_reward(pools, engine, tin
 
 
 def test_a_failed_environment_costs_its_own_episode(pools, engine, tiny_tokenizer):
-    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=5, max_tokens=200)
+    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=5, longest=longest(200))
     broken, sound = requests_of({"text": "1"}, "raise")[:1], requests_of(*SAYS)[1:]
     found = play(sampler, [*broken, *sound])
     failed = [c for (i, _), c in found.items() if i == 0 and c.episode.ended_by == "error"]
@@ -221,19 +235,19 @@ def test_a_failed_environment_costs_its_own_episode(pools, engine, tiny_tokenize
         assert (c.grade.reward, c.grade.error) == (None, "ValueError")
         assert "mine.py" in c.grade.error_detail
         assert c.token_ids
-    alone = play(EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=5, max_tokens=200), sound)
+    alone = play(EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=5, longest=longest(200)), sound)
     assert [found[1, j].token_ids for j in range(3)] == [alone[0, j].token_ids for j in range(3)]
 
 
 def test_an_environment_gives_the_prompt(pools, engine, tiny_tokenizer):
-    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=2, max_tokens=200)
+    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=2, longest=longest(200))
     found = play(sampler, requests_of({"text": "1"}, prompt="Its own prompt"))
     assert {c.prompt for c in found.values()} == {"Its own prompt"}
     assert {c.prompt_ids for c in found.values()} == {tuple(tiny_tokenizer("Its own prompt")["input_ids"])}
 
 
 def test_a_call_that_is_closed_leaves_nothing_behind(pools, engine, tiny_tokenizer):
-    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=4, max_tokens=90)
+    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=4, longest=longest(90))
     expected = play(sampler, requests_of(*SAYS))
     completions = sampler.sample(requests_of(*SAYS), PARAMS)
     next(completions)
@@ -250,11 +264,13 @@ class Scripted:
 
     def __init__(self, tokenizer, turns):
         self._tokenizer, self._turns, self._asked = tokenizer, turns, 0
+        self.seeds = []
 
     def sample(self, requests, params):
         for index, request in enumerate(requests):
             text = self._turns[min(self._asked, len(self._turns) - 1)]
             self._asked += 1
+            self.seeds += request.seeds
             ids = tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])[: request.max_tokens]
             calls = text.endswith("e") and len(ids) < (request.max_tokens or math.inf)
             yield Completion(
@@ -270,7 +286,7 @@ said = st.text(alphabet=st.sampled_from("ab e<|>/\n数😀é\x00endoftext[im_sta
 
 def keeps_the_invariant(pool, tokenizer, turns, replies, max_turns, max_tokens):
     sampler = EpisodeSampler(
-        Scripted(tokenizer, [f"{t}e" for t in turns]), tokenizer, pool, max_turns=max_turns, max_tokens=max_tokens
+        Scripted(tokenizer, [f"{t}e" for t in turns]), tokenizer, pool, max_turns=max_turns, longest=longest(max_tokens)
     )
     truth = json.dumps([{"text": text} for text in replies])
     request = Request("p", (3,), prompt_ids=(5,), example=Example("q", "p", truth))

@@ -6,6 +6,14 @@ from rlvr_cli.config.parsing.options import LONGEST, flag, knob
 from rlvr_cli.config.shared.sampling import SamplingOptions
 from rlvr_cli.errors import RlvrError
 
+REFUSED = {  # options that cannot go with episodes, and why
+    "chat": "a chat template's turns are not played yet; a prompt of your own (--prompt FILE) can ask for the tags",
+    "thinking_budget": "both put text into a response",
+    "base_url": "an episode goes on from token ids, which an endpoint does not report",
+    "async_steps": "what is sampled ahead is a single turn",
+    "partial_rollout_tokens": "an episode is played in one step",
+}
+
 
 @dataclass(frozen=True)
 class EpisodeOptions(SamplingOptions):
@@ -47,12 +55,8 @@ class EpisodeOptions(SamplingOptions):
         return (self.max_episode_tokens or 2 * max_tokens) if self.plays_episodes else max_tokens
 
 
-def check_episodes(config: EpisodeOptions, *, refused: dict[str, str]) -> None:
-    """Raise RlvrError for options that have no effect, or cannot go with episodes.
-
-    Args:
-        refused: name of an option -> why it cannot.
-    """
+def check_episodes(config: EpisodeOptions) -> None:
+    """Raise RlvrError for options that have no effect, or cannot go with episodes."""
     if not config.plays_episodes:
         names = ("max_turns", "max_episode_tokens", "turn_timeout", "environment_workers")
         given = next((name for name in names if config.sources.get(name) == "flag"), None)
@@ -61,15 +65,6 @@ def check_episodes(config: EpisodeOptions, *, refused: dict[str, str]) -> None:
                 f"{flag(given)} has no effect without --environment or --tool.", "Add one of them, or leave it out."
             )
         return
-    for name, why in refused.items():
+    for name, why in REFUSED.items():
         if getattr(config, name, None):
             raise RlvrError(f"{flag(name)} and episodes exclude each other: {why}.", "Leave one of them out.")
-
-
-REFUSED = {
-    "chat": "a chat template's turns are not played yet; a prompt of your own (--prompt FILE) can ask for the tags",
-    "thinking_budget": "both put text into a response",
-    "base_url": "an episode goes on from token ids, which an endpoint does not report",
-    "async_steps": "what is sampled ahead is a single turn",
-    "partial_rollout_tokens": "an episode is played in one step",
-}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from rlvr_cli.config.parsing.options import check_values, flag
 from rlvr_cli.config.shared.engine import TrainingEngineOptions, check_engine, check_servers, check_weights_dir
-from rlvr_cli.config.shared.episodes import REFUSED, EpisodeOptions, check_episodes
+from rlvr_cli.config.shared.episodes import EpisodeOptions, check_episodes
 from rlvr_cli.config.shared.evaluation import EvaluationOptions, EvaluationSamplingOptions, check_evaluation_sampling
 from rlvr_cli.config.shared.model import ModelOptions
 from rlvr_cli.config.shared.optimization import OptimizationOptions, check_lora, check_optimizer
@@ -52,7 +52,7 @@ def check_training(config: TrainingConfig) -> None:
     check_values(config)
     check_prompt(config)
     check_sampling(config)
-    check_episodes(config, refused=REFUSED)
+    check_episodes(config)
     check_engine(config)
     check_nodes(config)
     check_lora(config)

@@ -120,7 +120,7 @@ def memory_plan(
             utilization=asked or guess,
             micro_batch_tokens=TOKENS if tokens == 0 else tokens,
         )
-    row = GUESSED_PROMPT + config.longest_response(config.sampling_max_tokens)
+    row = _row_tokens(config)
     if tokens == 0:
         tokens = _tokens_that_fit(config, shape, placement, capacity, engine=engine, row=row)
     updating, sampling = _held_by_trainer(
@@ -189,6 +189,11 @@ def adapter_parameters(shape: Mapping[str, int], rank: int) -> int:
     return shape["layers"] * rank * (attention + 3 * (hidden + intermediate))
 
 
+def _row_tokens(config: TrainingConfig) -> int:
+    """Tokens of a long row: a prompt and the longest response."""
+    return GUESSED_PROMPT + config.longest_response(config.sampling_max_tokens)
+
+
 def _held_by_trainer(
     config: TrainingConfig, shape: Mapping[str, int], placement: Placement, *, engine: str, tokens: int
 ) -> tuple[dict[str, float], dict[str, float]]:
@@ -240,11 +245,7 @@ def _held_by_trainer(
     if engine_kind(engine).share is None or config.samples_apart:
         return updating, held
     sequences = min(math.ceil(config.rollout_batch_size / config.trainers), config.max_batch_size or 256)
-    cached = (
-        sequences
-        * (GUESSED_PROMPT + config.longest_response(config.sampling_max_tokens))
-        * _cached_bytes(shape, compute)
-    )
+    cached = sequences * _row_tokens(config) * _cached_bytes(shape, compute)
     return updating, held | copies | {_CACHE: cached}
 
 
@@ -305,7 +306,7 @@ def _divided(
     The optimizer's state stays on the device if there is room for it beside vLLM with a cache for a whole batch.
     """
     width = 4 if config.dtype == "float32" else 2
-    response = (GUESSED_PROMPT + config.longest_response(config.sampling_max_tokens)) * _cached_bytes(shape, width)
+    response = _row_tokens(config) * _cached_bytes(shape, width)
     least = shape["parameters"] * width + WORKSPACE + response
     wanted = config.gpu_memory_utilization or None
     enough = least + (min(config.rollout_batch_size, 256) - 1) * response if wanted is None else wanted * of

@@ -500,7 +500,12 @@ def _sampling(config: TrainingConfig) -> str:
     def line(p: SamplingParams) -> str:
         return f"temperature {p.temperature:g}, top-p {p.top_p:g}, {p.min_tokens}-{p.max_tokens} tokens"
 
-    return line(train) + (f"; evaluations: {line(held_out)}" if held_out != train else "")
+    episodes = ""
+    if config.plays_episodes:
+        most = config.longest_response(train.max_tokens)
+        title = " ".join(filter(None, (config.environment, *config.tool)))
+        episodes = f"; episodes of up to {config.max_turns} turns and {most:,} tokens with {title}"
+    return line(train) + (f"; evaluations: {line(held_out)}" if held_out != train else "") + episodes
 
 
 def _common(config: TrainingConfig, facts: Mapping[str, Any], *, unit: str = "updates") -> dict[str, str]:

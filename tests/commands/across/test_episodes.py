@@ -9,7 +9,7 @@ import pytest
 from killed import rows_of, weights_of
 from rlvr_cli.commands import eval as evaluate
 from rlvr_cli.commands import grpo
-from rlvr_cli.commands.quickstart import commands
+from rlvr_cli.commands.quickstart import TOOLS, commands
 from rlvr_cli.config import config_of
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.grpo import GrpoConfig
@@ -121,7 +121,7 @@ def test_limits_of_episodes_reach_the_environment_and_the_sampler(folder):
     evaluate.run(EvalConfig(**given, environment=f"{folder}/mine.py:Slow", turn_timeout=0.2, run="slow"))
     slow = read_rollouts(folder / "slow").to_pylist()
     assert {row["grade_error"] for row in slow if row["episode"]["ended_by"] == "error"} == {"timeout"}
-    assert all("--turn-timeout" in row["grade_error_detail"] for row in slow if row["grade_error"])
+    assert all("no answer within 0.2 s" in row["grade_error_detail"] for row in slow if row["grade_error"])
     evaluate.run(EvalConfig(**given, environment=f"{folder}/mine.py:Sums", max_episode_tokens=9, run="short"))
     short = read_rollouts(folder / "short").to_pylist()
     assert max(row["num_response_tokens"] for row in short) == 9
@@ -267,7 +267,7 @@ def test_sft_evaluates_episodes(tmp_path):
 
 
 def test_the_quickstart_with_a_tool_types_commands_that_exist(tmp_path):
-    typed = [command for _, command in commands("q", tmp_path, seed=3, tools=True)]
+    typed = [command for _, command in commands("q", tmp_path, seed=3, task=TOOLS)]
     assert [command[:2] for command in typed[1:]] == [
         ["rlvr", name] for name in ("eval", "sft", "eval", "grpo", "eval", "eval", "analyze")
     ]
