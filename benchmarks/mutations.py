@@ -1053,8 +1053,10 @@ EPISODES = [
         ("later turns repeat the draws of the first", "(_seed_of_turn(playing.seed, len(playing.said)),)", "(playing.seed,)", f"{PLAYED} do_not_repeat"),
         ("a marker in the environment's text is a special token", "split_special_tokens=True", "split_special_tokens=False", f"{PLAYED} as_it_was_sampled"),
         ("each turn has all of the policy's tokens", "self._params.max_tokens - playing.num_policy_tokens", "self._params.max_tokens", f"{PLAYED} limits_end"),
-        ("the environment's text is longer than the episode", "ids[: self._room - len(playing.ids)]", "ids", f"{PLAYED} random"),
-        ("an episode has turns without end", "elif len(playing.said) == self._player.max_turns and not pool.gives_rewards:  #", "elif False:  #", f"{PLAYED} limits_end"),
+        ("the environment's text is longer than the episode", "            ids = ids[:room]\n", "", f"{PLAYED} limits_end"),
+        ("an episode has turns without end", "if len(playing.said) == self._player.max_turns:", "if False:", f"{PLAYED} limits_end"),
+        ("the grader reads what the environment said last", "self.texts[: ends[-1] + 1]", "self.texts", f"{PLAYED} reads_the_last_turn"),
+        ("a text that was cut is shown whole", "text = response_text(self._player.tokenizer, ids)", "pass", f"{PLAYED} limits_end"),
         ("rewards of turns are the grader's to give", "if grade is None and gives_rewards:", "if False:", f"{PLAYED} gives_the_reward"),
         ("8 turns whatever is asked", "max_turns=config.max_turns", "max_turns=8", f"{IN_A_RUN} grades_the_last", "max_turns"),
         ("no limit of an episode's tokens", "longest=config.longest_response", "longest=lambda tokens: 2 * tokens", f"{IN_A_RUN} limits_of_episodes", "max_episode_tokens"),
@@ -1068,7 +1070,7 @@ EPISODES = [
     ),
     *mutations_of(
         "rollouts/regrade.py",
-        ("the environment's text is graded again", 'row["response"][row["episode"]["graded_from"] :]', 'row["response"]', f"{IN_A_RUN} grading_again"),
+        ("the environment's text is graded again", 'row["response"][episode["graded_from"] : episode["graded_to"]]', 'row["response"]', f"{IN_A_RUN} grading_again"),
     ),
     *mutations_of(
         "training/traces.py",

@@ -69,9 +69,9 @@ class Episode(NamedTuple):
     forged: Int32  # answers of the environment that the policy wrote itself
     environment_seconds: float  # that the environment took to answer
     turn_rewards: tuple[Float32 | None, ...] | None  # of each turn of the policy; None: the environment gives none
-    graded_from: (
-        Int32  # the character of `response` at which the last turn of the policy begins: the grader reads from there
-    )
+    # The last turn of the policy, which the grader reads: these characters of `response`.
+    graded_from: Int32
+    graded_to: Int32
 
 
 FinishReason = Literal["stop", "length"]
@@ -152,7 +152,7 @@ class Completion:
     @property
     def graded_text(self) -> str:
         """What the grader reads: the response, of an episode the last turn of the policy."""
-        return self.text if self.episode is None else self.text[self.episode.graded_from :]
+        return self.text if self.episode is None else self.text[self.episode.graded_from : self.episode.graded_to]
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,4 +163,5 @@ def _right(reward: float | None) -> bool:
 
 def graded_text(row: Mapping[str, Any]) -> str:
     """What a grader reads of a row: the response, of an episode the last turn of the policy."""
-    return row["response"] if row["episode"] is None else row["response"][row["episode"]["graded_from"] :]
+    episode = row["episode"]
+    return row["response"] if episode is None else row["response"][episode["graded_from"] : episode["graded_to"]]

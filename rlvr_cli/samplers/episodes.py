@@ -17,11 +17,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlvr_cli.config.shared.episodes import EpisodeOptions
+from rlvr_cli.environments.interface import Reply
 from rlvr_cli.environments.open import EnvironmentSpec, check_environment
 from rlvr_cli.environments.pool import Answer, EnvironmentPool
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import stoppable
-from rlvr_cli.samplers.stop_strings import prompt_token_ids
+from rlvr_cli.samplers.stop_strings import prompt_token_ids, response_text
 from rlvr_cli.terminal import console
 from rlvr_cli.types import Completion, Episode, Example, Grade, Request, Sampler, SamplingParams, Turn
 
@@ -65,15 +66,13 @@ class _Playing:
         known = self.entropy is not None and completion.mean_entropy is not None
         self.entropy = self.entropy + completion.mean_entropy * completion.num_tokens if known else None  # type: ignore
 
-    def add_reply(self, answer: Answer, ids: Sequence[int]) -> None:
-        """Add what the environment said to the last turn, whose tokens are `ids`."""
-        assert answer.reply is not None
-        reply = answer.reply
+    def add_reply(self, reply: Reply, ids: Sequence[int], text: str) -> None:
+        """Add what the environment said to the last turn: of its text as much as there is room for."""
         self.rewards[-1] = reply.reward
         self.calls += reply.role != "environment"
         self.errors += reply.error is not None
         if ids:
-            self._add(reply.role, tuple(ids), reply.text)
+            self._add(reply.role, tuple(ids), text)
 
     def _add(self, role: str, ids: tuple[int, ...], text: str, *, logprobs: tuple[float, ...] | None = None) -> None:
         start = len(self.ids)
@@ -100,7 +99,8 @@ class _Playing:
             forged=self.forged,
             environment_seconds=self.seconds,
             turn_rewards=tuple(self.rewards) if any(r is not None for r in self.rewards) else None,
-            graded_from=sum(len(text) for text in self.texts[: ends[-1]]),
+            graded_from=sum(map(len, self.texts[: ends[-1]])),
+            graded_to=sum(map(len, self.texts[: ends[-1] + 1])),
         )
         whole = len(self.turns) == 1
         return replace(
@@ -320,8 +320,6 @@ class _Table:
         calls = completion.stop_reason in pool.stop if pool.stop else completion.finish_reason == "stop"
         if not calls:
             self._end(playing, completion, by="length" if completion.finish_reason == "length" else "policy")
-        elif len(playing.said) == self._player.max_turns and not pool.gives_rewards:  # else it rewards this turn
-            self._end(playing, completion, by="turns")
         else:
             self._waiting[pool.answer(playing.example, playing.seed, playing.said)] = playing, completion
 
@@ -342,8 +340,12 @@ class _Table:
         playing.forged += answer.forged
         if answer.reply is None:
             return self._fail(playing, answer, completion)
-        ids = self._player.ids_of(answer.reply.text)
-        playing.add_reply(answer, ids[: self._room - len(playing.ids)])
+        text, room = answer.reply.text, self._room - len(playing.ids)
+        ids = self._player.ids_of(text)
+        if len(ids) > room:
+            ids = ids[:room]
+            text = response_text(self._player.tokenizer, ids)
+        playing.add_reply(answer.reply, ids, text)
         if answer.reply.done:
             return self._end(playing, completion, by="environment")
         if len(playing.said) == self._player.max_turns:

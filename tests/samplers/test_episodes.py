@@ -122,7 +122,6 @@ def test_every_token_is_as_it_was_sampled(pools, engine, tiny_model, tiny_tokeni
             assert found.logprobs[place] == pytest.approx(expected, abs=1e-4)
             entropies += [float(-(log_p[at].exp() * log_p[at]).sum())] if own else []
         assert found.mean_entropy == pytest.approx(sum(entropies) / len(entropies), abs=1e-4)
-        assert found.graded_text == found.text[episode.graded_from :]
         own_seed = str(requests[key[0]].seeds[key[1]])
         heard = SAYS[: episode.num_turns - (episode.ended_by != "environment")]
         spoken = [said["text"].replace("SEED", own_seed) for said in heard]
@@ -182,6 +181,18 @@ def test_turns_that_are_not_the_response_are_named(turns, mask, tokens, policy_t
     assert broken_turns(turns, mask, tokens=tokens, policy_tokens=policy_tokens) == problem
 
 
+def test_the_grader_reads_the_last_turn_of_the_policy_alone(pools, tiny_tokenizer):
+    replies = [{"text": "</think> <answer> 7 </answer>"}, {"text": "</think> <answer> 7 </answer>", "done": True}]
+    for turns, rest, ended_by in ((9, 99, "environment"), (1, 99, "turns"), (9, 12, "length")):
+        scripted = Scripted(tiny_tokenizer, ["one", "three"])
+        sampler = EpisodeSampler(scripted, tiny_tokenizer, pools["Script"], max_turns=turns, longest=longest(rest))
+        request = Request("p", (3,), prompt_ids=(5,), example=Example("q", "p", json.dumps(replies)))
+        (found,) = sampler.sample([request], PARAMS)
+        assert found.episode.ended_by == ended_by
+        assert found.graded_text == ("three" if ended_by == "environment" else "one")
+        assert found.graded_text in found.text
+
+
 def test_samples_differ(pools, engine, tiny_tokenizer):
     sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=6, longest=longest(200))
     found = play(sampler, requests_of(*[{"text": "!"}] * 5, samples=6))
@@ -211,6 +222,9 @@ def test_limits_end_an_episode(pools, engine, tiny_tokenizer, turns, tokens, pol
         assert (c.episode.ended_by == "length") == (c.finish_reason == "length")
         assert c.episode.ended_by != "length" or full
         assert c.episode.ended_by != "turns" or c.episode.num_turns == turns
+        last = c.turns[-1] if c.turns else None
+        if last is not None and last.role == "tool":  # its text may be cut
+            assert c.text.endswith(tiny_tokenizer.decode(c.token_ids[last.start :]))
     expected = "turns" if turns < 9 else "length"
     assert expected in {c.episode.ended_by for c in found.values()}
 

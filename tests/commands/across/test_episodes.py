@@ -86,7 +86,9 @@ def test_an_evaluation_stores_episodes_and_grades_the_last_turn(folder):
         turns = [turn["role"] for turn in row["turns"] or ()]
         assert episode["tool_calls"] == turns.count("teacher")
         assert episode["num_turns"] == turns.count("policy") or not turns
-        answer = re.search(r"</think> <answer> (.*?) </answer>", row["response"][episode["graded_from"] :])
+        answer = re.search(
+            r"</think> <answer> (.*?) </answer>", row["response"][episode["graded_from"] : episode["graded_to"]]
+        )
         assert row["reward"] == float(answer is not None and answer[1] == row["ground_truth"])
         assert row["failure_kind"] != "out_of_turns" or episode["ended_by"] == "turns"
     assert {row["failure_kind"] for row in rows} >= {"out_of_turns"}
