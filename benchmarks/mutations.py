@@ -506,7 +506,7 @@ WIRING = [
     *mutations_of(
         "samplers/thinking_budget.py",
         ("a response's tokens within the budget are for the answer", "left = params.max_tokens - budget - len(ending)", "left = params.max_tokens", "tests/samplers/test_thinking_budget.py"),
-        ("the answer repeats the thinking's draws", "(_seed_of_answer(requests[c.request_index].seeds[c.sample_index]),)", "(0,)", "tests/samplers/test_thinking_budget.py -k different"),
+        ("the answer repeats the thinking's draws", '(seed_of_part(requests[c.request_index].seeds[c.sample_index], "answer"),)', "(0,)", "tests/samplers/test_thinking_budget.py -k different"),
         ("a thought that has ended is ended again", "return () if END in thinking.text else", "return", "tests/samplers/test_thinking_budget.py -k unseen"),
         ("the stop sentence is the policy's", "*[False] * len(ending)", "*[True] * len(ending)", "tests/samplers/test_thinking_budget.py"),
     ),
@@ -1050,7 +1050,7 @@ EPISODES = [
         "samplers/episodes.py",
         ("the environment's tokens are trained on", "self.mask += (logprobs is not None,) * len(ids)", "self.mask += (True,) * len(ids)", f"{PLAYED} as_it_was_sampled"),
         ("the environment's answer is asked of another episode", "pool.answer(playing.example, playing.seed, playing.said)", "pool.answer(playing.example, 0, playing.said)", f"{PLAYED} as_it_was_sampled"),
-        ("later turns repeat the draws of the first", "(_seed_of_turn(playing.seed, len(playing.said)),)", "(playing.seed,)", f"{PLAYED} do_not_repeat"),
+        ("later turns repeat the draws of the first", '(seed_of_part(playing.seed, f"turn {len(playing.said)}"),)', "(playing.seed,)", f"{PLAYED} do_not_repeat"),
         ("a marker in the environment's text is a special token", "split_special_tokens=True", "split_special_tokens=False", f"{PLAYED} as_it_was_sampled"),
         ("each turn has all of the policy's tokens", "self._params.max_tokens - playing.num_policy_tokens", "self._params.max_tokens", f"{PLAYED} limits_end"),
         ("the environment's text is longer than the episode", "            ids = ids[:room]\n", "", f"{PLAYED} limits_end"),

@@ -52,7 +52,7 @@ def run(config: SftConfig) -> None:
     examples = traces.examples
     if config.correct_only:
         with grader_pool(config, traces.default_grader) as pool:
-            examples = keep_correct(examples, pool)
+            examples = keep_correct(examples, pool, graded=traces.graded)
     order = epoch_order(len(examples), seed=config.seed, epoch=-1)  # an epoch that training never uses
     examples = choose_examples(examples, config.num_examples, order=order)
     num_updates = config.n_sft_steps or config.sft_epochs * math.ceil(len(examples) / config.train_batch_size)

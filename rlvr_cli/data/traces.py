@@ -14,7 +14,7 @@ from rlvr_cli.data.prompts import PromptTemplate, after, opens_thinking, prompt_
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.runs.readers import is_run, read_rollouts, read_run, resolve_run
-from rlvr_cli.types import Example
+from rlvr_cli.types import ENVIRONMENT, Example
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Traces:
     default_grader: str | None
     messages: list[str]  # skipped lines and notes, to be shown
     token_ids: Mapping[str, "SampledIds"]  # by example id, where they are known
+    graded: Mapping[str, str]  # by example id: what a grader reads of an episode, the last turn of the policy
 
 
 class SampledIds(NamedTuple):
@@ -73,6 +74,7 @@ def load_traces(
             dataset.default_grader,
             [f"skipped: {reason}" for reason in dataset.skipped] + dataset.notes,
             {},
+            {e.id: [text for role, text in e.turns if role == "policy"][-1] for e in dataset.examples if e.turns},
         )
     with_prompts = [replace(e, prompt=prompt_of(e, template)) for e in source.examples]
     worked = sum(e.solution is not None for e in with_prompts)
@@ -109,11 +111,11 @@ def _from_run(path: Path) -> Traces:
     key_columns = ["phase", "step", "example_id", "sample_index"]
     texts = ["prompt", "response", "ground_truth", "grader", "finish_reason"]
     rows = read_rollouts(
-        path, columns=[*key_columns, *texts, "prompt_ids", "response_ids", "response_mask"]
+        path, columns=[*key_columns, *texts, "prompt_ids", "response_ids", "response_mask", "episode"]
     ).to_pylist()
     rows.sort(key=lambda r: (r["phase"], r["step"], r["example_id"], r["sample_index"]))
     digest = hashlib.sha256()
-    examples, token_ids = [], {}
+    examples, token_ids, graded = [], {}, {}
     for r in rows:
         key = f"{r['phase']}-{r['step']}-{r['example_id']}-{r['sample_index']}"
         digest.update(f"{key}\0{r['prompt']}\0{r['response']}\0{r['ground_truth']}\0".encode())
@@ -122,14 +124,21 @@ def _from_run(path: Path) -> Traces:
         examples.append(Example(key, "", r["ground_truth"], prompt=r["prompt"], response=r["response"]))
         if r["prompt_ids"] and r["response_ids"]:
             token_ids[key] = SampledIds(r["prompt_ids"], r["response_ids"], r["response_mask"])
+        if r["episode"]:
+            graded[key] = r["response"][r["episode"]["graded_from"] : r["episode"]["graded_to"]]
     cut = len(rows) - len(examples)
     messages = [f"{cut} responses were cut at their length limit and are left out"] if cut else []
-    grader = rows[0]["grader"] if rows else None
-    return Traces(run.id, digest.hexdigest(), examples, grader, messages, token_ids)
+    grader = next((r["grader"] for r in rows if r["grader"] != ENVIRONMENT), None)
+    return Traces(run.id, digest.hexdigest(), examples, grader, messages, token_ids, graded)
 
 
-def keep_correct(examples: Sequence[Example], grader: GraderPool) -> list[Example]:
+def keep_correct(
+    examples: Sequence[Example], grader: GraderPool, *, graded: Mapping[str, str] | None = None
+) -> list[Example]:
     """The examples whose response the grader rewards.
+
+    Args:
+        graded: see `Traces`.
 
     Raises:
         RlvrError: an example has no ground truth to grade against, or none is correct.
@@ -140,7 +149,7 @@ def keep_correct(examples: Sequence[Example], grader: GraderPool) -> list[Exampl
             f"--correct-only needs a ground truth for every trace; {without_truth.id} has none.",
             "Add a ground_truth field, or leave --correct-only out.",
         )
-    pairs = [(e.response or "", e.ground_truth) for e in examples]
+    pairs = [((graded or {}).get(e.id, e.response or ""), e.ground_truth) for e in examples]
     grades = grader.grade(pairs, example_of=lambda i: asdict(examples[i]) | {"question": examples[i].question or None})
     correct = [e for e, g in zip(examples, grades, strict=True) if g.reward is not None and g.reward > 0.5]
     if not correct:

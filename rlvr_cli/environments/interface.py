@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from rlvr_cli.types import Example
+from rlvr_cli.types import ENVIRONMENT, Example
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class Reply:
     text: str = ""  # put into the response, where the policy reads it and is not trained on it
     done: bool = False  # the episode ends here
     reward: float | None = None  # of this turn; see `Environment.gives_rewards`
-    role: str = "environment"  # who answers: a tool has its own name, and is counted as called
+    role: str = ENVIRONMENT  # who answers: a tool has its own name, and is counted as called
     error: str | None = None  # why a call failed; `text` tells the policy
 
 

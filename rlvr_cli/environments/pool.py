@@ -16,11 +16,13 @@ from typing import Any
 from rlvr_cli.environments.interface import Reply
 from rlvr_cli.environments.open import EnvironmentSpec, check_environment
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.graders.pool import described_error, environment
+from rlvr_cli.graders.pool import described_error
+from rlvr_cli.graders.pool import environment as variables
 from rlvr_cli.parallel.worker import Worker
 from rlvr_cli.types import Example
 
 _START_SECONDS = 120.0  # for a process to import the environment
+_HINT = "Run the environment's file alone to see why."
 _REPORTED = 3  # different errors that are reported
 
 
@@ -154,15 +156,15 @@ class _Slot:
                 "rlvr_cli.environments.worker:serve",
                 arguments={**self._arguments, "parent": os.getpid()},
                 title="The process of an environment",
-                hint="Run the environment's file alone to see why.",
-                variables=environment(),
+                hint=_HINT,
+                variables=variables(),
                 guarded=True,
             )
             self._asked = 0
             try:
                 self._facts = self._worker.receive(within=_START_SECONDS)
             except TimeoutError:
-                self._facts = {"problem": "The process of an environment does not start.", "hint": self._worker.hint}
+                self._facts = {"problem": "The process of an environment does not start.", "hint": _HINT}
         if "problem" in self._facts:
             self.kill()
             raise RlvrError(self._facts["problem"], self._facts["hint"])

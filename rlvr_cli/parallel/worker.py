@@ -53,7 +53,7 @@ class Worker:
         variables: Mapping[str, str] | None = None,
         guarded: bool = False,
     ) -> None:
-        self.hint, self._title, self._guarded = hint, title, guarded
+        self._title, self._hint, self._guarded = title, hint, guarded
         self._connection, theirs = Pipe()
         root = str(Path(rlvr_cli.__file__).parents[1])
         environment = environment_of(name) if variables is None else dict(variables)
@@ -136,7 +136,7 @@ class Worker:
             raise self._ended() from error
 
     def _ended(self) -> RlvrError:
-        return RlvrError(f"{self._title} ended with status {self._process.wait()}.", self.hint)
+        return RlvrError(f"{self._title} ended with status {self._process.wait()}.", self._hint)
 
 
 def visible_as_only(device: str) -> str:

@@ -24,7 +24,7 @@ from rlvr_cli.runs.readers import read_parts, read_rollouts
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.storage.parquet import to_rollouts
 from rlvr_cli.text import storable
-from rlvr_cli.types import Completion, Example, Grade, Phase, Request, Rollout, Sampler, SamplingParams
+from rlvr_cli.types import ENVIRONMENT, Completion, Example, Grade, Phase, Request, Rollout, Sampler, SamplingParams
 
 Credit = Callable[
     [Sequence[Rollout]], Sequence[Rollout]
@@ -126,7 +126,7 @@ class _Collector:
                         example=example,
                         sample_index=indices[completion.sample_index],
                         request=self.requests[completion.request_index],
-                        grader=self.grader.spec if completion.grade is None else "environment",
+                        grader=self.grader.spec if completion.grade is None else ENVIRONMENT,
                         sampled_at=sampled_at,
                     )
                 )

@@ -8,7 +8,6 @@ There is no barrier between the turns where the sampler's running call takes fur
 whose environment has answered joins it, and the others go on meanwhile. With other samplers all episodes take a turn together.
 """
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -23,8 +22,9 @@ from rlvr_cli.environments.pool import Answer, EnvironmentPool
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.stop_strings import prompt_token_ids, response_text
+from rlvr_cli.samplers.wrapper import SamplerWrapper, mean_entropy, seed_of_part
 from rlvr_cli.terminal import console
-from rlvr_cli.types import Completion, Episode, Example, Grade, Request, Sampler, SamplingParams, Turn
+from rlvr_cli.types import ENVIRONMENT, Completion, Episode, Example, Grade, Request, Sampler, SamplingParams, Turn
 
 BARRIER = "All episodes take a turn together with this engine: a slow tool delays the others."
 
@@ -44,9 +44,8 @@ class _Playing:
     mask: tuple[bool, ...] = ()
     turns: list[Turn] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)  # of the turns
-    said: list[str] = field(default_factory=list)  # the texts of the policy's turns
+    spoken: list[Completion] = field(default_factory=list)  # the policy's turns
     rewards: list[float | None] = field(default_factory=list)
-    entropy: float | None = 0.0  # the sum over the policy's tokens
     calls: int = 0
     errors: int = 0
     forged: int = 0
@@ -57,19 +56,22 @@ class _Playing:
     def num_policy_tokens(self) -> int:
         return sum(self.mask)
 
+    @property
+    def said(self) -> list[str]:
+        """The texts of the policy's turns."""
+        return [turn.text for turn in self.spoken]
+
     def add_turn(self, completion: Completion) -> None:
         """Add a turn of the policy."""
         self.prompt_ids = self.prompt_ids or completion.prompt_ids
         self._add("policy", completion.token_ids, completion.text, logprobs=completion.logprobs)
-        self.said.append(completion.text)
+        self.spoken.append(completion)
         self.rewards.append(None)
-        known = self.entropy is not None and completion.mean_entropy is not None
-        self.entropy = self.entropy + completion.mean_entropy * completion.num_tokens if known else None  # type: ignore
 
     def add_reply(self, reply: Reply, ids: Sequence[int], text: str) -> None:
         """Add what the environment said to the last turn: of its text as much as there is room for."""
         self.rewards[-1] = reply.reward
-        self.calls += reply.role != "environment"
+        self.calls += reply.role != ENVIRONMENT
         self.errors += reply.error is not None
         if ids:
             self._add(reply.role, tuple(ids), text)
@@ -88,11 +90,10 @@ class _Playing:
         grade = self.grade
         if grade is None and gives_rewards:
             grade = Grade(None, None, sum(reward or 0.0 for reward in self.rewards))
-        policy_tokens = self.num_policy_tokens
         ends = [place for place, turn in enumerate(self.turns) if turn.role == "policy"]
         episode = Episode(
-            num_turns=len(self.said),
-            num_policy_tokens=policy_tokens,
+            num_turns=len(self.spoken),
+            num_policy_tokens=self.num_policy_tokens,
             ended_by=ended_by,
             tool_calls=self.calls,
             tool_errors=self.errors,
@@ -115,7 +116,7 @@ class _Playing:
             num_tokens=len(self.ids),
             finish_reason="length" if cut else "stop",
             stop_reason=None if cut else last.stop_reason,
-            mean_entropy=self.entropy / policy_tokens if self.entropy is not None and policy_tokens else None,
+            mean_entropy=mean_entropy(self.spoken),
             response_mask=None if whole else self.mask,
             turns=None if whole else tuple(self.turns),
             prompt=self.prompt,
@@ -124,7 +125,7 @@ class _Playing:
         )
 
 
-class EpisodeSampler:
+class EpisodeSampler(SamplerWrapper):
     """Plays episodes with the policy of another sampler.
 
     `SamplingParams.max_tokens` bounds the policy's tokens of an episode, `min_tokens` each of its turns.
@@ -146,16 +147,10 @@ class EpisodeSampler:
         max_turns: int,
         longest: Callable[[int], int],
     ) -> None:
-        self._sampler, self.tokenizer, self.pool = sampler, tokenizer, pool
+        super().__init__(sampler)
+        self.tokenizer, self.pool = tokenizer, pool
         self.max_turns, self.longest = max_turns, longest
-        self.engine, self.seeding = sampler.engine, sampler.seeding
-        self.arrived = ()
-        self.worked_seconds = None
         self._joins = getattr(sampler, "joins", False)
-
-    @property
-    def policy_version(self) -> int:
-        return self._sampler.policy_version
 
     @property
     def notes(self) -> Sequence[str]:
@@ -182,15 +177,6 @@ class EpisodeSampler:
                 yield from table.ended()
         finally:
             table.cancel()
-
-    def load_weights(self, policy: Any, policy_version: int) -> None:
-        self._sampler.load_weights(policy, policy_version)
-
-    def sleep(self) -> None:
-        self._sampler.sleep()
-
-    def close(self) -> None:
-        self._sampler.close()
 
     def ids_of(self, text: str) -> list[int]:
         """The tokens of an environment's text; a marker of the chat template in it is text like any other."""
@@ -354,7 +340,7 @@ class _Table:
             return self._end(playing, completion, by="length")
         return Request(
             "",
-            (_seed_of_turn(playing.seed, len(playing.said)),),
+            (seed_of_part(playing.seed, f"turn {len(playing.said)}"),),
             name=playing.example.id,
             prompt_ids=playing.prompt_ids + playing.ids,
             after=(completion.request_index, completion.sample_index),
@@ -381,8 +367,3 @@ def _first(futures: dict[Future[Answer], tuple[_Playing, Completion]]) -> set[Fu
     """Wait until some are done, and return these."""
     with stoppable():
         return wait(futures, return_when=FIRST_COMPLETED).done
-
-
-def _seed_of_turn(seed: int, turn: int) -> int:
-    """The seed of a later turn, which must not repeat the draws of an earlier one."""
-    return int.from_bytes(hashlib.blake2b(f"turn {turn} {seed}".encode(), digest_size=8).digest(), "big") >> 1

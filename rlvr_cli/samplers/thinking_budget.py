@@ -4,13 +4,13 @@ Enters: a sampler, and its requests. Leaves: completions in two parts, the think
 part is sampled from the token ids of the first as they are: decoded and tokenized again, they would be others.
 """
 
-import hashlib
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.samplers.stop_strings import prompt_token_ids, response_text
+from rlvr_cli.samplers.wrapper import SamplerWrapper, mean_entropy, seed_of_part
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams, Turn
 
 END = "</think>"
@@ -36,7 +36,7 @@ def tokens_left(params: SamplingParams, *, budget: int, ending: Sequence[int]) -
     return left
 
 
-class BudgetedSampler:
+class BudgetedSampler(SamplerWrapper):
     """Samples from another sampler, within a thinking budget.
 
     All that comes before the first `</think>` is thinking. `max_tokens` bounds a response, with what is put into it: what the budget
@@ -51,19 +51,9 @@ class BudgetedSampler:
     """
 
     def __init__(self, sampler: Sampler, tokenizer: Any, *, budget: int, stop_thinking: str) -> None:
-        self._sampler, self._tokenizer, self._budget = sampler, tokenizer, budget
+        super().__init__(sampler)
+        self._tokenizer, self._budget = tokenizer, budget
         self._ending = token_ids(tokenizer, stop_thinking)
-        self.engine, self.seeding = sampler.engine, sampler.seeding
-        self.arrived = ()
-        self.worked_seconds = None
-
-    @property
-    def policy_version(self) -> int:
-        return self._sampler.policy_version
-
-    @property
-    def notes(self) -> Sequence[str]:
-        return self._sampler.notes
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
         """Answer every seed of every request: group after group, first those that end while thinking, then the others as they finish.
@@ -91,7 +81,7 @@ class BudgetedSampler:
         continued = [
             Request(
                 requests[c.request_index].prompt,
-                (_seed_of_answer(requests[c.request_index].seeds[c.sample_index]),),
+                (seed_of_part(requests[c.request_index].seeds[c.sample_index], "answer"),),
                 name=requests[c.request_index].name,
                 prompt_ids=c.prompt_ids + c.token_ids + ending,
             )
@@ -102,15 +92,6 @@ class BudgetedSampler:
         for completion in self._sampler.sample(continued, answer) if continued else ():
             index = completion.request_index
             yield self._joined(begun[index], prefixes[index], completion, stop=params.stop)
-
-    def load_weights(self, policy: Any, policy_version: int) -> None:
-        self._sampler.load_weights(policy, policy_version)
-
-    def sleep(self) -> None:
-        self._sampler.sleep()
-
-    def close(self) -> None:
-        self._sampler.close()
 
     def _think(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
         """Sample until thinking ends, or the budget does."""
@@ -153,21 +134,7 @@ class BudgetedSampler:
             logprobs=thinking.logprobs + (0.0,) * len(ending) + answer.logprobs,
             num_prompt_tokens=thinking.num_prompt_tokens,
             num_tokens=len(ids),
-            mean_entropy=_mean(thinking, answer),
+            mean_entropy=mean_entropy((thinking, answer)),
             response_mask=mask if ending else None,
             turns=tuple(turn for turn in turns if turn.start < turn.end) if ending else None,
         )
-
-
-def _seed_of_answer(seed: int) -> int:
-    """The seed of a sample's second part, which must not repeat the draws of the first one."""
-    return int.from_bytes(hashlib.blake2b(f"answer {seed}".encode(), digest_size=8).digest(), "big") >> 1
-
-
-def _mean(*parts: Completion) -> float | None:
-    """The mean entropy over the tokens of all parts."""
-    sampled = [(part.mean_entropy, part.num_tokens) for part in parts if part.num_tokens]
-    known = [(entropy, tokens) for entropy, tokens in sampled if entropy is not None]
-    if not known or len(known) < len(sampled):
-        return None
-    return sum(entropy * tokens for entropy, tokens in known) / sum(tokens for _, tokens in known)

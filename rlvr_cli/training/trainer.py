@@ -82,7 +82,7 @@ class Trainer:
             eval_dataset: the evaluation questions; None for no evaluations.
             environment: what plays episodes with the policy; None: a response is one turn.
         """
-        self.environment = environment
+        self._environment = environment
         self.config, self.run, self.stop = config, run, stop
         self.num_updates = num_updates
         self.updates = 0
@@ -199,7 +199,7 @@ class Trainer:
     @property
     def sampler(self) -> Sampler:
         """The engine that samples for training and evaluations, episodes if there is an environment."""
-        return played(self.weights.sampler, self.config, self.tokenizer, self.environment)
+        return played(self.weights.sampler, self.config, self.tokenizer, self._environment)
 
     def update(
         self,

@@ -15,8 +15,11 @@ from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.data.synthetic import multiplication
+from rlvr_cli.data.traces import keep_correct, load_traces
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.replay.run import replay_run
 from rlvr_cli.replay.stored import read_stored
 from rlvr_cli.runs.check import check_run
@@ -261,6 +264,23 @@ def test_traces_with_turns_train_on_the_policys_tokens_alone(tmp_path, forks):
     done = forks.run(*options[:-1], "bad", cwd=tmp_path)
     assert done.status == 1
     assert "its turns are not a list of {role, text}" in done.err
+
+
+def test_correct_traces_are_those_whose_last_turn_is(folder, tmp_path):
+    """Also of a run, whatever its tools said; and a run whose environment gave the rewards names no grader."""
+    template = load_prompt("r1_zero")
+    traces = load_traces(str(folder / "eval"), template)
+    assert traces.default_grader == "r1_zero"
+    with (
+        GraderPool(f"{folder}/mine.py:hears_the_environment", workers=1) as pool,
+        pytest.raises(RlvrError, match="None of"),
+    ):
+        keep_correct(traces.examples, pool, graded=traces.graded)
+    turns = [{"role": "calc", "text": " </think> <answer> 2 </answer>"}, {"role": "policy", "text": " no"}]
+    (tmp_path / "traces.jsonl").write_text(json.dumps({"question": "1+1?", "ground_truth": "2", "turns": turns}) + "\n")
+    given = load_traces(str(tmp_path / "traces.jsonl"), template)
+    with GraderPool("r1_zero", workers=1) as pool, pytest.raises(RlvrError, match="None of"):
+        keep_correct(given.examples, pool, graded=given.graded)
 
 
 def test_sft_evaluates_episodes(tmp_path):
