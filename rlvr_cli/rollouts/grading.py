@@ -78,7 +78,8 @@ def check_grade_errors(errors: Iterable[GradeError], *, at_most: float, of: str,
 def grader_hint(run: Path, *, phase: Phase) -> str:
     """What to do about a grader whose grades fail in training."""
     return (
-        f"rlvr analyze failures {run} --phase {phase} shows them. Correct the grader, try it with rlvr grade --check, and start a new run. "
+        f"rlvr analyze failures {run} --phase {phase} shows them. Correct the grader (try it with rlvr grade --check) or the environment, "
+        "and start a new run. "
         "--max-grade-errors 1 trains in spite of it."
     )
 

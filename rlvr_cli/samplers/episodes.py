@@ -257,7 +257,8 @@ class _Table:
                 future = pool.begin(request.example, seed) if pool.begins else None
                 begun.append((_Playing(index, sample, seed, request.example, None), future))
         for playing, future in begun:
-            answer = future.result() if future else Answer()
+            with stoppable():
+                answer = future.result() if future else Answer()
             if answer.error is not None:
                 self._fail(playing, answer)
                 continue

@@ -10,6 +10,7 @@ The content of a part is a function of (phase, step, part), so the tests can det
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 
 from factories import a_rollout
@@ -84,7 +85,7 @@ def main() -> None:
                 status = 0
             finally:
                 if status:
-                    sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+                    traceback.print_exc()
                 os._exit(status)
         _say(f"pid {child}")
         _say(f"dead {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")

@@ -8,7 +8,7 @@ import os
 import resource
 import shutil
 import signal
-import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -678,5 +678,5 @@ def save_and_die(run: Path, model: Path, *, step: int, point: str) -> NoReturn:
         status = 0
     finally:
         if status:
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            traceback.print_exc()
         os._exit(status)

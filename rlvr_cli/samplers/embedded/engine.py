@@ -21,12 +21,11 @@ from inspect import signature
 from typing import Literal
 
 import torch
-from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.compute.device import dtype_name, out_of_memory_as_user_error, to_device
+from rlvr_cli.models.compute.device import dtype_name, out_of_memory_as_user_error
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.process import memory_limit
 from rlvr_cli.samplers.embedded.attention import ATTENTION
@@ -34,6 +33,7 @@ from rlvr_cli.samplers.embedded.batch import Batch, Question
 from rlvr_cli.samplers.embedded.cache import Prefix, RowCache, Workspace, make_slots
 from rlvr_cli.samplers.embedded.cuda_graphs import COLUMNS, first_sentence
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep, unsupported_reason
+from rlvr_cli.samplers.embedded.prefill import extend, prefill
 from rlvr_cli.samplers.stop_strings import StopStrings, prompt_token_ids
 from rlvr_cli.samplers.weight_check import Probe, probe_params, probe_prompts, take_probe, verify_weights
 from rlvr_cli.types import Completion, MoreRequests, Request, SamplingParams
@@ -140,7 +140,7 @@ class TransformersSampler:
         self._spare: Workspace | None = None  # of the last batch, for the next one to use
         self._sleep_mode = sleep_mode and policy.device.type == "cuda"
         self._step_rejection = ""  # why `DecodeStep` must not replace the model; empty if it may
-        self._extends = policy.model.config.model_type not in _WINDOWED  # see `_extended`
+        self._extends = policy.model.config.model_type not in _WINDOWED  # see `prefill.extend`
         self._fixed = cuda_graphs and policy.device.type == "cuda"  # whether steps run in fixed shapes
         self.notes: tuple[str, ...] = ()
         self._vocab_size, self._empty_prefix = self._check()
@@ -372,73 +372,18 @@ class TransformersSampler:
             if (len(questions) + 1) * length > _PREFILL_TOKENS:
                 break
             questions.append(upcoming.popleft())
-        new, begun = ([q for q in questions if (q.known is not None) is known] for known in (False, True))
-        for question, prefix in zip(new, self._prefixes([q.prompt_ids[:-1] for q in new]) if new else [], strict=True):
+        new = [question for question in questions if question.known is None]
+        for question, prefix in zip(new, self._prefixes([q.prompt_ids[:-1] for q in new]), strict=True):
             question.prefix = prefix
-        for question, prefix in zip(begun, self._extended(begun) if begun else [], strict=True):
+        begun = [(question, question.known) for question in questions if question.known is not None]
+        longer = extend(self._policy, [known for _, known in begun], [q.prompt_ids[:-1] for q, _ in begun])
+        for (question, _), prefix in zip(begun, longer, strict=True):
             question.prefix, question.known = prefix, None
         return questions
 
-    def _extended(self, questions: list[Question]) -> list[Prefix]:
-        """Compute the keys and values of prompts whose first ones are known: of the rest alone.
-
-        What is known is padded on the left, what is new on the right. Not for models with a sliding window, whose attention to
-        several new tokens at once has no mask for it here.
-        """
-        known = [question.known for question in questions if question.known is not None]
-        lengths = [prefix[0][0].shape[1] for prefix in known]
-        news = [q.prompt_ids[n:-1] for q, n in zip(questions, lengths, strict=True)]
-        before, after, rows = max(lengths), max(max(map(len, news)), 1), len(questions)
-        cache = DynamicCache()
-        for layer in range(len(self._empty_prefix)):
-            padded = [
-                torch.stack(
-                    [pad(prefix[layer][part], (0, 0, before - n, 0)) for prefix, n in zip(known, lengths, strict=True)]
-                )
-                for part in (0, 1)
-            ]
-            cache.update(padded[0], padded[1], layer)
-        device, dtype = self._policy.device, self._empty_prefix[0][0].dtype
-        mask = torch.zeros(rows, 1, after, before + after, dtype=dtype)
-        mask[..., before:] = torch.full((after, after), -torch.inf).triu(1)
-        for row, n in enumerate(lengths):
-            mask[row, :, :, : before - n] = -torch.inf
-        ids = torch.tensor([[*new, *[0] * (after - len(new))] for new in news])
-        places = torch.tensor(lengths)[:, None] + torch.arange(after)
-        self._policy.body(
-            input_ids=to_device(ids, device),
-            attention_mask=to_device(mask, device),
-            position_ids=to_device(places, device),
-            past_key_values=cache,
-            use_cache=True,
-        )
-        pairs = self._states(cache)
-        return [
-            [(k[row, :, before - n : before + len(new)], v[row, :, before - n : before + len(new)]) for k, v in pairs]
-            for row, (n, new) in enumerate(zip(lengths, news, strict=True))
-        ]
-
     def _prefixes(self, prompts: list[list[int]]) -> list[Prefix]:
         """Compute the keys and values of each prompt."""
-        length = max(map(len, prompts))
-        if length == 0:
-            return [self._empty_prefix for _ in prompts]
-        cache = DynamicCache()  # without the config it keeps what lies before a sliding window, as the batch does
-        padded = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts])
-        ids = to_device(padded, self._policy.device)
-        self._policy.body(input_ids=ids, past_key_values=cache, use_cache=True)
-        pairs = self._states(cache)
-        return [
-            [(keys[row, :, : len(prompt)], values[row, :, : len(prompt)]) for keys, values in pairs]
-            for row, prompt in enumerate(prompts)
-        ]
-
-    def _states(self, cache: DynamicCache) -> Prefix:
-        """Return the keys and values of each layer, in the precision of the batch."""
-        dtype = self._policy.compute_dtype
-        # Of a cache that has been used none is None, which its annotation allows.
-        layers: list[tuple[torch.Tensor, torch.Tensor]] = [(keys, values) for keys, values, *_ in cache]  # type: ignore
-        return [(keys.to(dtype), values.to(dtype)) for keys, values in layers]
+        return prefill(self._policy, prompts) if any(prompts) else [self._empty_prefix for _ in prompts]
 
     @contextmanager
     def _inference(self) -> Iterator[None]:
