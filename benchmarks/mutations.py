@@ -110,6 +110,7 @@ BUDGETS = "tests/commands/test_end_to_end.py -k each_thinking_budget"
 EVALUATED = "tests/replay/test_wiring.py::test_an_evaluation_is_what_its_options_give"
 LOSSES = "tests/training/losses/test_losses.py"
 WORKED = "tests/training/losses/test_worked_numbers.py"
+JOINING = "tests/samplers/embedded/test_joining.py"
 SHAPING = "tests/training/credit/test_shaping.py"
 LANGUAGE = "tests/graders/test_language.py"
 UPDATE = "tests/training/updates/test_update.py"
@@ -313,7 +314,7 @@ WIRING = [
     Mutation("a continuation may end at once", "samplers/embedded/batch.py", "barred(age + self.begun[:rows] < params.min_tokens)", "barred(age + 99 < params.min_tokens)", "tests/samplers/embedded/test_engine.py -k begun"),
     Mutation("a continuation has a minimum of its own", "samplers/embedded/batch.py", "barred(age + self.begun[:rows] < params.min_tokens)", "barred(age < params.min_tokens)", "tests/samplers/embedded/test_engine.py -k begun"),
     Mutation("a continuation's stop strings begin in it", "samplers/embedded/batch.py", "response = [*beginning, *tokens]", "response = tokens", "tests/samplers/embedded/test_engine.py -k begun"),
-    Mutation("a row that moves forgets what it began with", "samplers/embedded/batch.py", "self.born, self.begun, self.most)", "self.born, self.most)", "tests/samplers/embedded/test_engine.py -k begun"),
+    Mutation("a row that moves forgets what it began with", "samplers/embedded/batch.py", "self.born, self.ended, self.begun, self.most)", "self.born, self.ended, self.most)", "tests/samplers/embedded/test_engine.py -k begun"),
     *mutations_of(
         "samplers/stop_strings.py",
         ("a stop string across the border is not seen", "if found is not None and found[1] - len(found[0]) < len(response_text(tokenizer, before)):", "if False:", "tests/samplers/test_stop_strings.py -k two_parts"),
@@ -1121,7 +1122,19 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
         ("graphs are recorded again in every call", "not spare.step.refresh(self._policy)", "True", f"{SAMPLED_ON_CUDA} -k next_call"),
     ),
     *mutations_of(
+        "samplers/embedded/prefill.py",
+        ("a row that goes on reads what others wrote into it", "(columns < end[:, None])", "(columns <= end[:, None])", JOINING),
+        ("a turn's new tokens have the places of the old ones", "positions = np.minimum(known[:, None] + np.arange(after)", "positions = np.minimum(0 * known[:, None] + np.arange(after)", JOINING),
+    ),
+    *mutations_of(
+        "samplers/embedded/batch.py",
+        ("what follows a row that has moved goes on in another", "moved.get(row, row)", "row", JOINING),
+        ("rows wait for what never comes", " and self._awaits and self._awaits(key)", "", JOINING),
+    ),
+    *mutations_of(
         "samplers/embedded/cache.py",
+        ("a row that waits is given to others", "rows = np.flatnonzero(~self.used)[:most]", "rows = np.flatnonzero(~self.alive)[:most]", JOINING),
+        ("a row that waits is lost when columns move", "for array in (self._start, self._end):", "for array in (self._start,):", JOINING),
         ("the mask is in float32", "-torch.inf, dtype=keys.dtype, device=self.device)", "-torch.inf, device=self.device)", f"{SAMPLED_ON_CUDA} -k next_call"),
     ),
 ]  # fmt: skip

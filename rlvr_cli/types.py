@@ -344,6 +344,10 @@ class MoreRequests(Protocol):
         """A prompt and what is sampled for it have at most so many tokens together."""
         ...
 
+    def awaits(self, key: tuple[int, int]) -> bool:
+        """Return whether a request may come after the completion with this (request index, sample index)."""
+        ...
+
     def take(self, *, wait: bool) -> Sequence[Request]:
         """Return those that have come since the last call. None when it had to wait: no more will come."""
         ...

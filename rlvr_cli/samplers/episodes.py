@@ -51,6 +51,7 @@ class _Playing:
     forged: int = 0
     seconds: float = 0.0
     grade: Grade | None = None
+    over: bool = False
 
     @property
     def num_policy_tokens(self) -> int:
@@ -247,6 +248,9 @@ class _Table:
     def most_tokens(self) -> int:
         return max(map(len, self._prompts)) + self._room
 
+    def awaits(self, key: tuple[int, int]) -> bool:
+        return not self._asked[key[0]][key[1]].over
+
     def first_round(self, requests: Sequence[Request]) -> list[Request]:
         """Begin all episodes, and return the requests for their first turns: one for the episodes with the same prompt."""
         pool, asked = self._player.pool, []
@@ -353,6 +357,7 @@ class _Table:
         return min(self._params.max_tokens - playing.num_policy_tokens, self._room - len(playing.ids))
 
     def _end(self, playing: _Playing, last: Completion, *, by: str) -> None:
+        playing.over = True
         self._ended.append(playing.completion(last, ended_by=by, gives_rewards=self._player.pool.gives_rewards))
 
     def _fail(self, playing: _Playing, answer: Answer, last: Completion | None = None) -> None:

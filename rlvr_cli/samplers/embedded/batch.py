@@ -4,7 +4,7 @@ Enters: questions whose prompts have been prefilled. Leaves: completions, as soo
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,10 +13,14 @@ import torch
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.device import to_device, to_host
-from rlvr_cli.samplers.embedded.cache import Prefix, RowCache
+from rlvr_cli.samplers.embedded.cache import RowCache
 from rlvr_cli.samplers.embedded.draw import draw_tokens, uniforms
+from rlvr_cli.samplers.embedded.prefill import Prefix
 from rlvr_cli.samplers.stop_strings import StopStrings, response_text
 from rlvr_cli.types import Completion, FinishReason, SamplingParams
+
+PARKED_STEPS = 32  # how long a row waits for what comes after it; the cache has so many columns more
+RESUMED_TOKENS = 32768  # whose keys and values are copied at a time when rows go on
 
 
 @dataclass(slots=True)
@@ -29,7 +33,7 @@ class Question:
     prefix: Prefix | None = None  # None before the prefill
     begun: int = 0  # see `types.Request`
     max_tokens: int | None = None  # of each sample; None: those of the parameters
-    known: Prefix | None = None  # of the first tokens of the prompt; None: nothing is computed yet
+    after: tuple[int, int] | None = None  # see `types.Request`
 
     @property
     def beginning(self) -> list[int]:
@@ -124,14 +128,16 @@ class Batch:
         params: SamplingParams,
         eos: Sequence[int],
         stops: StopStrings,
-        kept: dict[tuple[int, int], Prefix] | None = None,
+        awaits: Callable[[tuple[int, int]], bool] | None = None,
     ) -> None:
         """Sample into a cache whose rows are free.
 
         Args:
-            kept: gets the keys and values of what ends, by (request index, sample index), of as many as there are rows; None: they are lost.
+            awaits: (request index, sample index) of what has ended -> whether a question may come after it, so that its row is to
+                be kept for a while; None: none comes.
         """
-        self._kept = kept
+        self._awaits = awaits
+        self._parked: dict[tuple[int, int], int] = {}  # (request index, sample index) of what ended -> row
         rows = len(cache.alive)
         self.cache, self._params = cache, params
         self._endings = Endings(params, eos=eos, stops=stops, device=cache.inputs.device)
@@ -139,6 +145,7 @@ class Batch:
         self.sample = np.zeros(rows, dtype=np.int64)
         self.seed = np.zeros(rows, dtype=np.int64)
         self.born = np.zeros(rows, dtype=np.int64)  # the step that drew its first token
+        self.ended = np.zeros(rows, dtype=np.int64)  # the step before which it was parked
         self.begun = np.zeros(rows, dtype=np.int64)  # tokens of the response before that one
         self.most = np.zeros(rows, dtype=np.int64)  # tokens that may be drawn for it
         self.step = 0
@@ -150,22 +157,47 @@ class Batch:
         return int(self.cache.alive.sum())
 
     @property
+    def used(self) -> int:
+        """How many rows are in use or parked."""
+        return int(self.cache.used.sum())
+
+    @property
     def free(self) -> int:
-        return len(self.cache.alive) - self.live
+        return len(self.cache.alive) - self.used
 
     def seat(self, question: Question) -> None:
         """Assign free rows to the question's samples until either run out."""
         assert question.prefix is not None
-        rows = self.cache.seat(question.prompt_ids, question.prefix, most=len(question.samples))
-        self.born[rows], self.begun[rows] = self.step, question.begun
-        self.most[rows] = question.max_tokens or self._params.max_tokens
-        for row in rows:
-            self.questions[row] = question
-            self.sample[row], self.seed[row] = question.samples.popleft()
+        for row in self.cache.seat(question.prompt_ids, question.prefix, most=len(question.samples)):
+            self._begin(row, question)
+
+    def resume(self, upcoming: deque[Question]) -> None:
+        """Remove the questions that come after a row which is parked, and go on there, as many in a pass as it may hold."""
+        found = sorted((q for q in upcoming if q.after in self._parked), key=lambda q: len(q.prompt_ids))
+        if not found:
+            return
+        others = [question for question in upcoming if question.after not in self._parked]
+        upcoming.clear()
+        upcoming.extend(others)
+        most = max(1, RESUMED_TOKENS // self.cache.columns)
+        for start in range(0, len(found), most):
+            questions = found[start : start + most]
+            rows = np.array([self._parked.pop(q.after) for q in questions if q.after])
+            self.cache.resume(rows, [question.prompt_ids for question in questions])
+            for row, question in zip(rows, questions, strict=True):
+                self._begin(row, question)
+
+    def _begin(self, row: int, question: Question) -> None:
+        """Draw the question's next sample in this row from now on."""
+        self.questions[row] = question
+        self.sample[row], self.seed[row] = question.samples.popleft()
+        self.born[row], self.begun[row] = self.step, question.begun
+        self.most[row] = question.max_tokens or self._params.max_tokens
 
     def advance(self) -> list[Completion]:
         """Draw one token for every row; return the completions that it ended and free their rows."""
         rows, params = self.cache.window.rows, self._params
+        self._give_up()
         logits = self.cache.forward()
         age = self.step - self.born[:rows]
         u = self.cache.on_device(uniforms(self.seed[:rows], age))
@@ -190,29 +222,39 @@ class Batch:
         may_end = self.cache.alive[:rows] & self._endings.possible(tokens, self.most[:rows] - age - 1)
         ended = {int(row): c for row in np.flatnonzero(may_end) if (c := self._completion(int(row))) is not None}
         if ended:
-            self._keep(ended)
-            self.cache.release([*ended])
-            for row in ended:
-                self.questions[row] = None
+            self._end(ended)
         return [*ended.values()]
 
-    def _keep(self, ended: dict[int, Completion]) -> None:
-        """Keep the keys and values of rows that ended, all but those of the last token, and forget the oldest ones."""
-        if self._kept is None:
-            return
+    def _end(self, ended: dict[int, Completion]) -> None:
         for row, completion in ended.items():
-            self._kept[completion.request_index, completion.sample_index] = self.cache.prefix_of(row)
-        while len(self._kept) > len(self.cache.alive):
-            del self._kept[next(iter(self._kept))]
+            self.questions[row] = None
+            if self._awaits:
+                self._parked[completion.request_index, completion.sample_index] = row
+        rows = [*ended]
+        self.ended[rows] = self.step
+        self.cache.park(rows) if self._awaits else self.cache.release(rows)
+
+    def _give_up(self) -> None:
+        """Free the parked rows after which nothing comes, or for which they have waited for long."""
+        keep = {
+            key: row
+            for key, row in self._parked.items()
+            if self.step - self.ended[row] < PARKED_STEPS and self._awaits and self._awaits(key)
+        }
+        if len(keep) < len(self._parked):
+            self.cache.release([row for key, row in self._parked.items() if key not in keep])
+            self._parked = keep
 
     def compact(self) -> None:
-        """Move the last live rows into the free rows before them, so that a step computes live rows only."""
+        """Move the last rows that are used into the free rows before them, so that a step computes none of these."""
         holes, movers = self.cache.compact()
         if len(holes):
-            for array in (self.sample, self.seed, self.born, self.begun, self.most):
+            for array in (self.sample, self.seed, self.born, self.ended, self.begun, self.most):
                 array[holes] = array[movers]
             self.drawn.move(holes, movers)
-            for hole, mover in zip(holes, movers, strict=True):
+            moved = dict(zip(movers.tolist(), holes.tolist(), strict=True))
+            self._parked = {key: moved.get(row, row) for key, row in self._parked.items()}
+            for mover, hole in moved.items():
                 self.questions[hole], self.questions[mover] = self.questions[mover], None
 
     def _completion(self, row: int) -> Completion | None:

@@ -20,11 +20,10 @@ from rlvr_cli.models.compute.device import to_device
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers.embedded.cuda_graphs import FixedShapeStep
 from rlvr_cli.samplers.embedded.decode_step import BLOCK, DecodeStep, Window
+from rlvr_cli.samplers.embedded.prefill import Prefix, extend
 
 _WORTH_BLOCKS = 0.1  # the least share of columns that reading blocks of rows separately must save
 
-# Per layer: the keys and values of a prompt without its last token, (key-value heads, tokens, head size).
-Prefix = list[tuple[torch.Tensor, torch.Tensor]]
 # Per layer: memory for the keys and values of rows, (rows, key-value heads, columns, head size).
 Slots = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -122,7 +121,8 @@ class RowCache:
     The last token of a prompt is not prefilled: it is a row's first input, so that every token is drawn in a step.
 
     Attributes:
-        alive: (rows,) bool, which rows are in use; the others are free.
+        alive: (rows,) bool, which rows are in use.
+        parked: (rows,) bool, which rows keep what they have until they go on, see `park`; the others are free.
         inputs, positions: (rows, 1), of every row's newest token, which the next step reads.
     """
 
@@ -146,13 +146,20 @@ class RowCache:
         self.inputs = workspace.inputs[:rows].zero_()
         self.positions = workspace.positions[:rows].zero_()
         self.alive = np.zeros(rows, dtype=bool)
+        self.parked = np.zeros(rows, dtype=bool)
         self._start = np.zeros(rows, dtype=np.int64)  # the row's first column
+        self._end = np.zeros(rows, dtype=np.int64)  # the column behind its last one, of a parked row
         self._changed = False  # whether the rows or columns in use may have changed
 
     @property
     def recording_failure(self) -> str:
         """Why a step could not be recorded as a CUDA graph, and runs without; empty if all could that should."""
         return "" if self._fixed_step is None else self._fixed_step.failure
+
+    @property
+    def used(self) -> np.ndarray:
+        """(rows,) bool, which rows are not free."""
+        return self.alive | self.parked
 
     def on_device(self, array: np.ndarray) -> torch.Tensor:
         return to_device(torch.from_numpy(array), self.inputs.device)
@@ -162,7 +169,7 @@ class RowCache:
         w, length = self.window, len(prompt_ids) - 1
         if w.column < length or w.column == self.columns:
             self._move_columns(length)
-        rows = np.flatnonzero(~self.alive)[:most]
+        rows = np.flatnonzero(~self.used)[:most]
         together = rows[-1] - rows[0] == len(rows) - 1  # contiguous, as at the start
         at = slice(rows[0], rows[-1] + 1) if together else self.on_device(rows)
         for (all_keys, all_values), (keys, values) in zip(self.slots, prefix, strict=True):
@@ -208,28 +215,48 @@ class RowCache:
         self.inputs[:rows, 0] = tokens
         self.positions[:rows] += 1
 
-    def prefix_of(self, row: int) -> Prefix:
-        """Return a copy of the keys and values of a row's tokens, without its newest one."""
-        own = slice(int(self._start[row]), self.window.column)
-        return [(keys[row, :, own].clone(), values[row, :, own].clone()) for keys, values in self.slots]
-
-    def release(self, rows: list[int]) -> None:
+    def release(self, rows: Sequence[int]) -> None:
         """Free rows."""
-        self.alive[rows] = False
+        self.alive[rows] = self.parked[rows] = False
         used = self.window.rows
         self.positions[:used][self.on_device(~self.alive[:used])] = 0
         self._changed = True
 
+    def park(self, rows: Sequence[int]) -> None:
+        """End rows, but keep the keys and values of all their tokens without the newest one."""
+        self.release(rows)
+        self.parked[rows], self._end[rows] = True, self.window.column
+
+    def resume(self, rows: np.ndarray, prompts: Sequence[Sequence[int]]) -> None:
+        """Go on in parked rows, whose tokens the prompts begin with: of the rest, keys and values are computed in one pass.
+
+        Not for models with a sliding window, see `prefill.extend`.
+        """
+        w, lengths = self.window, np.array([len(prompt) - 1 for prompt in prompts])
+        if w.column < lengths.max():
+            self._move_columns(int(lengths.max()))
+        at = self.on_device(rows)
+        known = [prompt[:-1] for prompt in prompts]
+        extend(self._policy, known, self.slots, rows=at, first=self._start[rows], end=self._end[rows], column=w.column)
+        start = w.column - lengths
+        hidden = self.on_device(np.arange(self.columns) < start[:, None])
+        self._mask[at, 0, 0] = torch.zeros_like(hidden, dtype=self._mask.dtype).masked_fill_(hidden, -torch.inf)
+        self.inputs[at, 0] = self.on_device(np.array([prompt[-1] for prompt in prompts]))
+        self.positions[at, 0] = self.on_device(lengths)
+        self.alive[rows], self.parked[rows], self._start[rows] = True, False, start
+        w.rows = max(w.rows, int(rows.max()) + 1)
+        self._changed = True
+
     def compact(self) -> tuple[np.ndarray, np.ndarray]:
-        """Move the last live rows into the free rows before them, so that a step computes live rows only.
+        """Move the last rows that are used into the free rows before them, so that a step computes none of these.
 
         Returns:
             The rows to which some were moved, and those where they were.
         """
         self._shrink_window()
-        live = int(self.alive.sum())
-        holes = np.flatnonzero(~self.alive[:live])
-        movers = np.flatnonzero(self.alive[live:]) + live
+        used = int(self.used.sum())
+        holes = np.flatnonzero(~self.used[:used])
+        movers = np.flatnonzero(self.used[used:]) + used
         w = self.window
         if len(holes):
             to, of = self.on_device(holes), self.on_device(movers)
@@ -238,9 +265,10 @@ class RowCache:
                     slots[:, :, w.low : w.column][to] = slots[:, :, w.low : w.column][of]
             for tensor in (self._mask, self.inputs, self.positions):
                 tensor[to] = tensor[of]
-            self._start[holes] = self._start[movers]
-            self.alive[holes], self.alive[movers] = True, False
-        w.rows = live
+            for array in (self._start, self._end, self.alive, self.parked):
+                array[holes] = array[movers]
+            self.alive[movers] = self.parked[movers] = False
+        w.rows = used
         self._changed = True
         return holes, movers
 
@@ -250,7 +278,7 @@ class RowCache:
             return
         self._changed = False
         w = self.window
-        first = np.where(self.alive[: w.rows], self._start[: w.rows], w.column)
+        first = np.where(self.used[: w.rows], self._start[: w.rows], w.column)
         lows = np.minimum.reduceat(first, np.arange(0, w.rows, BLOCK)) if w.rows else np.array([w.column])
         w.low = int(lows.min())
         saved = (lows - w.low).mean() / (w.column + 1 - w.low)
@@ -269,6 +297,7 @@ class RowCache:
             tensor[: w.rows].narrow(axis, target, length).copy_(live)
         self._mask[: w.rows, :, :, :target] = -torch.inf
         self._mask[: w.rows, :, :, target + length :] = 0
-        self._start[: w.rows] += target - w.low
+        for array in (self._start, self._end):
+            array[: w.rows] += target - w.low
         w.column = target + length
         self._changed = True

@@ -29,11 +29,11 @@ from rlvr_cli.models.compute.device import dtype_name, out_of_memory_as_user_err
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.process import memory_limit
 from rlvr_cli.samplers.embedded.attention import ATTENTION
-from rlvr_cli.samplers.embedded.batch import Batch, Question
-from rlvr_cli.samplers.embedded.cache import Prefix, RowCache, Workspace, make_slots
+from rlvr_cli.samplers.embedded.batch import PARKED_STEPS, Batch, Question
+from rlvr_cli.samplers.embedded.cache import RowCache, Workspace, make_slots
 from rlvr_cli.samplers.embedded.cuda_graphs import COLUMNS, first_sentence
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep, unsupported_reason
-from rlvr_cli.samplers.embedded.prefill import extend, prefill
+from rlvr_cli.samplers.embedded.prefill import Prefix, prefill
 from rlvr_cli.samplers.stop_strings import StopStrings, prompt_token_ids
 from rlvr_cli.samplers.weight_check import Probe, probe_params, probe_prompts, take_probe, verify_weights
 from rlvr_cli.types import Completion, MoreRequests, Request, SamplingParams
@@ -62,28 +62,15 @@ class _Joining:
 
     def __init__(self, more: MoreRequests, questions: Callable[..., list[Question]], *, first: int) -> None:
         self._more, self._questions, self._first = more, questions, first
-        self.most_tokens = more.most_tokens
-        self.kept: dict[tuple[int, int], Prefix] = {}  # of what has ended, see `batch.Batch`
+        self.most_tokens = more.most_tokens + PARKED_STEPS
+        self.awaits = more.awaits
 
-    def add(self, upcoming: deque[Question], *, wait: bool = False) -> None:
-        """Add those that have come."""
+    def add(self, upcoming: deque[Question], *, wait: bool = False) -> bool:
+        """Add those that have come; with `wait`, those that come next. Returns whether there are any."""
         requests = self._more.take(wait=wait)
-        questions = self._questions(requests, first=self._first)
-        for request, question in zip(requests, questions, strict=True):
-            question.known = self.kept.pop(request.after, None) if request.after else None
-        upcoming.extend(questions)
+        upcoming.extend(self._questions(requests, first=self._first))
         self._first += len(requests)
-
-    def wait(self, upcoming: deque[Question]) -> bool:
-        """Add those that come next. Returns whether there are any."""
-        self.add(upcoming, wait=True)
-        return bool(upcoming)
-
-
-def _unknown(question: Question) -> int:
-    """Tokens of a prompt, without its last one, whose keys and values are to be computed."""
-    known = question.known[0][0].shape[1] if question.known is not None else 0
-    return len(question.prompt_ids) - 1 - known
+        return bool(requests)
 
 
 class TransformersSampler:
@@ -140,7 +127,7 @@ class TransformersSampler:
         self._spare: Workspace | None = None  # of the last batch, for the next one to use
         self._sleep_mode = sleep_mode and policy.device.type == "cuda"
         self._step_rejection = ""  # why `DecodeStep` must not replace the model; empty if it may
-        self._extends = policy.model.config.model_type not in _WINDOWED  # see `prefill.extend`
+        self._resumes = policy.model.config.model_type not in _WINDOWED  # see `cache.RowCache.resume`
         self._fixed = cuda_graphs and policy.device.type == "cuda"  # whether steps run in fixed shapes
         self.notes: tuple[str, ...] = ()
         self._vocab_size, self._empty_prefix = self._check()
@@ -196,7 +183,14 @@ class TransformersSampler:
                     else "Leave the question out, or use a model with a longer context.",
                 )
         return [
-            Question(index, ids, deque(enumerate(request.seeds)), begun=request.begun, max_tokens=request.max_tokens)
+            Question(
+                index,
+                ids,
+                deque(enumerate(request.seeds)),
+                begun=request.begun,
+                max_tokens=request.max_tokens,
+                after=request.after,
+            )
             for index, (request, ids) in enumerate(zip(requests, prompts, strict=True), start=first)
             if request.seeds
         ]
@@ -267,14 +261,14 @@ class TransformersSampler:
             with self._sampling():
                 workspace = self._workspace(rows, columns)
                 cache = RowCache(self._policy, workspace, rows=rows, columns=columns)
-                kept = joining.kept if joining and self._extends else None
-                batch = Batch(cache, params=params, eos=eos, stops=stops, kept=kept)
-            while upcoming or ready or batch.live or (joining and joining.wait(upcoming)):
+                awaits = joining.awaits if joining and self._resumes else None
+                batch = Batch(cache, params=params, eos=eos, stops=stops, awaits=awaits)
+            while upcoming or ready or batch.live or (joining and joining.add(upcoming, wait=True)):
                 done: list[Completion] = []
                 due = math.inf
                 with self._sampling():
                     while time.monotonic() < due and (upcoming or ready or batch.live):
-                        if joining and batch.free:
+                        if joining:
                             joining.add(upcoming)
                         self._admit(batch, ready, upcoming)
                         done += batch.advance()
@@ -349,6 +343,7 @@ class TransformersSampler:
     def _admit(self, batch: Batch, ready: deque[Question], upcoming: deque[Question]) -> None:
         """Once a fifth of the rows is free, assign them to waiting samples; if too few wait, compact the live rows."""
         if batch.live <= _COMPACT_BELOW * len(batch.cache.alive):
+            batch.resume(upcoming)
             while batch.free and (ready or upcoming):
                 if not ready:
                     ready.extend(self._prefill(upcoming, batch.free))
@@ -357,7 +352,7 @@ class TransformersSampler:
                 if not question.samples:
                     question.prefix = None
                     ready.popleft()
-        if batch.live < _COMPACT_BELOW * batch.cache.window.rows:
+        if batch.used < _COMPACT_BELOW * batch.cache.window.rows:
             batch.compact()
 
     def _prefill(self, upcoming: deque[Question], free: int) -> list[Question]:
@@ -366,19 +361,15 @@ class TransformersSampler:
         They are padded on the right, so causal attention needs no mask.
         """
         questions = [upcoming.popleft()]
-        length = _unknown(questions[0])  # the longest
+        length = len(questions[0].prompt_ids)  # the longest
         while upcoming and sum(len(q.samples) for q in questions) < free:
-            length = max(length, _unknown(upcoming[0]))
+            length = max(length, len(upcoming[0].prompt_ids))
             if (len(questions) + 1) * length > _PREFILL_TOKENS:
                 break
             questions.append(upcoming.popleft())
-        new = [question for question in questions if question.known is None]
-        for question, prefix in zip(new, self._prefixes([q.prompt_ids[:-1] for q in new]), strict=True):
+        prefixes = self._prefixes([question.prompt_ids[:-1] for question in questions])
+        for question, prefix in zip(questions, prefixes, strict=True):
             question.prefix = prefix
-        begun = [(question, question.known) for question in questions if question.known is not None]
-        longer = extend(self._policy, [known for _, known in begun], [q.prompt_ids[:-1] for q, _ in begun])
-        for (question, _), prefix in zip(begun, longer, strict=True):
-            question.prefix, question.known = prefix, None
         return questions
 
     def _prefixes(self, prompts: list[list[int]]) -> list[Prefix]:

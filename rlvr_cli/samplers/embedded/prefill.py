@@ -1,17 +1,21 @@
-"""The keys and values of prompts, computed in one pass for several of them.
+"""The keys and values of tokens that are known, computed in one pass for several rows of them.
 
-Enters: prompts, and what is known of the first tokens of some. Leaves: a `cache.Prefix` of each.
+Enters: prompts, or what follows the tokens of rows whose keys and values are there. Leaves: a `Prefix` of each prompt, or longer rows.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
-from torch.nn.functional import pad
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import CacheLayerMixin
 
 from rlvr_cli.models.compute.device import to_device
 from rlvr_cli.models.policy import Policy
-from rlvr_cli.samplers.embedded.cache import Prefix
+
+# Per layer: the keys and values of a prompt without its last token, (key-value heads, tokens, head size).
+Prefix = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def prefill(policy: Policy, prompts: Sequence[list[int]]) -> list[Prefix]:
@@ -27,44 +31,98 @@ def prefill(policy: Policy, prompts: Sequence[list[int]]) -> list[Prefix]:
     ]
 
 
-def extend(policy: Policy, known: Sequence[Prefix], prompts: Sequence[list[int]]) -> list[Prefix]:
-    """Compute the keys and values of prompts of whose first tokens they are known: of the rest alone.
+def extend(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    slots: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    *,
+    rows: torch.Tensor,
+    first: np.ndarray,
+    end: np.ndarray,
+    column: int,
+) -> None:
+    """Compute the keys and values of tokens that follow those which are known, and move all of them to end before a column.
 
-    What is known is padded on the left, what is new on the right. Not for models with a sliding window, whose attention to
-    several new tokens at once has no mask for it here.
+    Not for models with a sliding window, whose attention to several new tokens at once has no mask for it here.
+
+    Args:
+        prompts: all tokens of each row; the first ones are known.
+        slots: per layer, the memory for keys and values, (rows, key-value heads, columns, head size).
+        rows: of the slots.
+        first, end: row r's keys and values are in the columns from first[r] to before end[r].
+        column: at least as many as the longest prompt has tokens.
     """
-    if not known:
-        return []
-    lengths = [prefix[0][0].shape[1] for prefix in known]
-    news = [prompt[n:] for prompt, n in zip(prompts, lengths, strict=True)]
-    before, after = max(lengths), max(1, *map(len, news))
-    cache = DynamicCache()
-    for layer in range(len(known[0])):
-        keys, values = (
-            torch.stack(
-                [pad(prefix[layer][part], (0, 0, before - n, 0)) for prefix, n in zip(known, lengths, strict=True)]
-            )
-            for part in (0, 1)
-        )
-        cache.update(keys, values, layer)
-    mask = torch.zeros(len(known), 1, after, before + after, dtype=policy.compute_dtype)
-    mask[..., before:] = torch.full((after, after), -torch.inf).triu(1)
-    for row, n in enumerate(lengths):
-        mask[row, :, :, : before - n] = -torch.inf
-    ids = torch.tensor([[*new, *[0] * (after - len(new))] for new in news])
-    places = torch.tensor(lengths)[:, None] + torch.arange(after)
+    known, lengths = end - first, np.array([len(prompt) for prompt in prompts])
+    news = [prompt[n:] for prompt, n in zip(prompts, known, strict=True)]  # padded on the right
+    after, low, high = max(1, *map(len, news)), int(first.min()), int(end.max())
+    columns, width = np.arange(low, high), high - low
+    mask = np.full((len(news), 1, after, width + after), -np.inf, dtype=np.float32)
+    is_known = (columns >= first[:, None]) & (columns < end[:, None])
+    mask[..., :width] = np.where(is_known, 0, -np.inf)[:, None, None]
+    mask[..., width:] = np.triu(np.full((after, after), -np.inf), 1)
+    # Which token the columns before `column` get, and where it is among the columns from `low` and the new ones behind them.
+    token = np.arange(-lengths.max(), 0) + lengths[:, None]
+    order = np.where(token < known[:, None], first[:, None] - low + token, width + token - known[:, None])
+    order, device = to_device(torch.from_numpy(order.clip(0)), policy.device), policy.device
+    positions = np.minimum(known[:, None] + np.arange(after), lengths[:, None] - 1)  # no padding beyond a table of positions
+    place = {"rows": rows, "known": slice(low, high), "order": order, "column": column}
     policy.body(
-        input_ids=to_device(ids, policy.device),
-        attention_mask=to_device(mask, policy.device),
-        position_ids=to_device(places, policy.device),
-        past_key_values=cache,
+        input_ids=to_device(torch.tensor([[*new, *[0] * (after - len(new))] for new in news]), device),
+        attention_mask=to_device(torch.from_numpy(mask).to(slots[0][0].dtype), device),
+        position_ids=to_device(torch.from_numpy(positions), device),
+        past_key_values=Cache(layers=[_LongerLayer(pair, **place) for pair in slots]),
         use_cache=True,
     )
-    layers = _layers(cache, policy.compute_dtype)
-    return [
-        [(k[row, :, before - n : before + len(new)], v[row, :, before - n : before + len(new)]) for k, v in layers]
-        for row, (n, new) in enumerate(zip(lengths, news, strict=True))
-    ]
+
+
+class _LongerLayer(CacheLayerMixin):
+    """One layer of rows that get several tokens at once: what is known of them, and behind it what is new.
+
+    They are moved within their rows, so that they end before `column` without a gap.
+
+    Args:
+        rows: (rows,) of the slots.
+        known: the columns that hold what is known of them.
+        order: (rows, length) where the last `length` columns before `column` come from, among the known columns and the new ones.
+        column: where the rows end.
+    """
+
+    is_sliding = False
+
+    def __init__(
+        self,
+        slots: tuple[torch.Tensor, torch.Tensor],
+        *,
+        rows: torch.Tensor,
+        known: slice,
+        order: torch.Tensor,
+        column: int,
+    ) -> None:
+        super().__init__()
+        self._slots, self._rows, self._known, self._order = slots, rows, known, order
+        self._to = slice(column - order.shape[1], column)
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        raise AssertionError("slots are allocated before the first step")
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any):
+        return self._longer(self._slots[0], key_states), self._longer(self._slots[1], value_states)
+
+    def _longer(self, slots: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        both = torch.cat((slots[:, :, self._known].index_select(0, self._rows), new.to(slots.dtype)), dim=2)
+        each = torch.arange(len(both), device=both.device)[:, None]
+        slots[self._rows, :, self._to] = both.transpose(1, 2)[each, self._order].transpose(1, 2)
+        return both
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self._known.stop - self._known.start
+
+    def get_max_length(self) -> int:
+        return self._slots[0].shape[2]
 
 
 def _layers(cache: DynamicCache, dtype: torch.dtype) -> Prefix:

@@ -1,0 +1,174 @@
+"""Requests that join a running call of the embedded engine: they are answered as if each had been asked alone."""
+
+import random
+from collections import deque
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlvr_cli.models.policy import Policy
+from rlvr_cli.samplers.embedded import batch
+from rlvr_cli.samplers.embedded.cache import RowCache, Workspace, make_slots
+from rlvr_cli.samplers.embedded.engine import TransformersSampler
+from rlvr_cli.samplers.stop_strings import StopStrings
+from rlvr_cli.types import Completion, Request, SamplingParams
+
+PROMPTS = ([7, 8, 9], list(range(20, 45)), [60], [61, 62, 63, 64, 65, 66])
+PARAMS = SamplingParams(max_tokens=12, min_tokens=0, stop=())
+
+
+class Turns:
+    """Follows each completion with up to two others, whose prompts add some tokens: at once, after some steps, or by the end."""
+
+    most_tokens = 90
+
+    def __init__(self, draw: random.Random, *, prompts=PROMPTS, samples: int = 3, turns: int = 3) -> None:
+        self._draw, self._turns = draw, turns
+        self.asked = [
+            Request("", tuple(draw.getrandbits(40) for _ in range(samples)), prompt_ids=(*p,)) for p in prompts
+        ]
+        self._keys = [[(i, 0)] * samples for i in range(len(prompts))]  # the turns before
+        self._waiting: list[tuple[int, Request, int]] = []  # steps, request, turns before
+        self._over: set[tuple[int, int]] = set()
+        self.joined = 0
+
+    def add(self, completion: Completion) -> None:
+        key = completion.request_index, completion.sample_index
+        before = self._keys[key[0]][key[1]][1]
+        if before + 1 == self._turns or self._draw.random() < 0.4:
+            self._over.add(key)
+            return
+        said = tuple(self._draw.randrange(2, 300) for _ in range(self._draw.choice((0, 1, 3, 9))))
+        ids = completion.prompt_ids + completion.token_ids + said
+        most = self._draw.choice((None, 1, 5))
+        request = Request("", (self._draw.getrandbits(40),), prompt_ids=ids, after=key, max_tokens=most)
+        self._waiting.append((self._draw.choice((0, 1, 4, 12, 50)), request, before + 1))
+
+    def awaits(self, key: tuple[int, int]) -> bool:
+        return key not in self._over
+
+    def take(self, *, wait: bool) -> list[Request]:
+        self._waiting = [(0 if wait else steps - 1, *rest) for steps, *rest in self._waiting]
+        come = [entry for entry in self._waiting if entry[0] <= 0]
+        self._waiting = [entry for entry in self._waiting if entry[0] > 0]
+        for _, request, before in come:
+            self._keys.append([(len(self.asked), before)])
+            self.asked.append(request)
+        self.joined += len(come)
+        return [request for _, request, _ in come]
+
+
+def answered(sampler: TransformersSampler, turns: Turns) -> list[Completion]:
+    done = []
+    for completion in sampler.sample(list(turns.asked), PARAMS, more=turns):
+        done.append(completion)
+        turns.add(completion)
+    return done
+
+
+def assert_as_asked_alone(sampler: TransformersSampler, turns: Turns, done: list[Completion]) -> None:
+    assert len(done) == sum(len(request.seeds) for request in turns.asked)
+    alone = {(c.request_index, c.sample_index): c for c in sampler.sample(turns.asked, PARAMS)}
+    for completion in done:
+        other = alone[completion.request_index, completion.sample_index]
+        assert (completion.prompt_ids, completion.token_ids) == (other.prompt_ids, other.token_ids)
+        torch.testing.assert_close(completion.logprobs, other.logprobs, atol=1e-4, rtol=0)
+
+
+@settings(max_examples=12, derandomize=True)
+@given(st.integers(0, 2**30), st.sampled_from((3, 7, 12, 40)), st.sampled_from((1, 4, 32)))
+def test_turns_that_join_are_those_that_are_asked_alone(tiny_model_dir, tiny_tokenizer, seed, rows, parked):
+    """However late they come, how many rows there are, and how long a row waits for them."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = [tiny_tokenizer.eos_token_id, *range(288, 312)]
+    sampler = TransformersSampler(Policy(model, tiny_tokenizer), max_batch_size=rows)
+    turns = Turns(random.Random(seed))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch, "PARKED_STEPS", parked)
+        done = answered(sampler, turns)
+    assert turns.joined
+    assert_as_asked_alone(sampler, turns, done)
+
+
+def test_of_a_turn_that_joins_only_what_is_new_is_computed(tiny_model, tiny_tokenizer):
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
+    shapes = []
+    tiny_model.get_input_embeddings().register_forward_hook(lambda module, args, out: shapes.append(args[0].shape))
+    turns = Turns(random.Random(0), turns=2)
+    done = answered(sampler, turns)
+    first = max(len(prompt) for prompt in PROMPTS) - 1
+    assert [shape[1] for shape in shapes].count(first) == 1
+    assert (
+        max(shape[1] for shape in shapes[1:]) <= 9 < first
+    )  # the newest token, and up to 9 of another's text without its last
+    assert_as_asked_alone(sampler, turns, done)
+
+
+def batch_of(sampler, tokenizer, *, rows, max_tokens, over):
+    """A batch that keeps rows unless (request, sample) is in `over`."""
+    cache = RowCache(sampler._policy, Workspace(make_slots(sampler._empty_prefix, rows=rows, columns=90)))
+    params = SamplingParams(max_tokens=max_tokens, min_tokens=max_tokens, stop=())
+    stops = StopStrings(tokenizer, (), vocab_size=320)
+    return batch.Batch(cache, params=params, eos=(), stops=stops, awaits=lambda key: key not in over)
+
+
+def question(sampler, index: int, prompt: list[int]) -> batch.Question:
+    return batch.Question(index, prompt, deque([(0, 3), (1, 4)]), *sampler._prefixes([prompt[:-1]]))
+
+
+def test_rows_that_nothing_comes_after_are_freed(tiny_model, tiny_tokenizer):
+    """As soon as it is known; the others wait for as many steps as are allowed."""
+    sampler, over, found = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), set(), []
+    with sampler._sampling():
+        rows = batch_of(sampler, tiny_tokenizer, rows=2, max_tokens=2, over=over)
+        rows.seat(question(sampler, 0, [7, 8, 9]))
+        rows.advance()
+        assert {completion.sample_index for completion in rows.advance()} == {0, 1}
+        assert (rows.live, rows.used) == (0, 2)
+        over.add((0, 0))
+        for _ in range(batch.PARKED_STEPS + 1):
+            found.append(rows.used)
+            rows.advance()
+    assert (found, rows.used) == ([2, *[1] * batch.PARKED_STEPS], 0)
+
+
+@torch.no_grad()
+def test_a_row_that_waits_may_be_moved_and_its_place_taken(tiny_model, tiny_tokenizer):
+    sampler, over = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), {(0, 0), (0, 1)}
+    with sampler._sampling():
+        rows = batch_of(sampler, tiny_tokenizer, rows=4, max_tokens=1, over=over)
+        rows.seat(question(sampler, 0, [7, 8, 9]))
+        rows.seat(question(sampler, 1, [60, 61, 62, 63]))
+        said = {completion.sample_index: completion for completion in rows.advance() if completion.request_index == 1}
+        rows.advance()
+        assert (rows.live, rows.used) == (0, 2)
+        rows.compact()
+        rows.seat(question(sampler, 2, [70, 71]))
+        ids = [*said[1].prompt_ids, *said[1].token_ids, 80, 81]
+        upcoming = deque([batch.Question(3, ids, deque([(0, 9)]), after=(1, 1))])
+        rows.resume(upcoming)
+        assert (rows.live, rows.used, len(upcoming)) == (3, 4, 0)
+        logits = rows.cache.forward()
+    for row, tokens in ((1, ids), (2, [70, 71]), (3, [70, 71])):
+        plain = tiny_model(input_ids=torch.tensor([tokens])).logits[0, -1]
+        torch.testing.assert_close(logits[row], plain, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["Mistral", "GPT2"])
+def test_models_with_a_window_or_a_table_of_positions(name, tiny_tokenizer):
+    """A sliding window: all is computed again. A table: padding is at none of its positions that are not there."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    own = {
+        "Mistral": {"intermediate_size": 64, "num_key_value_heads": 2, "sliding_window": 8},
+        "GPT2": {"n_positions": 96},
+    }
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=320, eos_token_id=0, bos_token_id=None, **sizes, **own[name]
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    sampler, turns = TransformersSampler(Policy(model, tiny_tokenizer)), Turns(random.Random(3))
+    assert_as_asked_alone(sampler, turns, answered(sampler, turns))
