@@ -2,9 +2,10 @@
 
     python benchmarks/episodes.py [--repeats 5]
 
-The random model of `sampling.py`, 64 questions x 4 episodes, 64 tokens of the policy in each: a turn ends at its last token, since any
-letter is a stop string there. The environment answers each turn but the last with about 10 tokens. Then 4 turns with a tool that takes 0.5 s in
-a tenth of the turns. The ways take turns within a repeat; prints the medians and their ratio to one turn without an environment.
+The random model of `sampling.py`, 64 questions x 4 episodes, 64 tokens of the policy in each: a turn ends at its last token, since
+any letter is a stop string there. The environment answers each turn but the last with one token, or with about 10, which cost what
+those of a prompt do. Then 4 turns with a tool that takes 0.5 s in a tenth of the turns. The ways take turns within a repeat; prints
+the medians and their ratio to one turn.
 """
 
 import argparse
@@ -35,14 +36,19 @@ import random, time
 from rlvr_cli.environments import Reply
 
 class Answers:
-    stop = tuple({string.printable!r})
+    stop = tuple({string.printable + chr(0xFFFD)!r})
+
+    text = "<out>3901</out>"
 
     def begin(self, example, seed):
         self.left, self.random = int(example.ground_truth) - 1, random.Random(seed)
 
     def answer(self, turn):
         self.left -= 1
-        return Reply("<out>3901</out>", role="tool", done=self.left < 0)
+        return Reply(self.text, role="tool", done=self.left < 0)
+
+class Short(Answers):
+    text = "7"
 
 class Slow(Answers):
     def answer(self, turn):
@@ -60,11 +66,12 @@ def main() -> None:
     torch.set_num_threads(1)
     questions = word_problems(QUESTIONS)
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "mine.py")
-        file.write_text(ANSWERS)
         random_model(folder, questions)
         policy = load_policy(folder, dtype="float32", device="cpu")
+        file = Path(folder, "mine.py")
+        file.write_text(ANSWERS)
         engine = TransformersSampler(policy)
+        short = EnvironmentPool(EnvironmentSpec(f"{file}:Short"), workers=2)
         quick = EnvironmentPool(EnvironmentSpec(f"{file}:Answers"), workers=2)
         slow = EnvironmentPool(EnvironmentSpec(f"{file}:Slow"), workers=arguments.workers)
 
@@ -72,7 +79,13 @@ def main() -> None:
             length = POLICY_TOKENS // turns
             params = SamplingParams(max_tokens=POLICY_TOKENS, min_tokens=length - 1, stop=())
             sampler = (
-                EpisodeSampler(engine, policy.tokenizer, pool, max_turns=turns, longest=lambda of_the_policy: 400)
+                EpisodeSampler(
+                    engine,
+                    policy.tokenizer,
+                    pool,
+                    max_turns=turns,
+                    longest=lambda of_the_policy: of_the_policy + 12 * turns,
+                )
                 if pool
                 else engine
             )
@@ -91,17 +104,17 @@ def main() -> None:
             ) if not seen else None
             return time.perf_counter() - started
 
-        ways = {"one turn, no environment": (1, None)} | {f"{n} turns": (n, quick) for n in (1, 2, 4, 8)}
-        ways["4 turns, slow tool"] = (4, slow)
+        ways = {f"{n} turns, a token each": (n, short) for n in (1, 2, 4, 8)} | {"no environment": (1, None)}
+        ways |= {"4 turns, 10 tokens each": (4, quick), "the same, slow tool": (4, slow)}
         times: dict[str, list[float]] = {name: [] for name in ways}
-        with closing(quick), closing(slow):
+        with closing(short), closing(quick), closing(slow):
             seen = False
             for repeat in range(arguments.repeats + 1):
                 for name, (turns, pool) in list(ways.items())[:: 1 if repeat % 2 else -1]:
                     seconds = play(turns, pool)
                     times[name] += [seconds] if repeat else []  # the first is not timed
                 seen = True
-    base = times["one turn, no environment"]
+    base = times["1 turns, a token each"]
     print("| way | seconds | of one turn |\n|---|--:|--:|")
     for name, found in times.items():
         ratio = statistics.median(a / b for a, b in zip(found, base, strict=True))

@@ -1124,7 +1124,7 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
     *mutations_of(
         "samplers/embedded/prefill.py",
         ("a row that goes on reads what others wrote into it", "(columns < end[:, None])", "(columns <= end[:, None])", JOINING),
-        ("a turn's new tokens have the places of the old ones", "positions = np.minimum(known[:, None] + np.arange(after)", "positions = np.minimum(0 * known[:, None] + np.arange(after)", JOINING),
+        ("a turn's new tokens have the places of the old ones", "known[:, None] + np.arange(after), lengths", "0 * known[:, None] + np.arange(after), lengths", JOINING),
     ),
     *mutations_of(
         "samplers/embedded/batch.py",

@@ -20,6 +20,7 @@ from rlvr_cli.samplers.stop_strings import StopStrings, response_text
 from rlvr_cli.types import Completion, FinishReason, SamplingParams
 
 PARKED_STEPS = 32  # how long a row waits for what comes after it; the cache has so many columns more
+RESUME_STEPS = 2  # between two passes for rows that go on: a row waits less than its share of another pass costs
 RESUMED_TOKENS = 32768  # whose keys and values are copied at a time when rows go on
 
 
@@ -137,6 +138,7 @@ class Batch:
                 be kept for a while; None: none comes.
         """
         self._awaits = awaits
+        self._resumed = -RESUME_STEPS  # the step before which rows went on last
         self._parked: dict[tuple[int, int], int] = {}  # (request index, sample index) of what ended -> row
         rows = len(cache.alive)
         self.cache, self._params = cache, params
@@ -173,9 +175,12 @@ class Batch:
 
     def resume(self, upcoming: deque[Question]) -> None:
         """Remove the questions that come after a row which is parked, and go on there, as many in a pass as it may hold."""
+        if not self._parked or (self.live and self.step - self._resumed < RESUME_STEPS):
+            return
         found = sorted((q for q in upcoming if q.after in self._parked), key=lambda q: len(q.prompt_ids))
         if not found:
             return
+        self._resumed = self.step
         others = [question for question in upcoming if question.after not in self._parked]
         upcoming.clear()
         upcoming.extend(others)

@@ -273,7 +273,7 @@ class TransformersSampler:
                         self._admit(batch, ready, upcoming)
                         done += batch.advance()
                         if done and due == math.inf:  # those that finish at almost the same time are yielded together
-                            due = time.monotonic() + _GATHER_SECONDS
+                            due = time.monotonic() + (0 if joining else _GATHER_SECONDS)
                 if cache.recording_failure:
                     self._note(f"Some steps run without CUDA graphs, which is slower: {cache.recording_failure}.")
                 yield from done
@@ -341,9 +341,12 @@ class TransformersSampler:
         return Workspace(slots, step=self._new_step(columns) if may_step else None, fixed=self._fixed)
 
     def _admit(self, batch: Batch, ready: deque[Question], upcoming: deque[Question]) -> None:
-        """Once a fifth of the rows is free, assign them to waiting samples; if too few wait, compact the live rows."""
+        """Go on in parked rows; once a fifth of the rows is free, assign them to waiting samples.
+
+        If too few wait, compact the rows that are used.
+        """
+        batch.resume(upcoming)
         if batch.live <= _COMPACT_BELOW * len(batch.cache.alive):
-            batch.resume(upcoming)
             while batch.free and (ready or upcoming):
                 if not ready:
                     ready.extend(self._prefill(upcoming, batch.free))

@@ -64,7 +64,8 @@ def extend(
     token = np.arange(-lengths.max(), 0) + lengths[:, None]
     order = np.where(token < known[:, None], first[:, None] - low + token, width + token - known[:, None])
     order, device = to_device(torch.from_numpy(order.clip(0)), policy.device), policy.device
-    positions = np.minimum(known[:, None] + np.arange(after), lengths[:, None] - 1)  # no padding beyond a table of positions
+    # Of padding they are not beyond those of the prompts, for which a model may have a table.
+    positions = np.minimum(known[:, None] + np.arange(after), lengths[:, None] - 1)
     place = {"rows": rows, "known": slice(low, high), "order": order, "column": column}
     policy.body(
         input_ids=to_device(torch.tensor([[*new, *[0] * (after - len(new))] for new in news]), device),
