@@ -1122,6 +1122,11 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
         ("graphs are recorded again in every call", "not spare.step.refresh(self._policy)", "True", f"{SAMPLED_ON_CUDA} -k next_call"),
     ),
     *mutations_of(
+        "samplers/parallel/process.py",
+        ("a sampling process gets no examples to play with", "asdict(request if self.plays_episodes else replace(request, example=None))", "asdict(replace(request, example=None))", f"{IN_A_RUN} processes_play"),
+    ),
+    Mutation("sampling processes play no episodes", "samplers/parallel/serve.py", "    if not episodes:\n", "    if True:\n", f"{IN_A_RUN} processes_play"),
+    *mutations_of(
         "samplers/embedded/prefill.py",
         ("a row that goes on reads what others wrote into it", "(columns < end[:, None])", "(columns <= end[:, None])", JOINING),
         ("a turn's new tokens have the places of the old ones", "known[:, None] + np.arange(after), lengths", "0 * known[:, None] + np.arange(after), lengths", JOINING),

@@ -224,8 +224,8 @@ def _spec(config: EpisodeOptions) -> EnvironmentSpec:
 
 
 def played(sampler: Sampler, config: EpisodeOptions, tokenizer: Any, pool: EnvironmentPool | None) -> Sampler:
-    """Return a sampler that plays episodes in the environment; without one, the sampler itself."""
-    if pool is None:
+    """Return a sampler that plays episodes in the environment; without one, or if it does so in its own process, the sampler itself."""
+    if pool is None or getattr(sampler, "plays_episodes", False):
         return sampler
     return EpisodeSampler(sampler, tokenizer, pool, max_turns=config.max_turns, longest=config.longest_response)
 

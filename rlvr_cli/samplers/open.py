@@ -5,8 +5,8 @@ What an engine needs is imported when it is opened, so that endpoints do without
 """
 
 import importlib.util
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,9 @@ class EngineSettings:
     sampler_urls: str = ""  # of vLLM servers, separated by commas
     weights_dir: str = ""
     takes_weights: bool = False  # whether the engine will get those of a trainer
+    episodes: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of a sampler in another process, see `config.shared.episodes`
     sleep_mode: bool = False  # make the engine's `sleep` give the device's memory back
 
     @property

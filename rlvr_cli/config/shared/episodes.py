@@ -1,6 +1,7 @@
 """Episodes: an environment that answers the policy, and how long an episode may be."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from rlvr_cli.config.parsing.options import LONGEST, flag, knob
 from rlvr_cli.config.shared.sampling import SamplingOptions
@@ -10,7 +11,6 @@ REFUSED = {  # options that cannot go with episodes, and why
     "chat": "a chat template's turns are not played yet; a prompt of your own (--prompt FILE) can ask for the tags",
     "thinking_budget": "both put text into a response",
     "base_url": "an episode goes on from token ids, which an endpoint does not report",
-    "async_steps": "what is sampled ahead is a single turn",
     "partial_rollout_tokens": "an episode is played in one step",
 }
 
@@ -49,6 +49,12 @@ class EpisodeOptions(SamplingOptions):
     def plays_episodes(self) -> bool:
         """Whether an environment answers the policy."""
         return bool(self.environment or self.tool)
+
+    @property
+    def episodes(self) -> dict[str, Any]:
+        """These options by name, for a sampler in another process; empty if nothing answers the policy."""
+        own = {f.name for f in fields(EpisodeOptions)} - {f.name for f in fields(SamplingOptions)}
+        return {name: getattr(self, name) for name in sorted(own)} if self.plays_episodes else {}
 
     def longest_response(self, max_tokens: int) -> int:
         """Tokens of the longest response, of which the policy samples `max_tokens` at most."""

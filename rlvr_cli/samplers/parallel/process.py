@@ -22,7 +22,7 @@ from rlvr_cli.models.policy import Policy
 from rlvr_cli.parallel.shared_tensors import SharedTensors
 from rlvr_cli.parallel.worker import Worker
 from rlvr_cli.samplers.weight_check import Probe, fixed_logprobs, verify_weights
-from rlvr_cli.types import Completion, Request, SamplingParams
+from rlvr_cli.types import Completion, Episode, Grade, Request, SamplingParams, Turn
 
 ENDED = (
     "Its own messages are above. Status -9 usually means that memory ran out: lower --max-batch-size, or use "
@@ -54,6 +54,7 @@ class SamplingProcess:
     Attributes:
         worker: the process.
         policy_version: of the weights that the process samples from.
+        plays_episodes: whether a request is answered with an episode, which needs its example.
         worked_seconds: how long the process worked on the requests of the last `sample`.
     """
 
@@ -69,6 +70,7 @@ class SamplingProcess:
         shared: SharedTensors | None = None,
     ) -> None:
         self.engine, self.policy_version, self.worked_seconds = engine, 0, 0.0
+        self.plays_episodes = bool(engine_options.get("episodes"))
         self._jobs: list[_Job] = []
         self._jobs_sent = 0  # number of jobs so far
         self._last_probe: Probe | None = None
@@ -189,7 +191,7 @@ class SamplingProcess:
             [
                 "sample",
                 self._jobs_sent,
-                [asdict(replace(request, example=None)) for request in requests],
+                [asdict(request if self.plays_episodes else replace(request, example=None)) for request in requests],
                 asdict(params),
             ]
         )
@@ -253,10 +255,21 @@ def sizes_of(weights: Mapping[str, Tensor]) -> list[list[Any]]:
 
 
 def _completion(fields: dict[str, Any]) -> Completion:
-    assert fields["turns"] is None, "an engine answers in one turn"
-    return Completion(**with_tuples(fields))
+    turns, episode, grade = fields["turns"], fields["episode"], fields["grade"]
+    return Completion(
+        **with_tuples(fields)
+        | {
+            "turns": tuple(Turn(*turn) for turn in turns) if turns is not None else None,
+            "episode": Episode(*map(_as_tuple, episode)) if episode is not None else None,
+            "grade": Grade(**grade) if grade is not None else None,
+        }
+    )
 
 
 def with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
     """Turn the lists of JSON into the tuples of the dataclasses."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    return {name: _as_tuple(value) for name, value in fields.items()}
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

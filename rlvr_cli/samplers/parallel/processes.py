@@ -28,6 +28,7 @@ class SamplingProcesses(SeveralSamplers[SamplingProcess]):
 
     def __init__(self, engine: str, engine_options: Mapping[str, Any], *, devices: Sequence[str]) -> None:
         self.engine, self.policy_version = engine, 0
+        self.plays_episodes = bool(engine_options.get("episodes"))  # see `process.SamplingProcess`
         self._options = dict(engine_options)
         self._numbers = {f"{number} ({device})": number for number, device in enumerate(devices)}
         self._devices, self._threads_each = devices, 0

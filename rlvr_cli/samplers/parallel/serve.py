@@ -6,8 +6,8 @@ Enters: messages of the parent. Leaves: completions, and log-probabilities that 
 import queue
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cache
 from multiprocessing.connection import Connection
@@ -15,17 +15,20 @@ from typing import Any
 
 import torch
 
+from rlvr_cli.config.shared.episodes import EpisodeOptions
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.models.identity import model_path
 from rlvr_cli.models.load import load_policy, use_few_threads
 from rlvr_cli.models.policy import Policy, trained_adapter
+from rlvr_cli.models.pretrained import load_tokenizer
 from rlvr_cli.parallel.shared_tensors import SharedTensors
 from rlvr_cli.parallel.worker import read, write
+from rlvr_cli.samplers.episodes import open_environment, played
 from rlvr_cli.samplers.open import EngineSettings, engine_kind
 from rlvr_cli.samplers.parallel.process import sizes_of, with_tuples
 from rlvr_cli.samplers.weight_check import fixed_logprobs
-from rlvr_cli.types import Request, Sampler, SamplingParams
+from rlvr_cli.types import Example, Request, Sampler, SamplingParams
 
 
 def serve(connection: Connection, *, weights: int, engine: str, **engine_options: Any) -> None:
@@ -38,9 +41,10 @@ def serve(connection: Connection, *, weights: int, engine: str, **engine_options
     channel, shared = _Channel(connection), SharedTensors(weights)
     try:
         sampler, policy_of = open_engine(engine, **engine_options)
-        channel.answers.put(["ready", {"notes": list(sampler.notes), "seeding": sampler.seeding}])
-        while True:
-            _answer(channel, shared, sampler, policy_of)
+        with playing(sampler, **engine_options) as sampler:
+            channel.answers.put(["ready", {"notes": list(sampler.notes), "seeding": sampler.seeding}])
+            while True:
+                _answer(channel, shared, sampler, policy_of)
     except RlvrError as error:
         channel.answers.put(["error", [error.problem, error.hint]])
         with suppress(EOFError):
@@ -92,7 +96,7 @@ def _answer(channel: _Channel, shared: SharedTensors, sampler: Sampler, policy_o
     match channel.receive():
         case "sample", number, requests, params:
             started = time.perf_counter()
-            asked = [Request(**with_tuples(request)) for request in requests]
+            asked = [_request(request) for request in requests]
             completions = sampler.sample(asked, SamplingParams(**with_tuples(params)))
             while number > channel.canceled_through and (completion := next(completions, None)):
                 channel.answers.put(["completion", asdict(completion)])
@@ -109,6 +113,24 @@ def _answer(channel: _Channel, shared: SharedTensors, sampler: Sampler, policy_o
                 shared.read(weights)
             sampler.load_weights(policy, version)
             channel.answers.put(["loaded", fixed_logprobs(policy)])
+
+
+def _request(fields: dict[str, Any]) -> Request:
+    example = Example(**fields["example"]) if fields["example"] is not None else None
+    return replace(Request(**with_tuples({**fields, "example": None})), example=example)
+
+
+@contextmanager
+def playing(
+    sampler: Sampler, *, model: str, episodes: Mapping[str, Any] | None = None, **others: Any
+) -> Iterator[Sampler]:
+    """Let the sampler play episodes, if there is an environment, in processes that end with the block."""
+    if not episodes:
+        yield sampler
+        return
+    config = EpisodeOptions(**with_tuples({**episodes}))
+    with open_environment(config, grader="") as pool:
+        yield played(sampler, config, load_tokenizer(model_path(model)), pool)
 
 
 def open_engine(

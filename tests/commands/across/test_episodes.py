@@ -186,7 +186,6 @@ def test_queries_count_turns_and_tools(folder, forks):
         (EvalConfig, {"chat": True}, "--chat and episodes exclude each other"),
         (EvalConfig, {"thinking_budget": "8"}, "--thinking-budget and episodes exclude each other"),
         (EvalConfig, {"base_url": "http://localhost:1/v1", "model": "m"}, "--base-url and episodes exclude each other"),
-        (GrpoConfig, {"async_steps": 1}, "--async-steps and episodes exclude each other"),
         (GrpoConfig, {"partial_rollout_tokens": 256}, "--partial-rollout-tokens and episodes exclude each other"),
     ],
 )
@@ -212,6 +211,34 @@ def test_a_check_finds_an_episode_whose_turns_do_not_fit(folder, monkeypatch):
         run.commit_rollouts("eval", 0, [replace(row, run_id="broken", response_mask=row.response_mask[::-1])])
     (problem,) = [p for p in check_run(folder / "broken").problems if "episode" in p]
     assert "has an episode whose turns do not fit: the mask does not fit the turn of" in problem
+
+
+def played(folder, name, **given):
+    """GRPO as in `folder`. Returns its training rows, and the notes of its sampler."""
+    options = COMMON | TRAINED | given
+    grpo.run(GrpoConfig(**options, environment=f"{folder}/mine.py:Sums", runs_dir=str(folder), run=name))
+    return rows_of(folder / name, phase="train"), read_run(folder / name).metadata["sampler"]["notes"]
+
+
+def test_processes_play_episodes_with_environments_of_their_own(folder, forked):
+    """The same ones as the trainer's own sampler; none of them waits for all others."""
+    rows, notes = played(folder, "processes", samplers=2, n_grpo_steps=1)
+    said = ("example_id", "sample_index", "prompt_ids", "response_ids", "response_mask", "turns", "reward")
+    own = [row for row in rows_of(folder / "grpo", phase="train") if row["step"] == 0]
+    assert [[row[name] for name in said] for row in rows] == [[row[name] for name in said] for row in own]
+    assert any(row["episode"]["num_turns"] > 1 for row in rows)
+    assert not any("slow tool" in note for note in notes)
+
+
+def test_episodes_are_played_ahead(folder, forked):
+    """With weights one batch old, in the process that samples while the trainer trains."""
+    rows, _ = played(folder, "ahead", async_steps=1)
+    assert {row["step"]: row["policy_version"] for row in rows} == {0: 0, 1: 0, 2: 1}
+    assert any(row["episode"]["num_turns"] > 1 for row in rows if row["step"] == 2)
+    assert (check_run(folder / "ahead").problems, replay_run(read_stored(folder / "ahead"), most=None).problems) == (
+        [],
+        [],
+    )
 
 
 def test_options_without_an_environment_have_no_effect():
