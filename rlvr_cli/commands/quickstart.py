@@ -22,6 +22,7 @@ from rlvr_cli.analysis.statistics.estimators import share_interval
 from rlvr_cli.config.quickstart import QuickstartConfig
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.process import STOP_SIGNALS
+from rlvr_cli.rollouts.metrics import AVERAGED, generation_metrics
 from rlvr_cli.runs.readers import RUN_NAME, read_rollouts
 from rlvr_cli.runs.storage.files import os_errors_as_user_errors
 from rlvr_cli.terminal import console, tables
@@ -93,11 +94,10 @@ def run(config: QuickstartConfig) -> None:
     console.say(f"\ncurves         {runs / f'{name}-grpo' / PICTURE}")
     rows = []
     for stage, suffix in task.stages.items():
-        table = read_rollouts(runs / f"{name}-{suffix}", columns=["reward", "format_reward", "num_response_tokens"])
-        rewards, formats, lengths = (table[column].to_pylist() for column in table.column_names)
-        correct, n = sum(reward or 0 for reward in rewards), len(rewards)
-        low, high = share_interval(correct / n, n)
-        rows.append((stage, correct / n, low, high, sum(f or 0 for f in formats) / n, sum(lengths) / n))
+        averages = generation_metrics(read_rollouts(runs / f"{name}-{suffix}", columns=[*AVERAGED]).to_pylist())
+        n = round(averages["reward/samples"])
+        low, high = share_interval(averages["reward/mean"], n)
+        rows.append((stage, averages["reward/mean"], low, high, averages["reward/format"], averages["length/mean"]))
     tables.print_table(("model", "held_out_reward", "low", "high", "format_reward", "mean_tokens"), rows)
     rise = rows[2][1] - rows[1][1]
     console.say(

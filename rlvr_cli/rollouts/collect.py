@@ -131,8 +131,7 @@ class _Collector:
                     )
                 )
             if self.progress is not None:
-                tokens = sum(c.num_tokens for c, _, _ in batch)
-                self.progress.advance(len(batch), **progress_signals(self.graded[-len(batch) :], tokens=tokens))
+                self.progress.advance(len(batch), **progress_signals(self.graded[-len(batch) :]))
 
     def commit(self) -> None:
         """Commit the graded rollouts."""
@@ -167,12 +166,12 @@ class _Collector:
             raise errors[0]
 
     def cost(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Return the tokens of these rollouts, and the seconds since the last call."""
+        """Return the tokens that the policy sampled of these rollouts, and the seconds since the last call."""
         waited = self.grading.waiting_seconds
         waiting, worked = time.monotonic() - self._started - waited, self.sampler.worked_seconds
         if worked is None or not self._sampled:  # before the end, it is that of earlier requests
             worked = waiting
-        now = SamplingStats(sum(r.num_response_tokens for r in rollouts), worked, waiting, waited)
+        now = SamplingStats(sum(r.num_policy_tokens for r in rollouts), worked, waiting, waited)
         cost = (now - replace(self._counted, tokens=0)).cost
         self._counted = now
         return cost

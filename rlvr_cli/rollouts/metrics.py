@@ -19,7 +19,7 @@ AVERAGED = (
 
 @dataclass(frozen=True)
 class SamplingStats:
-    """The tokens and seconds spent on collecting rollouts."""
+    """The tokens that the policy sampled, and the seconds spent on collecting rollouts."""
 
     tokens: int = 0
     sampling_seconds: float = 0.0  # work of the engine
@@ -92,11 +92,11 @@ def generation_metrics(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return means | {"reward/samples": float(samples), "reward/grade_errors": float(errors)}
 
 
-def progress_signals(rollouts: Sequence[Rollout], *, tokens: int) -> dict[str, float]:
+def progress_signals(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return {
         "reward": mean_or_none(r.reward or 0.0 for r in rollouts) or 0.0,
         "truncated": mean_or_none(r.finish_reason == "length" for r in rollouts) or 0.0,
-        "tokens": float(tokens),
+        "tokens": float(sum(r.num_policy_tokens for r in rollouts)),
     }
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from factories import a_rollout
+from factories import a_rollout, an_episode
 from rlvr_cli.analysis.statistics.estimators import (
     best_at_k,
     effective_number,
@@ -89,6 +89,13 @@ def test_one_sample_per_question(greedy):
     assert s.failure_kinds == (("grade_error: timeout", 1), ("truncated", 1), ("wrong_answer", 1))
     assert (s.mean_tokens, s.mean_tokens_correct, s.mean_tokens_wrong) == (40.0, 15.0, pytest.approx(170 / 3))
     assert (s.truncated_share, s.mean_entropy, s.mean_logprob, s.tokens_per_second) == (0.2, 0.7, -1.0, 12.5)
+
+
+def test_lengths_are_of_what_the_policy_wrote(tmp_path):
+    rows = [an_episode(4, 30, 2, run_id="e"), an_episode(10, run_id="e", example_id="q1", reward=0.0)]
+    s = summarize(make_run(tmp_path, "e", rows))
+    assert (s.mean_tokens, s.mean_tokens_correct, s.mean_tokens_wrong) == (8.0, 6.0, 10.0)
+    assert s.categories[0].mean_tokens == 8.0
 
 
 def test_several_samples_per_question(sampled):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.types import Candidate, Regrade, Rollout, Segment
+from rlvr_cli.types import Candidate, Episode, Regrade, Rollout, Segment, Turn
 
 _ROLLOUT = {
     "run_id": "r",
@@ -87,6 +87,30 @@ _CANDIDATE: dict[str, Any] = {
 def a_rollout(**changes: Any) -> Rollout:
     """Return an evaluation rollout with a correct answer, with the given fields changed."""
     return Rollout(**{**_ROLLOUT, **changes})
+
+
+def an_episode(*lengths: int, turn_rewards: tuple[float | None, ...] | None = None, **changes: Any) -> Rollout:
+    """Return an episode of these numbers of tokens, in turn of the policy and of an environment; the ids count from 2.
+
+    Args:
+        turn_rewards: of the environment, which then gave the reward, their sum.
+    """
+    ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
+    roles = ["environment" if i % 2 else "policy" for i in range(len(lengths))]
+    turns = tuple(Turn(role, end - n, end) for role, end, n in zip(roles, ends, lengths, strict=True))
+    mask = tuple(role == "policy" for role, n in zip(roles, lengths, strict=True) for _ in range(n))
+    num_turns = roles.count("policy")
+    episode = Episode(num_turns, sum(mask), "policy", num_turns - 1, 0, 0, 0.0, turn_rewards, 0, 1)
+    given = {} if turn_rewards is None else {"reward": sum(r or 0.0 for r in turn_rewards), "grader": "environment"}
+    own = {
+        "response_ids": tuple(range(2, 2 + len(mask))),
+        "sampled_logprobs": tuple(-1.0 if own else 0.0 for own in mask),
+        "num_response_tokens": len(mask),
+        "response_mask": mask if len(turns) > 1 else None,
+        "turns": turns if len(turns) > 1 else None,
+        "episode": episode,
+    }
+    return a_rollout(**{**own, **given, **changes})
 
 
 def a_candidate(**changes: Any) -> Candidate:

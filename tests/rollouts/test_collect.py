@@ -131,6 +131,7 @@ def test_a_row_has_the_tokens_that_an_environment_wrote(tmp_path, pool):
 
     with RunDir.create(tmp_path, "eval", metadata={}) as run:
         collect(run, InTurns(), pool)
+        assert run.cost("eval", 0)["tokens"] == 24, "those that the policy sampled"
     rollouts = to_rollouts(read_rollouts(run.path))
     assert {(r.response_mask, r.turns, r.mean_logprob) for r in rollouts} == {((True, False, True), turns, -1.0)}
     with open_runs([read_run(run.path)]) as database:

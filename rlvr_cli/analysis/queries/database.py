@@ -83,6 +83,10 @@ CASE
 END
 """
 _DATASET_COLUMNS: tuple[str, ...] = ("id", "question", "ground_truth")
+# A response's length is that of what the policy wrote, also in an episode (`Rollout.num_policy_tokens`).
+_POLICY_TOKENS = (
+    "CREATE MACRO policy_tokens(episode, tokens) AS coalesce(struct_extract(episode, 'num_policy_tokens'), tokens)"
+)
 # The interval of a share, as in `estimators.share_interval`; n is the effective number of trials.
 _MACROS = """
     CREATE MACRO share_center(share, n) AS (share * n + 1.959963984540054 ** 2 / 2) / (n + 1.959963984540054 ** 2);
@@ -411,6 +415,7 @@ def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunInf
     connection.execute("SET parquet_metadata_cache = true")
     connection.execute(_WHY_GRADED)
     connection.execute(_MACROS)
+    connection.execute(_POLICY_TOKENS)
     sampled = {
         "rollouts": (Rollout, [p for r in runs for p in r.parts]),
         "segments": (Segment, [p for r in runs for p in r.segments]),

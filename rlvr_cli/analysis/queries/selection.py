@@ -182,7 +182,7 @@ def read_samples(
         )
     response = "response" if rules.names else "''"
     sql = (
-        f"SELECT {_KEY}, md5(prompt), coalesce({condition}, false), {_RIGHT}, num_response_tokens,"
+        f"SELECT {_KEY}, md5(prompt), coalesce({condition}, false), {_RIGHT}, policy_tokens(episode, num_response_tokens),"
         f" finish_reason <> 'length' AND NOT {_BLANK} AND {_ONE_VOICE}, {_SAME}, {response}"
         f" FROM rollouts WHERE {_CHOSEN}"
     )

@@ -29,7 +29,8 @@ SELECT
     g.reward IS NULL AS new_error,
     coalesce(r.reward > 0.5 AND NOT isnan(r.reward), false) AS old,
     coalesce(g.reward > 0.5 AND NOT isnan(g.reward), false) AS new,
-    CASE WHEN $buffer > 0 THEN least(greatest((num_response_tokens - $max_tokens) / $buffer + 1, 0), 1) ELSE 0 END AS overlong,
+    policy_tokens(episode, num_response_tokens) AS tokens,
+    CASE WHEN $buffer > 0 THEN least(greatest((tokens - $max_tokens) / $buffer + 1, 0), 1) ELSE 0 END AS overlong,
     coalesce(r.reward, 0) AS old_reward,
     coalesce(r.length_term, 0) + coalesce(r.language_term, 0) - overlong AS other_terms,
     coalesce(r.reward, 0) + $format_weight * coalesce(r.format_reward, 0) + other_terms AS old_return,
@@ -114,7 +115,7 @@ def compare_grades(run: RunInfo, *, grader: str, phase: PhaseChoice) -> list[Tab
 
     A grade that failed counts as wrong, and as an error. The advantages are computed as in the run's own objective: with or
     without a baseline, and of shaped rewards, whose length and language terms are as they were; groups that dynamic sampling
-    has dropped are left out.
+    has dropped are left out. With --credit turn they are those of a response's first turn, which has all of its reward before it.
 
     Raises:
         RlvrError: the run cannot be read.

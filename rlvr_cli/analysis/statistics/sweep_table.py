@@ -182,7 +182,10 @@ _COST = """
         coalesce((SELECT max(step) FROM rollouts r WHERE r.run_id = runs.run_id AND phase = 'eval'), 0),
         wall_seconds / 60,
         coalesce(
-            (SELECT sum(num_response_tokens) FROM rollouts r WHERE r.run_id = runs.run_id AND (phase = 'train' OR command = 'eval')),
+            (
+                SELECT sum(policy_tokens(episode, num_response_tokens)) FROM rollouts r
+                WHERE r.run_id = runs.run_id AND (phase = 'train' OR command = 'eval')
+            ),
             (SELECT sum(value) FROM metrics m WHERE m.run_id = runs.run_id AND phase = 'train' AND name = 'update/tokens')
         )
     FROM runs

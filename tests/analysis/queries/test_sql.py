@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factories import a_candidate, a_rollout
+from factories import a_candidate, a_rollout, an_episode
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.statistics.estimators import best_at_k, pass_at_k, share_interval, share_of
@@ -561,6 +561,36 @@ def test_queries_of_two_runs_keep_them_apart(ask):
     assert columns(ask("lengths", runs), "run_id", "responses", "samples") == [
         ("one", "correct", 1), ("one", "wrong", 1), ("two", "correct", 2),
     ]  # fmt: skip
+
+
+def test_the_length_of_an_episode_is_that_of_what_the_policy_wrote(ask):
+    """Two episodes of 4 + 2 tokens of the policy, with 30 of the environment between; and a response of 10 tokens."""
+    said = an_episode(4, 30, 2)
+    names = ("response_ids", "sampled_logprobs", "num_response_tokens", "response_mask", "turns", "episode")
+    own = {name: getattr(said, name) for name in names}
+    rows = [row("x", **own), row("y", **own, reward=0.0), row("z", reward=0.0)]
+    columns_of_lengths = ("responses", "mean", "p50", "longest")
+    assert columns(ask("lengths", rows), *columns_of_lengths) == [("correct", 6, 6, 6), ("wrong", 8, 8, 10)]
+    assert [r["mean_tokens"] for r in ask("categories", rows)] == [6, 8]
+    assert [r["mean_tokens"] for r in ask("failure_kinds", rows)] == [8]
+    bins = ask("length_histogram", rows, bins=2)
+    assert columns(bins, "from_tokens", "correct", "wrong") == [(0, 0, 0), (6, 1, 2)]
+    config = {
+        "loss_type": "grpo_clip",
+        "use_std_normalization": False,
+        "length_normalization": "masked_mean",
+        "sampling_max_tokens": 64,
+    }
+    found = ask(
+        "objective",
+        {"o": rows},
+        metadata={"o": {"config": config | {"overlong": "none"}}},
+        phase="eval",
+        kind="correctness",
+    )
+    assert columns(found, "bucket", "tokens") == [("wrong", 8), ("correct", 6)]
+    with pytest.raises(RlvrError, match="t has --credit turn: its advantages are of turns, not of responses"):
+        ask("objective", {"t": rows}, metadata={"t": {"config": config | {"credit": "turn"}}}, phase="eval")
 
 
 def test_length_histogram_has_its_empty_bins(ask):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from factories import a_rollout
+from factories import a_rollout, an_episode
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.statistics.estimators import share_interval
 from rlvr_cli.analysis.statistics.sweep_table import (
@@ -117,7 +117,11 @@ def test_what_the_tokens_of_an_arm_count(tmp_path, command, metrics, sampled, to
     with RunDir.create(tmp_path, command, name="r", metadata={}) as run:
         run.commit_metrics(0, "train", metrics)
         for phase, count in (("train", sampled), ("eval", 3)):
-            rows = [a_rollout(run_id="r", phase=phase, example_id=f"q{i}", num_response_tokens=7) for i in range(count)]
+            own = [{"run_id": "r", "phase": phase, "example_id": f"q{i}"} for i in range(count)]
+            rows = [
+                an_episode(4, 30, 3, **own[i]) if i else a_rollout(num_response_tokens=7, **own[i])
+                for i in range(count)
+            ]
             if rows:
                 run.commit_rollouts(phase, 0, rows)
     with open_runs([read_run(tmp_path / "r")]) as database:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from checks import findings
-from factories import a_rollout
+from factories import a_rollout, an_episode
 from forks import Done
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
@@ -218,6 +218,17 @@ def test_groups_that_dynamic_sampling_dropped_are_not_counted(made, grader):
         "lost their signal": 1,
         "an advantage changed its sign (+, 0 or -)": 2,
     }
+
+
+def test_what_an_environment_said_is_not_punished(tmp_path):
+    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run:
+        own = {"run_id": "r", "phase": "train", "advantage": 0.0}
+        run.commit_rollouts("train", 0, [an_episode(4, n, 2, sample_index=i, **own) for i, n in enumerate((1, 30))])
+    call(run.path, grader="r1_zero")
+    config = {"loss_type": "grpo_clip", "overlong": "soft_punish", "sampling_max_tokens": 10, "overlong_buffer": 4}
+    info = read_run(run.path)
+    tables = compare_grades(replace(info, metadata={**info.metadata, "config": config}), grader="r1_zero", phase="all")
+    assert tables[-1].rows[1][:2] == ("signal before", 0)
 
 
 def test_the_signs_are_those_within_the_group(tmp_path):

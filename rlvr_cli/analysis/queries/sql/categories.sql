@@ -34,7 +34,7 @@ WITH latest AS (
         count(*) AS samples,
         count(*) / sum(count(*)) OVER (PARTITION BY run_id) AS share,
         avg(coalesce(reward, 0)) AS mean_reward,
-        avg(num_response_tokens) AS mean_tokens,
+        avg(policy_tokens(episode, num_response_tokens)) AS mean_tokens,
         avg((finish_reason = 'length')::INT) AS truncated_share
     FROM chosen
     GROUP BY run_id, step, category

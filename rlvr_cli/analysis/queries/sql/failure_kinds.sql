@@ -14,7 +14,7 @@ WITH latest AS (
         THEN coalesce(failure_kind, 'grade_error: ' || grade_error, 'unknown') END AS failure_kind,
         bool_or(reward IS NULL) AS ungraded,
         count(*) AS samples,
-        avg(num_response_tokens) AS mean_tokens,
+        avg(policy_tokens(episode, num_response_tokens)) AS mean_tokens,
         avg((finish_reason = 'length')::INT) AS truncated_share
     FROM rollouts JOIN latest USING (run_id)
     WHERE phase = $phase AND rollouts.step = coalesce($step::BIGINT, latest.step)

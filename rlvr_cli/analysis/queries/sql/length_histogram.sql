@@ -7,7 +7,9 @@
 WITH latest AS (
     SELECT run_id, max(step) AS step FROM rollouts WHERE phase = $phase GROUP BY run_id
 ), chosen AS (
-    SELECT run_id, rollouts.step, num_response_tokens AS tokens, coalesce(reward > 0.5 AND NOT isnan(reward), false) AS correct
+    SELECT
+        run_id, rollouts.step, policy_tokens(episode, num_response_tokens) AS tokens,
+        coalesce(reward > 0.5 AND NOT isnan(reward), false) AS correct
     FROM rollouts JOIN latest USING (run_id)
     WHERE phase = $phase AND rollouts.step = coalesce($step::BIGINT, latest.step)
 ), width AS (

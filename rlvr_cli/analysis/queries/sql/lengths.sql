@@ -12,10 +12,10 @@ SELECT
         ELSE 'wrong'
     END AS responses,
     count(*) AS samples,
-    avg(num_response_tokens) AS mean,
-    quantile_cont(num_response_tokens, 0.5) AS p50,
-    quantile_cont(num_response_tokens, 0.95) AS p95,
-    max(num_response_tokens) AS longest,
+    avg(policy_tokens(episode, num_response_tokens)) AS mean,
+    quantile_cont(policy_tokens(episode, num_response_tokens), 0.5) AS p50,
+    quantile_cont(policy_tokens(episode, num_response_tokens), 0.95) AS p95,
+    max(policy_tokens(episode, num_response_tokens)) AS longest,
     avg((finish_reason = 'length')::INT) AS truncated_share
 FROM rollouts
 WHERE phase = coalesce($phase::VARCHAR, phase)

@@ -29,7 +29,8 @@ WITH choices AS (
             (config ->> 'sampling_max_tokens')::DOUBLE
         ) AS constant,
         (config ->> 'advantage_eps')::DOUBLE AS eps,
-        config ->> 'overlong' AS overlong
+        config ->> 'overlong' AS overlong,
+        config ->> 'credit' AS credit
     FROM runs, (VALUES (true), (false)) AS sides (own)
 ), checked AS (
     SELECT
@@ -45,15 +46,16 @@ WITH choices AS (
                 'reinforce_with_baseline', 'grpo_no_clip', 'grpo_clip', 'gspo', 'cispo', 'kimi'
             ) THEN 'loss_type is no_baseline, or any with a baseline, such as grpo_clip'
             WHEN own_length IS NULL THEN run_id || ' is no run of GRPO'
+            WHEN credit = 'turn' THEN run_id || ' has --credit turn: its advantages are of turns, not of responses'
         END AS problem
     FROM choices
 ), samples AS (
     SELECT
-        run_id, step, example_id, sample_index, num_response_tokens AS tokens, finish_reason = 'length' AS is_cut,
+        run_id, step, example_id, sample_index, policy_tokens(episode, num_response_tokens) AS tokens, finish_reason = 'length' AS is_cut,
         coalesce(shaped_reward, reward, 0) AS reward,
         coalesce(reward > 0.5 AND NOT isnan(reward), false) AS correct
     FROM rollouts
-    WHERE phase = $phase AND num_response_tokens > 0
+    WHERE phase = $phase AND policy_tokens(episode, num_response_tokens) > 0
 ), grouped AS (
     SELECT
         *,

@@ -12,7 +12,7 @@ SELECT
     coalesce(reward > 0.5 AND NOT isnan(reward), false) AS correct,
     failure_kind,
     nullif(trim(extracted_answer), '') AS answer,
-    num_response_tokens AS tokens,
+    policy_tokens(episode, num_response_tokens) AS tokens,
     finish_reason = 'length' AS truncated,
     CASE WHEN NOT isnan(mean_logprob) THEN mean_logprob END AS logprob,
     mean_entropy AS entropy
