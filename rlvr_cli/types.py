@@ -68,7 +68,7 @@ class Episode(NamedTuple):
     tool_errors: Int32  # calls that failed, and were answered so
     forged: Int32  # answers of the environment that the policy wrote itself
     environment_seconds: float  # that the environment took to answer
-    turn_rewards: tuple[Float32 | None, ...] | None  # of each turn of the policy; None: the environment gives none
+    turn_rewards: tuple[float | None, ...] | None  # of each turn of the policy; None: the environment gives none
     # The last turn of the policy, which the grader reads: these characters of `response`.
     graded_from: Int32
     graded_to: Int32
@@ -239,6 +239,9 @@ class Rollout:
     grade_error_detail: Annotated[str | None, Since(3)] = None
     candidate: Annotated[Candidate | None, Since(4)] = None  # of `rlvr discover`
     episode: Annotated[Episode | None, Since(5)] = None  # of --environment
+    # One per turn of the policy (--credit turn): the advantage of its tokens; `advantage` is then their mean over the policy's tokens.
+    # None: all of the policy's tokens have `advantage`.
+    turn_advantages: Annotated[tuple[float, ...] | None, Since(5)] = None
 
     @property
     def num_policy_tokens(self) -> int:
@@ -246,6 +249,12 @@ class Rollout:
         if self.response_mask is None:
             return self.num_response_tokens
         return sum(self.response_mask)
+
+    @property
+    def policy_turns(self) -> list[Turn]:
+        """The turns of the policy, in order."""
+        turns = self.turns or (Turn("policy", 0, len(self.response_ids)),)
+        return [turn for turn in turns if turn.role == "policy"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,10 @@ from rlvr_cli.models.tokens.tokenization import Batch, pad_id_of
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
 from rlvr_cli.training.checks import UpdateChecks
-from rlvr_cli.training.credit.advantages import batch_normalized, group_advantages
+from rlvr_cli.training.credit.advantages import GroupOptions, batch_normalized, group_advantages
 from rlvr_cli.training.credit.groups import group_metrics
 from rlvr_cli.training.credit.shaping import reward_terms, rewards_of
+from rlvr_cli.training.credit.turns import with_turn_advantages
 from rlvr_cli.training.loop import RolloutLoop, RolloutSource, rollout_loop
 from rlvr_cli.training.losses.chosen import own_loss_facts, policy_gradient_loss, policy_gradient_objective
 from rlvr_cli.training.losses.policy_gradient import LOSSES, Loss
@@ -58,7 +59,12 @@ def run(config: GrpoConfig) -> None:
             group_size=config.group_size,
             order=config.question_order,
             credit=partial(credit, config, loss=loss),
-            measure=partial(group_metrics, group_size=config.group_size, shaped=config.shapes_rewards),
+            measure=partial(
+                group_metrics,
+                group_size=config.group_size,
+                shaped=config.shapes_rewards,
+                by_turn=config.credit == "turn",
+            ),
         )
         train(config, trainer, choose_source(config, sampling), loss=loss)
     report_end(trainer, output=config.format)
@@ -99,7 +105,7 @@ def train(config: GrpoConfig, trainer: Trainer, source: RolloutSource, *, loss: 
 
 
 def credit(config: GrpoConfig, rollouts: Sequence[Rollout], *, loss: Loss, number: int) -> list[Rollout]:
-    """Return the rollouts with their shaped rewards, the terms of these, and their advantages.
+    """Return the rollouts with their shaped rewards, the terms of these, and their advantages, or those of their turns.
 
     The advantage is the shaped reward itself for a loss with `raw_rewards`. With --std-normalization batch it is only centered: the
     batch, over which its standard deviation is taken (`training_batch`), is complete later.
@@ -110,17 +116,16 @@ def credit(config: GrpoConfig, rollouts: Sequence[Rollout], *, loss: Loss, numbe
     """
     terms = reward_terms(rollouts, config, number=number)
     shaped = sum(terms.values(), rewards_of(rollouts))
-    advantages = shaped
-    if not loss.raw_rewards:
-        advantages = group_advantages(
-            shaped,
-            group_size=config.group_size,
-            advantage_eps=config.advantage_eps,
-            normalize_by_std=config.std_over == "group",
-        )
+    how: GroupOptions = {
+        "group_size": config.group_size,
+        "advantage_eps": config.advantage_eps,
+        "normalize_by_std": config.std_over == "group",
+    }
+    advantages = shaped if loss.raw_rewards else group_advantages(shaped, **how)
     columns = {"shaped_reward": shaped, "advantage": advantages, **terms}
     values = zip(*(tensor.tolist() for tensor in columns.values()), strict=True)
-    return [replace(r, **dict(zip(columns, row, strict=True))) for r, row in zip(rollouts, values, strict=True)]
+    credited = [replace(r, **dict(zip(columns, row, strict=True))) for r, row in zip(rollouts, values, strict=True)]
+    return with_turn_advantages(credited, **how) if config.credit == "turn" else credited
 
 
 def training_batch(

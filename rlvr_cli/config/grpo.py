@@ -15,6 +15,7 @@ StdNormalization = Literal["group", "batch", "none"]
 KlType = Literal["k3", "k2", "unbiased"]
 ImportanceCorrection = Literal["auto", "none", "truncated", "masked"]
 QuestionOrder = Literal["shuffled", "file", "prioritized"]
+CreditUnit = Literal["episode", "turn"]
 PRECEDENCE = {"flag": 3, "config": 2, "preset": 1}  # of the sources of options, by their first words
 Overlong = Literal["none", "mask", "soft_punish"]
 LatinLanguage = Literal["de", "en", "es", "fr", "it", "nl", "pt"]
@@ -99,6 +100,11 @@ class GrpoConfig(EvaluationSamplingOptions, TrainingConfig):
     )
     advantage_eps: float = knob(
         1e-6, "Added to the standard deviation that divides the advantages.", group="Algorithm", at_least=0
+    )
+    credit: CreditUnit = knob(
+        "episode",
+        "Advantages in an episode: one for all tokens of the policy (episode), or one for each turn, of the rewards from that turn on (turn).",
+        group="Algorithm",
     )
     cliprange: float | None = knob(
         None,
@@ -291,6 +297,8 @@ class GrpoConfig(EvaluationSamplingOptions, TrainingConfig):
             )
         if self.partial_rollout_tokens:
             self._check_partial_rollouts()
+        if self.credit == "turn":
+            self._check_turns()
         self._check_effects()
 
     def _check_partial_rollouts(self) -> None:
@@ -310,6 +318,20 @@ class GrpoConfig(EvaluationSamplingOptions, TrainingConfig):
                 raise RlvrError(
                     f"{flag(name)} and --partial-rollout-tokens exclude each other: {why}.", "Leave one of them out."
                 )
+
+    def _check_turns(self) -> None:
+        """Raise RlvrError for options that do not go with --credit turn."""
+        if not self.plays_episodes:
+            raise RlvrError(
+                "--credit turn has no effect without --environment or --tool: a response is then one turn.",
+                "Add one of them, or use --credit episode.",
+            )
+        if self.std_over == "batch":
+            raise RlvrError(
+                "--credit turn and --std-normalization batch exclude each other: turns are compared with those of the same number in their "
+                "group, and early and late ones have different deviations.",
+                "Use --std-normalization group or none.",
+            )
 
     def _check_effects(self) -> None:
         """Raise RlvrError for an option of the command line that the others leave without effect."""

@@ -82,6 +82,22 @@ def advantages(rewards: Sequence[float], options: Mapping[str, Any]) -> list[flo
     return [d / (math.sqrt(variance) + options["advantage_eps"]) for d in deviations]
 
 
+def turn_returns(turn_rewards: Sequence[float]) -> list[float]:
+    """The sum of the rewards of an episode's turns, from each turn on."""
+    return [math.fsum(turn_rewards[turn:]) for turn in range(len(turn_rewards))]
+
+
+def turn_advantages(returns: Sequence[Sequence[float]], options: Mapping[str, Any]) -> list[list[float]]:
+    """The advantages of the turns of one group's episodes: each compared with those that come as late in their episode."""
+    found = [[0.0] * len(of_episode) for of_episode in returns]
+    for turn in range(max(map(len, returns))):
+        there = [episode for episode in range(len(returns)) if len(returns[episode]) > turn]
+        compared = advantages([returns[episode][turn] for episode in there], options)
+        for episode, advantage in zip(there, compared, strict=True):
+            found[episode][turn] = advantage
+    return found
+
+
 def std_over(options: Mapping[str, Any]) -> str:
     """Over what the standard deviation is taken: group, batch or none."""
     return options["std_normalization"] or ("group" if options["use_std_normalization"] else "none")
@@ -112,7 +128,7 @@ def policy_gradient_loss(
     options: Mapping[str, Any],
     *,
     learned: Tensor,
-    advantage: float,
+    advantage: Tensor | float,
     old: Tensor,
     sampled: Tensor,
     reference: Tensor | None,
@@ -123,6 +139,7 @@ def policy_gradient_loss(
     Args:
         new: (tokens,) log-probabilities under the policy being trained.
         learned: (tokens,) bool, which of them the loss counts.
+        advantage: (tokens,), or the same for all.
         options: of `rlvr grpo`.
         old, sampled, reference: (tokens,) log-probabilities of the policy before the first update on the batch, of the
             sampler, and of the first weights.
@@ -189,7 +206,7 @@ def task_advantages(rewards: Sequence[float]) -> list[float]:
 
 
 def distillation_loss(
-    student: Tensor, teacher: Tensor, tokens: Tensor, options: Mapping[str, Any], *, advantage: float
+    student: Tensor, teacher: Tensor, tokens: Tensor, options: Mapping[str, Any], *, advantage: Tensor | float
 ) -> Tensor:
     """The loss of each token of a response.
 
@@ -197,7 +214,7 @@ def distillation_loss(
         student, teacher: (tokens, vocabulary) logits over the temperature; the vocabularies may have different sizes.
         tokens: (tokens,) the sampled ones.
         options: of `rlvr distill`.
-        advantage: of the response among its group.
+        advantage: of the response among its group, (tokens,), or the same for all.
     """
     each = torch.arange(len(tokens), device=tokens.device)
     new, of_teacher = (torch.log_softmax(logits, dim=-1)[each, tokens] for logits in (student, teacher))

@@ -367,6 +367,7 @@ def _loss(
     """The loss of one response, summed over the tokens that are learned from."""
     old, reference = known
     learned = torch.tensor(response.learned, device=policy.device)
+    advantage = torch.tensor(response.advantages, dtype=torch.float64, device=policy.device)
     logits = scaled_logits(policy, response, temperature=_temperature(run))
     new = token_log_probs(logits, response)
     losses = -new
@@ -374,13 +375,13 @@ def _loss(
         with torch.no_grad():
             of_teacher = scaled_logits(teacher, response, temperature=_temperature(run))
         tokens = torch.tensor([*response.tokens], device=logits.device)
-        losses = formulas.distillation_loss(logits, of_teacher, tokens, run.options, advantage=response.advantage)
+        losses = formulas.distillation_loss(logits, of_teacher, tokens, run.options, advantage=advantage)
     if run.command == "grpo":
         losses = formulas.policy_gradient_loss(
             new,
             run.options,
             learned=learned,
-            advantage=response.advantage,
+            advantage=advantage,
             old=new.detach() if old is None else old,
             sampled=torch.tensor(response.sampled, dtype=torch.float64, device=policy.device),
             reference=reference,

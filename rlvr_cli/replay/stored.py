@@ -37,7 +37,7 @@ class Response:
     tokens: Sequence[int]
     learned: Sequence[bool]  # per token: whether the loss counts it
     sampled: Sequence[float]  # per token, nats, as the sampler reported them; empty for a trace
-    advantage: float  # 0 for a trace
+    advantages: Sequence[float]  # per token; 0 for a trace
 
 
 @dataclass(frozen=True)
@@ -202,25 +202,37 @@ def num_updates(run: StoredRun) -> int:
 def _groups(own: dict[str, Any], rollouts: list[Rollout], *, number: int) -> Batch:
     """The batch of GRPO: groups of responses to one question each, next to each other."""
     size = own["group_size"]
-    responses = []
+    kept: list[tuple[Rollout, list[float]]] = []  # with the advantages of its turns, or with its own
     for first in range(0, len(rollouts), size):
         group = rollouts[first : first + size]
         rewards = [0.0 if r.reward is None else r.reward for r in group]
         assert len({r.example_id for r in group}) == 1, "a group is of one question"
-        if own["dynamic_sampling"] and max(rewards) == min(rewards):
+        of_turns = own["credit"] == "turn"
+        turns = [_turn_rewards(r) if of_turns else [reward] for r, reward in zip(group, rewards, strict=True)]
+        returns = [formulas.turn_returns(t) for t in turns]
+        if own["dynamic_sampling"] and not any(_differ(returns)):
             continue
         formats = [r.format_reward or 0.0 for r in group]
-        shaped = formulas.shaped_rewards(rewards, [len(r.response_ids) for r in group], formats, own, number=number)
+        lengths = [sum(r.response_mask or [True] * len(r.response_ids)) for r in group]
+        shaped = formulas.shaped_rewards(rewards, lengths, formats, own, number=number)
         # What the language adds is taken as it is stored, like the grader's reward.
         shaped = [r + (row.language_term or 0.0) for r, row in zip(shaped, group, strict=True)]
-        for rollout, advantage in zip(group, formulas.advantages(shaped, own), strict=True):
-            response = _response(rollout, advantage)
-            if own["overlong"] == "mask" and rollout.finish_reason == "length":
-                response = replace(response, learned=[False] * len(response.tokens))
-            responses.append(response)
-    if responses and formulas.std_over(own) == "batch" and own["loss_type"] != "no_baseline":
-        divided = formulas.over_the_batch([r.advantage for r in responses], own)
-        responses = [replace(r, advantage=a) for r, a in zip(responses, divided, strict=True)]
+        if of_turns:
+            for of_row, total, reward in zip(turns, shaped, rewards, strict=True):
+                of_row[-1] += total - reward
+            found = formulas.turn_advantages([formulas.turn_returns(t) for t in turns], own)
+        else:
+            found = [[advantage] for advantage in formulas.advantages(shaped, own)]
+        kept += zip(group, found, strict=True)
+    if kept and formulas.std_over(own) == "batch" and own["loss_type"] != "no_baseline":
+        divided = formulas.over_the_batch([advantage for _, (advantage,) in kept], own)
+        kept = [(rollout, [advantage]) for (rollout, _), advantage in zip(kept, divided, strict=True)]
+    responses = [_response(rollout, advantages) for rollout, advantages in kept]
+    if own["overlong"] == "mask":
+        cut = [rollout.finish_reason == "length" for rollout, _ in kept]
+        responses = [
+            replace(r, learned=[False] * len(r.tokens)) if c else r for r, c in zip(responses, cut, strict=True)
+        ]
     return _batch(own, responses, number=number, epochs=own["epochs_per_rollout_batch"])
 
 
@@ -231,7 +243,7 @@ def _students(own: dict[str, Any], rollouts: list[Rollout], *, number: int) -> B
         group = rollouts[first : first + size]
         assert len({r.example_id for r in group}) == 1, "a group is of one question"
         advantages = formulas.task_advantages([r.reward or 0.0 for r in group])
-        responses += [_response(rollout, advantage) for rollout, advantage in zip(group, advantages, strict=True)]
+        responses += [_response(rollout, [advantage]) for rollout, advantage in zip(group, advantages, strict=True)]
     return Batch(responses, [[*range(len(responses))]])
 
 
@@ -241,7 +253,7 @@ def _experts(own: dict[str, Any], rollouts: list[Rollout], *, number: int) -> Ba
     for rollout in rollouts:
         if rollout.reward is not None and rollout.reward > 0.5:
             found.setdefault((rollout.prompt_ids, rollout.response_ids), rollout)
-    responses = [_response(rollout, 0.0) for rollout in found.values()]
+    responses = [_response(rollout, [0.0]) for rollout in found.values()]
     return _batch(own, responses, number=number, epochs=own["sft_epochs"])
 
 
@@ -256,9 +268,35 @@ def _batch(own: dict[str, Any], responses: list[Response], *, number: int, epoch
     return Batch(responses, updates or [[]])
 
 
-def _response(rollout: Rollout, advantage: float) -> Response:
-    learned = rollout.response_mask or [True] * len(rollout.response_ids)
-    return Response(rollout.prompt_ids, rollout.response_ids, learned, rollout.sampled_logprobs, advantage)
+def _turn_rewards(rollout: Rollout) -> list[float]:
+    """The reward of each turn of the policy: the environment's, or a grader's for the last one; 0 where grading failed."""
+    num_turns = 1 if rollout.turns is None else sum(role == "policy" for role, _, _ in rollout.turns)
+    reward = 0.0 if rollout.reward is None else rollout.reward
+    if rollout.reward is None or rollout.grader != "environment" or rollout.episode is None:
+        return [0.0] * (num_turns - 1) + [reward]
+    return [r or 0.0 for r in rollout.episode.turn_rewards or [0.0] * num_turns]
+
+
+def _differ(returns: list[list[float]]) -> list[bool]:
+    """For each number of a turn, whether the rewards from there on differ among the episodes that have reached it."""
+    reached = [[r[turn] for r in returns if len(r) > turn] for turn in range(max(map(len, returns)))]
+    return [max(rewards) > min(rewards) for rewards in reached]
+
+
+def _response(rollout: Rollout, advantages: list[float]) -> Response:
+    """A response to train on.
+
+    Args:
+        advantages: that of the response, or one for each turn of the policy.
+    """
+    count = len(rollout.response_ids)
+    learned = rollout.response_mask or [True] * count
+    of_tokens = advantages * count if len(advantages) == 1 else [0.0] * count
+    if len(advantages) > 1:
+        turns = [turn for turn in rollout.turns or () if turn.role == "policy"]
+        for turn, advantage in zip(turns, advantages, strict=True):
+            of_tokens[turn.start : turn.end] = [advantage] * (turn.end - turn.start)
+    return Response(rollout.prompt_ids, rollout.response_ids, learned, rollout.sampled_logprobs, of_tokens)
 
 
 def _epochs_of_traces(run: StoredRun, tokenizer: Any) -> Iterator[Batch]:
@@ -318,4 +356,4 @@ def _trace(example: Example, traces: Traces, tokenizer: Any, *, append_eos: bool
         learned = [True] * len(tokens)
     if append_eos and (not tokens or tokens[-1] != end):
         tokens, learned = [*tokens, end], [*learned, True]
-    return Response(before, tokens, learned, (), 0.0)
+    return Response(before, tokens, learned, (), [0.0] * len(tokens))

@@ -16,7 +16,7 @@ def choose_source(config: GrpoConfig, sampling: Sampling) -> RolloutSource:
     """Return the source that the options ask for."""
     if config.partial_rollout_tokens:
         return PartialRollouts(sampling, tokens=config.partial_rollout_tokens)
-    source = (
-        DynamicSampling(sampling, max_rounds=config.max_sampling_rounds) if config.dynamic_sampling else Plain(sampling)
-    )
+    source: RolloutSource = Plain(sampling)
+    if config.dynamic_sampling:
+        source = DynamicSampling(sampling, max_rounds=config.max_sampling_rounds, by_turn=config.credit == "turn")
     return Ahead(source, sampling) if config.async_steps else source

@@ -1,8 +1,7 @@
 """Dynamic sampling: questions are asked until every group of the batch has differing rewards (DAPO, 2503.14476, section 3.2)."""
 
 from rlvr_cli.commands.sources.sampling import Sampling
-from rlvr_cli.training.credit.advantages import has_signal
-from rlvr_cli.training.credit.shaping import rewards_of
+from rlvr_cli.training.credit.groups import groups_with_signal
 from rlvr_cli.training.loop import Place, RolloutBatch
 from rlvr_cli.types import Rollout
 
@@ -12,10 +11,11 @@ class DynamicSampling:
 
     Args:
         max_rounds: after so many, a batch is what it is.
+        by_turn: see `groups_with_signal`.
     """
 
-    def __init__(self, sampling: Sampling, *, max_rounds: int) -> None:
-        self._sampling, self._max_rounds = sampling, max_rounds
+    def __init__(self, sampling: Sampling, *, max_rounds: int, by_turn: bool) -> None:
+        self._sampling, self._max_rounds, self._by_turn = sampling, max_rounds, by_turn
 
     def next_batch(self, place: Place) -> RolloutBatch:
         sampling, size, asked = self._sampling, self._sampling.group_size, place.asked
@@ -29,7 +29,7 @@ class DynamicSampling:
             if not fresh:
                 break
             rollouts = sampling.sample(fresh, place)
-            signal = has_signal(rewards_of(rollouts), group_size=size).tolist()
+            signal = groups_with_signal(rollouts, group_size=size, by_turn=self._by_turn)
             used += [r for number, r in enumerate(rollouts) if signal[number // size]]
             sampled, indices, rounds = sampled + rollouts, indices + fresh, rounds + 1
         metrics = syncing | {"groups/used": len(used) / size, "sampling/rounds": float(rounds)}

@@ -5,9 +5,18 @@ reward compared with those of its group.
 """
 
 from collections.abc import Callable, Sequence
+from typing import TypedDict
 
 import torch
 from torch import Tensor
+
+
+class GroupOptions(TypedDict):
+    """How responses, or turns, are compared within their group: see `group_advantages`."""
+
+    group_size: int
+    advantage_eps: float
+    normalize_by_std: bool
 
 
 def compute_group_normalized_rewards(

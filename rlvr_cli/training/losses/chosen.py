@@ -21,7 +21,9 @@ def policy_gradient_loss(config: GrpoConfig) -> Loss:
     Raises:
         RlvrError: a user's own loss does not work (`load_loss`), or the loss does not go with other options.
     """
-    loss = LOSSES.get(config.loss_type) or load_loss(config.loss_type, with_reference=config.kl_coef > 0)
+    loss = LOSSES.get(config.loss_type) or load_loss(
+        config.loss_type, with_reference=config.kl_coef > 0, per_token=config.credit == "turn"
+    )
     if config.length_normalization != (needed := loss.length_normalization or config.length_normalization):
         raise UsageError(
             f"--length-normalization {config.length_normalization} does not go with {config.loss_type}, whose ratio is that of a "
@@ -38,6 +40,11 @@ def policy_gradient_loss(config: GrpoConfig) -> Loss:
         raise UsageError(
             "With --group-size 1 every advantage is 0, so nothing is learned.",
             f"Use --group-size 8, or --loss-type {without_baseline}.",
+        )
+    if config.credit == "turn" and loss.raw_rewards:
+        raise UsageError(
+            f"--credit turn compares the turns of a group, and {config.loss_type} compares nothing: it has no baseline.",
+            "Use --credit episode, or --loss-type reinforce_with_baseline.",
         )
     return loss
 

@@ -38,12 +38,13 @@ _RETURNS_OF_PAIRS = "Return the loss, (pairs,), or a tuple: loss, dictionary of 
 _RETURNS = "Return the loss, (batch, seq) or (batch,), or a tuple: loss, dictionary of statistics of these shapes."
 
 
-def load_loss(spec: str, *, with_reference: bool) -> Loss:
+def load_loss(spec: str, *, with_reference: bool, per_token: bool = False) -> Loss:
     """Load a user's loss, and try it on a tiny batch, as in the first update and as in a later one.
 
     Args:
         spec: FILE.py:FUNCTION.
         with_reference: whether the run has reference log-probabilities.
+        per_token: whether each token has an advantage of its own.
 
     Raises:
         RlvrError: see `user_code.load`; or the function raises an exception, or its return value is not a loss, is not finite,
@@ -51,7 +52,8 @@ def load_loss(spec: str, *, with_reference: bool) -> Loss:
     """
     loss = UserLoss(spec)
     at = loss.location()
-    first, later = (_try(loss, _tiny_batch(before, with_reference=with_reference), at=at) for before in (True, False))
+    given = {"with_reference": with_reference, "per_token": per_token}
+    first, later = (_try(loss, _tiny_batch(before, **given), at=at) for before in (True, False))
     if first.loss.dim() != later.loss.dim():
         raise RlvrError(f"{at}: the loss is sometimes per token and sometimes per row.", _RETURNS)
     return Loss(loss, lambda: spec, per_row=first.loss.dim() == 1, uses_ratio=None)
@@ -179,7 +181,7 @@ def _try(loss: Callable[[LossInputs], LossOutputs], inputs: LossInputs, *, at: s
     return outputs
 
 
-def _tiny_batch(first: bool, *, with_reference: bool) -> LossInputs:
+def _tiny_batch(first: bool, *, with_reference: bool, per_token: bool) -> LossInputs:
     """Three responses of 4, 2 and 1 tokens; values are 0 outside them, as in a run. With `first`, all ratios are 1."""
     mask = torch.tensor([[0, 1, 1, 1, 1], [0, 0, 1, 1, 0], [0, 1, 0, 0, 0]], dtype=torch.bool)
     generator = torch.Generator().manual_seed(0)
@@ -188,12 +190,13 @@ def _tiny_batch(first: bool, *, with_reference: bool) -> LossInputs:
         return torch.where(mask, torch.rand(mask.shape, generator=generator), 0.0)
 
     log_probs = -3 * values()
+    advantages = torch.tensor([[1.5], [-0.5], [0.0]])
     return LossInputs(
         log_probs=log_probs.requires_grad_(),
         entropy=values().requires_grad_(),
         response_mask=mask,
         old_log_probs=log_probs.detach() if first else -3 * values(),
-        advantages=torch.tensor([[1.5], [-0.5], [0.0]]),
+        advantages=torch.where(mask, advantages, 0.0) if per_token else advantages,
         sampled_log_probs=-3 * values(),
         reference_log_probs=-3 * values() if with_reference else None,
         group=torch.tensor([0, 0, 1]),

@@ -394,6 +394,13 @@ def advantage_formula(config: GrpoConfig, loss: Loss) -> str:
     reward = "R" if config.shapes_rewards else "r"
     if loss.raw_rewards:
         return f"A_i = {reward}_i"
+    if config.credit == "turn":
+        divided = f"({{}}) / (std(G_k) + {config.advantage_eps:g})" if config.std_over == "group" else "{}"
+        last = "r_i with R_i - r_i added to that of the last turn" if config.shapes_rewards else "r_i"
+        return (
+            f"A_i = {divided.format('G_i,k - mean(G_k)')} at the tokens of turn k, G_i,k the sum of the rewards {last} from turn k on, over the "
+            "episodes of the group with a turn k; 0 where all G_k are equal"
+        )
     centered = f"{reward}_i - mean({reward})"
     match config.std_over:
         case "none":

@@ -19,7 +19,8 @@ def rollout_tensors(rollouts: Sequence[Rollout], *, pad_id: int) -> Batch:
     Tokens that the policy did not sample (`Rollout.response_mask`) are context only: they are outside the batch's mask.
 
     Returns:
-        A `tokenization.Batch` with `advantages` (batch, 1) and `sampled_log_probs` (batch, seq), 0 outside the mask; float32.
+        A `tokenization.Batch` with `advantages`, (batch, 1), and `sampled_log_probs`, (batch, seq), 0 outside the mask; float32. If turns
+        have advantages of their own (`Rollout.turn_advantages`), `advantages` is (batch, seq), 0 outside the mask.
     """
     assert all(len(r.response_ids) == len(r.sampled_logprobs) for r in rollouts)
     batch = collate(
@@ -34,11 +35,23 @@ def rollout_tensors(rollouts: Sequence[Rollout], *, pad_id: int) -> Batch:
         for r in rollouts
     )
     flat = torch.tensor([*sampled], dtype=torch.float32)
-    advantages = torch.tensor([[r.advantage or 0.0] for r in rollouts], dtype=torch.float32)
     return batch | {
-        "advantages": advantages,
+        "advantages": _advantages(rollouts, mask),
         "sampled_log_probs": torch.zeros(mask.shape).masked_scatter(mask, flat),
     }
+
+
+def _advantages(rollouts: Sequence[Rollout], mask: Tensor) -> Tensor:
+    """(batch, 1), one for each response; or (batch, seq), that of its turn at each token in the mask, and 0 elsewhere."""
+    if all(r.turn_advantages is None for r in rollouts):
+        return torch.tensor([[r.advantage or 0.0] for r in rollouts], dtype=torch.float32)
+    of_tokens = [
+        [advantage] * (turn.end - turn.start)
+        for r in rollouts
+        for turn, advantage in zip(r.policy_turns, r.turn_advantages or (), strict=True)
+    ]
+    flat = torch.tensor([*chain.from_iterable(of_tokens)], dtype=torch.float32)
+    return torch.zeros(mask.shape).masked_scatter(mask, flat)
 
 
 def stale_tokens(rollouts: Sequence[Rollout], *, like: Tensor) -> Tensor:

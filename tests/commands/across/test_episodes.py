@@ -121,6 +121,56 @@ def test_a_run_goes_on_where_it_was_interrupted(folder, forks):
     assert weights_of(folder / "cut") == weights_of(folder / "grpo")
 
 
+# Of turns: their advantages, whatever else makes a reward, over several updates of a batch.
+TURNS = {
+    "credit": "turn",
+    "loss_type": "grpo_clip",
+    "epochs_per_rollout_batch": 2,
+    "dynamic_sampling": True,
+    "length_reward": 0.2,
+}
+TURNS |= {"overlong": "soft_punish", "overlong_buffer": 20, "max_sampling_rounds": 3, "n_grpo_steps": 2}
+
+
+def test_credit_of_turns_trains_on_what_is_stored_and_replays(folder):
+    spec = f"{folder}/mine.py:Rewarded"
+    grpo.run(GrpoConfig(**{**COMMON, **TRAINED, **TURNS}, environment=spec, runs_dir=str(folder), run="turns"))
+    found = replay_run(read_stored(folder / "turns"), most=None)
+    assert found.problems == []
+    assert len(found.updates) == 4
+    assert check_run(folder / "turns").problems == []
+    rows = to_rollouts(read_rollouts(folder / "turns", phase="train"))
+    groups = [rows[i : i + 4] for i in range(0, len(rows), 4)]
+    turns = {len(r.turn_advantages or ()) for r in rows}
+    assert turns == {r.episode.num_turns for r in rows if r.episode}
+    assert max(turns) > 1
+    assert any(len(set(r.turn_advantages or ())) > 1 for r in rows), "turns of an episode differ"
+    for group in groups:
+        for number in range(max(turns)):
+            same = [r.turn_advantages[number] for r in group if r.turn_advantages and len(r.turn_advantages) > number]
+            assert sum(same) == pytest.approx(0, abs=1e-6)
+            assert len(same) != 1 or same == [0.0]
+    assert {r.turn_advantages for r in to_rollouts(read_rollouts(folder / "turns", phase="eval"))} == {None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--trainers", "2")])
+def test_credit_of_turns_goes_on_to_the_same_bytes(folder, forks, more):
+    options = ["--environment", f"{folder}/mine.py:Rewarded", "--no-dynamic-sampling", *more]
+    for name, value in {**COMMON, **TRAINED, **TURNS}.items():
+        if name != "dynamic_sampling" and name != "max_sampling_rounds":
+            options += [f"--{name.replace('_', '-')}", str(value)]
+    run = f"turns-{len(more)}"
+    forks.run("grpo", *options, "--run", run, "--runs-dir", folder, cwd=folder, status=0)
+    done = forks.run("grpo", *options, "--run", f"{run}-cut", "--runs-dir", folder, cwd=folder, fault="updated:3")
+    assert done.status == -9
+    forks.run("grpo", "--resume", f"{run}-cut", "--runs-dir", folder, cwd=folder, status=0)
+    own = [[row["turn_advantages"] for row in rows_of(folder / name, phase="train")] for name in (run, f"{run}-cut")]
+    assert own[0] == own[1]
+    assert weights_of(folder / run) == weights_of(folder / f"{run}-cut")
+    assert replay_run(read_stored(folder / f"{run}-cut"), most=None).problems == []
+
+
 def test_limits_of_episodes_reach_the_environment_and_the_sampler(folder):
     given = {**COMMON, "limit": 4, "runs_dir": str(folder)}
     evaluate.run(EvalConfig(**given, environment=f"{folder}/mine.py:Slow", turn_timeout=0.2, run="slow"))

@@ -52,10 +52,11 @@ MODELS = {"tied": Policy, "untied": lambda model: Policy(untied(model)), "adapte
 
 
 def a_batch(*, seed=0):
-    """Groups of two; one row without advantage, one without a response."""
+    """Groups of two; one row without advantage, one without a response, two with tokens of an environment inside theirs."""
     batch = make_batch(LENGTHS, seed)
     generator = torch.Generator().manual_seed(seed)
     mask = batch["response_mask"]
+    mask[2, 3:5] = mask[4, 4:6] = False
     advantages = torch.randn((len(LENGTHS), 1), generator=generator, dtype=torch.float64)
     advantages[5] = 0
     old = torch.where(mask, -3 * torch.rand(mask.shape, generator=generator, dtype=torch.float64), 0)
@@ -95,8 +96,8 @@ def updated(ranks: Ranks, loss_type: str, kind: str, batch, how):
     return gradient, metrics, {name: p.detach() for name, p in model.named_parameters()}
 
 
-def assert_same_update(together: Together, *case):
-    alone, metrics, _ = updated(ALONE, *case)
+def assert_same_update(together: Together, *case, of_one_process=None):
+    alone, metrics, _ = updated(ALONE, *(of_one_process or case))
     found = together.call(updated, *case)
     for gradient, _, weights in found:
         assert gradient.keys() == alone.keys()
@@ -104,8 +105,9 @@ def assert_same_update(together: Together, *case):
             torch.testing.assert_close(gradient[name], alone[name], rtol=1e-10, atol=1e-10)
         assert all(torch.equal(weights[name], found[0][2][name]) for name in weights), "the ranks' weights differ"
     assert found[0][1].keys() == metrics.keys()
+    cuts = ("update/micro_batches", "update/computed", "update/shared", "update/padding") if of_one_process else ()
     for name, value in metrics.items():
-        if not name.endswith("seconds"):
+        if not name.endswith("seconds") and name not in cuts:
             assert found[0][1][name] == pytest.approx(value, rel=1e-9, abs=1e-9, nan_ok=True), name
 
 
@@ -134,6 +136,19 @@ def test_every_loss_has_the_gradient_of_one_process(together: Together, loss_typ
 def test_no_cut_changes_the_gradient(together: Together, seed, size, tokens, clip, skip):
     how = {"micro_batch_size": size, "micro_batch_tokens": tokens, "max_grad_norm": clip, "skip_zero_advantage": skip}
     assert_same_update(together, "grpo_clip", "tied", a_batch(seed=seed), how)
+
+
+@pytest.mark.parametrize("loss_type", ["reinforce_with_baseline", "gspo", "kimi"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_episodes_whose_turns_have_advantages_of_their_own(together: Together, loss_type: str, size: int):
+    """On several ranks in many micro-batches as in one process in one."""
+    batch = a_batch()
+    mask = batch["response_mask"]
+    turns = (mask.int().diff(dim=1, prepend=torch.zeros(len(mask), 1, dtype=torch.int32)) == 1).cumsum(dim=1)
+    batch["advantages"] = torch.where(mask, batch["advantages"] * (turns - 1.5), 0.0)
+    how = {"micro_batch_size": size, "normalization": "masked_mean"}
+    case = (loss_type, "tied", batch, how)
+    assert_same_update(together, *case, of_one_process=(*case[:3], how | {"micro_batch_size": 8}))
 
 
 def test_a_batch_without_advantage_has_a_gradient_of_0_on_every_rank(together: Together):
