@@ -6,6 +6,7 @@ Enters: a DistillConfig. Leaves: a run directory with every rollout and metric, 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain, compress, repeat
 from typing import Any
 
 import torch
@@ -154,6 +155,7 @@ def served_log_probs(trainer: Trainer, rollouts: Sequence[Rollout], mask: Tensor
     activity = trainer.run.activity
     with activity.doing("log-probabilities of the teacher", total=len(rollouts), unit="responses"):
         found = served.log_probs([(r.prompt_ids, r.response_ids) for r in rollouts], progress=activity.progress)
-    flat = torch.tensor([value for row in found for value in row], dtype=torch.float32)
-    assert len(flat) == int(mask.sum()), "the policy sampled every token"
+    own = (compress(row, r.response_mask or repeat(True)) for r, row in zip(rollouts, found, strict=True))
+    flat = torch.tensor([*chain.from_iterable(own)], dtype=torch.float32)
+    assert len(flat) == int(mask.sum()), "one for each token that the policy sampled"
     return torch.zeros(mask.shape).masked_scatter(mask, flat)

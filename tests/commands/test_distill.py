@@ -256,7 +256,15 @@ def test_traces_of_a_teacher_behind_an_endpoint(forks, tmp_path):
 
 
 def test_a_teacher_on_a_server_teaches_the_same(tmp_path, tiny_model_dir, teacher):
-    given = {"divergence": "sampled", "learning_rate": 1e-3}
+    """In episodes: what their environment says, it reads and does not teach."""
+    says = "from rlvr_cli.environments import Reply\nclass Says:\n    stop = ('e', 'a', '1')\n    def begin(self, example, seed): pass\n"
+    (tmp_path / "mine.py").write_text(f"{says}    def answer(self, turn): return Reply(' 12')\n")
+    given = {
+        "divergence": "sampled",
+        "learning_rate": 1e-3,
+        "environment": f"{tmp_path}/mine.py:Says",
+        "environment_workers": 1,
+    }
     here = trained(tiny_model_dir, teacher, tmp_path, **given)
     with vllm_servers(teacher, 1) as (server,):
         there = trained(tiny_model_dir, teacher, tmp_path, **given, teacher_url=server.url, run="there")
@@ -267,6 +275,7 @@ def test_a_teacher_on_a_server_teaches_the_same(tmp_path, tiny_model_dir, teache
         )
         assert len(ours) == 2
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6), name
+    assert any(row["turns"] for row in read_rollouts(there, phase="train").to_pylist())
     with pytest.raises(RlvrError, match="its teacher was on a server"):
         read_stored(there)
 
