@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from rlvr_cli.training.losses.inputs import LossInputs, LossOutputs
@@ -39,12 +40,14 @@ def policy_gradient(
         kl_type: one of `KL_TYPES`.
         importance_cap, importance_floor, importance_masked: if the cap is given, each token's loss is multiplied by
             `importance_weights`. Not for a loss per row.
-        min_tokens: the sampler lets no response end before so many tokens, so that it draws those from another distribution.
+        min_tokens: the sampler lets no response, and no turn of an episode, end before so many tokens, so that it draws those from
+            another distribution.
 
     Returns:
         The loss and its statistics, with these added: `ratio` (new / old), `mismatch` (the trainer's old log-probability minus
-        the sampler's), `position` in the response, `length` of the response (tokens), `early` (a token among the first
-        `min_tokens`), and, where they apply, `stale`, `importance_weight` and `kl`, which is `kl_penalty` whatever the type.
+        the sampler's), `length` of the response (tokens), `early` (a token among the first `min_tokens` of its turn), `position` in the
+        response, of an early token in its turn, and, where they apply, `stale`, `importance_weight` and `kl`, which is `kl_penalty`
+        whatever the type.
     """
     inputs = _without_values_outside(inputs)
     outputs = loss(inputs)
@@ -55,9 +58,11 @@ def policy_gradient(
     statistics["mismatch"] = old - sampled
     if inputs.stale is not None:
         statistics["stale"] = inputs.stale
-    statistics["position"] = mask.cumsum(dim=1) - 1
+    position = mask.cumsum(dim=1) - 1
+    in_turn = position - (position + 1).masked_fill(mask, 0).cummax(dim=1).values
+    statistics["early"] = in_turn < min_tokens
+    statistics["position"] = torch.where(statistics["early"], in_turn, position)
     statistics["length"] = mask.sum(dim=1, keepdim=True).expand_as(mask)
-    statistics["early"] = statistics["position"] < min_tokens
     if importance_cap is not None:
         assert value.dim() == 2, "importance weights are per token"
         weights = importance_weights(old, sampled, cap=importance_cap, floor=importance_floor, masked=importance_masked)

@@ -84,6 +84,16 @@ def test_the_environments_tokens_are_no_steps(outside):
     assert found.advantages[0].tolist() == pytest.approx([0.5, 0.4, 0, 0, 0.3, 0.2])
 
 
+def test_the_first_tokens_of_each_turn_are_those_that_could_not_end_it():
+    mask = rollout_tensors([EPISODE, ONE_TURN], pad_id=0)["response_mask"]
+    zeros = torch.zeros(mask.shape)
+    inputs = LossInputs(zeros, zeros, mask, zeros, torch.ones(2, 1), sampled_log_probs=zeros)
+    found = policy_gradient(inputs, loss=LOSSES["grpo_no_clip"].function, min_tokens=1).statistics
+    assert found["early"][mask].tolist() == [True, False, False, False, True, False, True, False]
+    assert found["position"][mask].tolist() == [0, 1, 2, 3, 0, 5, 0, 1]
+    assert found["length"][mask].tolist() == [6] * 6 + [2] * 2
+
+
 # --- as on the rows without them
 
 
@@ -142,14 +152,13 @@ def computed(objective, columns, normalization, constant):
 
 OBJECTIVES = {
     "sft": negative_log_likelihood,
-    "ppo": partial(actor_critic, cliprange=0.2, vf_coef=0.5, vf_cliprange=0.1, kl_coef=0.1, min_tokens=2),
+    "ppo": partial(actor_critic, cliprange=0.2, vf_coef=0.5, vf_cliprange=0.1, kl_coef=0.1),
 } | {
     name: partial(
         policy_gradient,
         loss=partial(loss.function, **{option: OPTIONS[option] for option in loss.options}),
         kl_coef=0.1,
         kl_type=kl_type,
-        min_tokens=2,
         importance_cap=None if loss.per_row else 1.5,
     )
     for (name, loss), kl_type in zip(LOSSES.items(), 3 * list(KL_TYPES), strict=False)
