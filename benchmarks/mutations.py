@@ -180,11 +180,11 @@ WIRING = [
         ("one epoch whatever is asked", "epochs=config.epochs_per_rollout_batch", "epochs=1", replays("grpo-clip"), "grpo.epochs_per_rollout_batch"),
         ("two steps whatever is asked", "num_steps=config.n_grpo_steps", "num_steps=2", replays("grpo-on-policy"), "n_grpo_steps"),
         ("groups of one size whatever is asked", "group_size=config.group_size,\n            order", "group_size=4,\n            order", replays("grpo-dynamic"), "grpo.group_size"),
-        ("advantages over groups of another size", "group_size=config.group_size,\n            advantage_eps", "group_size=8,\n            advantage_eps", replays("grpo-clip"), "grpo.group_size"),
+        ("advantages over groups of another size", "group_size=config.group_size,\n        advantage_eps", "group_size=8,\n        advantage_eps", replays("grpo-clip"), "grpo.group_size"),
         ("responses that were cut are trained on", 'if config.overlong == "mask":', "if False:", replays("grpo-weighted"), "overlong"),
                 ("the mask is inverted", 'r.finish_reason != "length"', 'r.finish_reason == "length"', replays("grpo-weighted"), "overlong"),
         ("no old log-probabilities", "if loop.num_updates > 1:", "if False:", replays("grpo-clip")),
-        ("raw rewards become advantages", "if not loss.raw_rewards:\n        advantages", "if True:\n        advantages", replays("grpo-no baseline"), "loss_type"),
+        ("raw rewards become advantages", "advantages = shaped if loss.raw_rewards else", "advantages = shaped if False else", replays("grpo-no baseline"), "loss_type"),
     ),
     *mutations_of(
         "training/losses/chosen.py",
@@ -1046,6 +1046,8 @@ MATHEMATICS = [
 
 PLAYED = "tests/samplers/test_episodes.py -k"
 IN_A_RUN = "tests/commands/across/test_episodes.py -k"
+TURNS = "tests/training/credit/test_turns.py"
+ENVIRONMENT_TOKENS = "tests/training/losses/test_environment_tokens.py"
 EPISODES = [
     *mutations_of(
         "samplers/episodes.py",
@@ -1068,6 +1070,68 @@ EPISODES = [
         "environments/worker.py",
         ("forged answers are not counted", "turns[-1].count(marker) if marker else 0", "0", "tests/environments/test_pool.py -k keeps_its_state"),
         ("an episode that was lost begins at its last turn", "            for turn in turns[:-1]:\n                environment.answer(turn)\n", "", "tests/environments/test_pool.py -k keeps_its_state"),
+    ),
+    *mutations_of(
+        "training/credit/turns.py",
+        ("rewards of turns are summed up to a turn", "rewards[turn:]", "rewards[: turn + 1]", f"{TURNS} -k from_a_turn_on"),
+        ("turns are compared with first turns", "returns[i][turn] for i in reached", "returns[i][0] for i in reached", f"{TURNS} -k same_number"),
+        ("turns are compared with those of other groups", "range(first, first + size)", "range(first // size, len(returns), len(returns) // size)", f"{TURNS} -k do_not_mix"),
+        ("a grader's reward is lost among turns", "rollout.grader == ENVIRONMENT and ", "", f"{TURNS} -k graders_reward"),
+        ("rewards of turns count where grading failed", "    if rollout.reward is not None:", "    if True:", f"{TURNS} -k graders_reward"),
+        ("terms of the shaped reward are lost", "(r.shaped_reward or 0.0) - (r.reward or 0.0)", "0.0", f"{TURNS} -k comes_with_the_last"),
+        ("the advantage of an episode is the mean over its turns", "(turn.end - turn.start) * advantage", "rollout.num_policy_tokens / len(advantages) * advantage", f"{TURNS} -k each_token"),
+    ),
+    *mutations_of(
+        "training/updates/tensors.py",
+        ("the environment's tokens have an advantage", "    return torch.zeros(mask.shape).masked_scatter(mask, flat)", "    return torch.ones(mask.shape).masked_scatter(mask, flat)", f"{TURNS} -k each_token"),
+        ("a turn has the advantage of another", "zip(r.policy_turns, r.turn_advantages or (), strict=True)", "zip(r.policy_turns, (r.turn_advantages or ())[::-1], strict=True)", f"{TURNS} -k each_token"),
+    ),
+    *mutations_of(
+        "models/tokens/tokenization.py",
+        ("who wrote a token is said of the next one", "[True] * len(response) if row is None else row for", "[True] * len(response) if row is None else (*row[1:], row[0]) for", f"{ENVIRONMENT_TOKENS} -k gradient"),
+    ),
+    *mutations_of(
+        "training/losses/objectives.py",
+        ("later turns begin as if they could end", ".masked_fill(mask, 0).cummax", ".masked_fill(mask, 0).mul(0).cummax", f"{ENVIRONMENT_TOKENS} -k first_tokens"),
+    ),
+    *mutations_of(
+        "training/losses/chosen.py",
+        ("a loss of one's own is tried with advantages of responses", 'per_token=config.credit == "turn"', "per_token=False", f"{TURNS} -k of_ones_own"),
+        ("turns without a baseline", 'if config.credit == "turn" and loss.raw_rewards:', "if False:", f"{TURNS} -k without_a_baseline"),
+    ),
+    *mutations_of(
+        "training/credit/groups.py",
+        ("groups whose turns differ have no signal", "    if not by_turn:\n", "    if True:\n", f"{TURNS} -k equal_sums"),
+    ),
+    *mutations_of(
+        "commands/grpo.py",
+        ("turns have no advantage of their own", ' if config.credit == "turn" else credited', " if False else credited", f"{TURNS} -k each_token", "credit"),
+        ("the signal is of episodes", 'by_turn=config.credit == "turn",', "by_turn=False,", f"{IN_A_RUN} credit_of_turns_trains"),
+    ),
+    *mutations_of(
+        "commands/sources/__init__.py",
+        ("groups whose turns differ are dropped", 'by_turn=config.credit == "turn"', "by_turn=False", f"{IN_A_RUN} credit_of_turns_trains"),
+    ),
+    *mutations_of(
+        "commands/distill.py",
+        ("the teacher's verdict on the environment is kept", "r.response_mask or repeat(True)", "repeat(True)", "tests/commands/test_distill.py -k on_a_server"),
+    ),
+    *mutations_of(
+        "rollouts/collect.py",
+        ("the environment's tokens are counted as sampled", "SamplingStats(sum(r.num_policy_tokens for r in rollouts)", "SamplingStats(sum(r.num_response_tokens for r in rollouts)", "tests/rollouts/test_collect.py -k environment_wrote"),
+    ),
+    *mutations_of(
+        "replay/stored.py",
+        ("a replay takes lengths of whole responses", "sum(r.response_mask or [True] * len(r.response_ids))", "len(r.response_ids)", f"{IN_A_RUN} credit_of_turns_trains"),
+        ("a replay takes the reward for that of the first turn", "[0.0] * (num_turns - 1) + [reward]", "[reward] + [0.0] * (num_turns - 1)", "tests/replay/test_replay.py -k turns_of_episodes"),
+    ),
+    *mutations_of(
+        "analysis/queries/database.py",
+        ("lengths are of what the environment said, too", "coalesce(struct_extract(episode, 'num_policy_tokens'), tokens)", "tokens", "tests/analysis/queries/test_sql.py -k length_of_an_episode"),
+    ),
+    *mutations_of(
+        "analysis/statistics/grade_changes.py",
+        ("what an environment said is punished", "policy_tokens(episode, num_response_tokens) AS tokens", "num_response_tokens AS tokens", "tests/commands/store/test_grade.py -k not_punished"),
     ),
     *mutations_of(
         "rollouts/regrade.py",

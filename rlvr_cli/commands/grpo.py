@@ -116,11 +116,11 @@ def credit(config: GrpoConfig, rollouts: Sequence[Rollout], *, loss: Loss, numbe
     """
     terms = reward_terms(rollouts, config, number=number)
     shaped = sum(terms.values(), rewards_of(rollouts))
-    how: GroupOptions = {
-        "group_size": config.group_size,
-        "advantage_eps": config.advantage_eps,
-        "normalize_by_std": config.std_over == "group",
-    }
+    how = GroupOptions(
+        group_size=config.group_size,
+        advantage_eps=config.advantage_eps,
+        normalize_by_std=config.std_over == "group",
+    )
     advantages = shaped if loss.raw_rewards else group_advantages(shaped, **how)
     columns = {"shaped_reward": shaped, "advantage": advantages, **terms}
     values = zip(*(tensor.tolist() for tensor in columns.values()), strict=True)

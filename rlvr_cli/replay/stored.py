@@ -202,28 +202,12 @@ def num_updates(run: StoredRun) -> int:
 def _groups(own: dict[str, Any], rollouts: list[Rollout], *, number: int) -> Batch:
     """The batch of GRPO: groups of responses to one question each, next to each other."""
     size = own["group_size"]
-    kept: list[tuple[Rollout, list[float]]] = []  # with the advantages of its turns, or with its own
+    kept: list[tuple[Rollout, list[float]]] = []
     for first in range(0, len(rollouts), size):
         group = rollouts[first : first + size]
-        rewards = [0.0 if r.reward is None else r.reward for r in group]
         assert len({r.example_id for r in group}) == 1, "a group is of one question"
-        of_turns = own["credit"] == "turn"
-        turns = [_turn_rewards(r) if of_turns else [reward] for r, reward in zip(group, rewards, strict=True)]
-        returns = [formulas.turn_returns(t) for t in turns]
-        if own["dynamic_sampling"] and not any(_differ(returns)):
-            continue
-        formats = [r.format_reward or 0.0 for r in group]
-        lengths = [sum(r.response_mask or [True] * len(r.response_ids)) for r in group]
-        shaped = formulas.shaped_rewards(rewards, lengths, formats, own, number=number)
-        # What the language adds is taken as it is stored, like the grader's reward.
-        shaped = [r + (row.language_term or 0.0) for r, row in zip(shaped, group, strict=True)]
-        if of_turns:
-            for of_row, total, reward in zip(turns, shaped, rewards, strict=True):
-                of_row[-1] += total - reward
-            found = formulas.turn_advantages([formulas.turn_returns(t) for t in turns], own)
-        else:
-            found = [[advantage] for advantage in formulas.advantages(shaped, own)]
-        kept += zip(group, found, strict=True)
+        if found := _credited(own, group, number=number):
+            kept += zip(group, found, strict=True)
     if kept and formulas.std_over(own) == "batch" and own["loss_type"] != "no_baseline":
         divided = formulas.over_the_batch([advantage for _, (advantage,) in kept], own)
         kept = [(rollout, [advantage]) for (rollout, _), advantage in zip(kept, divided, strict=True)]
@@ -234,6 +218,25 @@ def _groups(own: dict[str, Any], rollouts: list[Rollout], *, number: int) -> Bat
             replace(r, learned=[False] * len(r.tokens)) if c else r for r, c in zip(responses, cut, strict=True)
         ]
     return _batch(own, responses, number=number, epochs=own["epochs_per_rollout_batch"])
+
+
+def _credited(own: dict[str, Any], group: list[Rollout], *, number: int) -> list[list[float]]:
+    """The advantages of one group: each response's own alone, or those of its turns; empty if dynamic sampling has dropped it."""
+    rewards = [0.0 if r.reward is None else r.reward for r in group]
+    of_turns = own["credit"] == "turn"
+    turns = [_turn_rewards(r) if of_turns else [reward] for r, reward in zip(group, rewards, strict=True)]
+    if own["dynamic_sampling"] and not _differ([formulas.turn_returns(t) for t in turns]):
+        return []
+    formats = [r.format_reward or 0.0 for r in group]
+    lengths = [sum(r.response_mask or [True] * len(r.response_ids)) for r in group]
+    shaped = formulas.shaped_rewards(rewards, lengths, formats, own, number=number)
+    # What the language adds is taken as it is stored, like the grader's reward.
+    shaped = [r + (row.language_term or 0.0) for r, row in zip(shaped, group, strict=True)]
+    if not of_turns:
+        return [[advantage] for advantage in formulas.advantages(shaped, own)]
+    for of_row, total, reward in zip(turns, shaped, rewards, strict=True):
+        of_row[-1] += total - reward
+    return formulas.turn_advantages([formulas.turn_returns(t) for t in turns], own)
 
 
 def _students(own: dict[str, Any], rollouts: list[Rollout], *, number: int) -> Batch:
@@ -277,10 +280,10 @@ def _turn_rewards(rollout: Rollout) -> list[float]:
     return [r or 0.0 for r in rollout.episode.turn_rewards or [0.0] * num_turns]
 
 
-def _differ(returns: list[list[float]]) -> list[bool]:
-    """For each number of a turn, whether the rewards from there on differ among the episodes that have reached it."""
+def _differ(returns: list[list[float]]) -> bool:
+    """Whether the rewards from a turn on differ among the episodes that have reached it, whichever its number."""
     reached = [[r[turn] for r in returns if len(r) > turn] for turn in range(max(map(len, returns)))]
-    return [max(rewards) > min(rewards) for rewards in reached]
+    return any(max(rewards) > min(rewards) for rewards in reached)
 
 
 def _response(rollout: Rollout, advantages: list[float]) -> Response:

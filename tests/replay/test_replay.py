@@ -3,12 +3,13 @@
 import json
 import math
 import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from factories import a_rollout
+from factories import a_rollout, an_episode
 from rlvr_cli.commands import grpo
 from rlvr_cli.commands.store import check
 from rlvr_cli.config.grpo import GrpoConfig
@@ -17,8 +18,9 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.replay import formulas
 from rlvr_cli.replay.run import TOLERANCE, replay_run
 from rlvr_cli.replay.sampling import broken_rule, log_prob_gaps
-from rlvr_cli.replay.stored import read_stored
+from rlvr_cli.replay.stored import StoredRun, batches, read_stored
 from rlvr_cli.runs.readers import metadata_bytes
+from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.types import SamplingParams
 
 GRADER = """
@@ -145,6 +147,28 @@ def test_what_cannot_be_replayed_is_refused(run, tmp_path):
     change(run, model="")
     with pytest.raises(RlvrError, match="its first weights, of the built-in model, are not those"):
         read_stored(run)
+
+
+def test_the_turns_of_episodes_have_their_rewards_from_there_on(tmp_path):
+    """Two episodes, of a grader and of an environment that gives rewards; and what a group without differing sums is to dynamic sampling."""
+    judged = [an_episode(2, 1, 1, 1, 1, reward=1.0), an_episode(1, 2, 2, reward=0.0)]
+    given = [an_episode(1, 1, 1, turn_rewards=rewards) for rewards in ((0.0, 1.0), (1.0, None))]
+    with RunDir.create(tmp_path, "grpo", name="r", metadata={}) as run:
+        rows = [(name, i, r) for name, group in (("a", judged), ("b", given)) for i, r in enumerate(group)]
+        own = {"run_id": "r", "phase": "train"}
+        run.commit_rollouts("train", 0, [replace(r, example_id=n, sample_index=i, **own) for n, i, r in rows])
+    options = asdict(
+        GrpoConfig(
+            environment="calculator", credit="turn", group_size=2, use_std_normalization=False, dynamic_sampling=True
+        )
+    )
+    stored = StoredRun(tmp_path / "r", "grpo", options, "auto", {}, [{}], {})
+    (batch,) = batches(stored, None)
+    assert [r.advantages for r in batch.responses] == [
+        [0.5, 0.5, 0, 0.5, 0, 0], [-0.5, 0, 0, -0.5, -0.5], [0, 0, 0.5], [0, 0, -0.5],
+    ]  # fmt: skip
+    (batch,) = batches(replace(stored, options=options | {"credit": "episode"}), None)
+    assert [r.advantages for r in batch.responses] == [[0.5] * 6, [-0.5] * 5]
 
 
 def test_the_formulas_worked_by_hand():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from killed import rows_of, weights_of
+from killed import metrics_of, rows_of, weights_of
 from rlvr_cli.commands import eval as evaluate
 from rlvr_cli.commands import grpo
 from rlvr_cli.commands.quickstart import TOOLS, commands
@@ -26,6 +26,7 @@ from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.storage.parquet import to_rollouts
+from rlvr_cli.training.credit.turns import turn_returns
 
 # The built-in model writes sums, such as 7+7=14, 4+9=...; this one answers each of them.
 SUMS = """
@@ -46,6 +47,17 @@ class Sums:
 
 class Rewarded(Sums):
     gives_rewards = True
+
+class Once(Sums):  # rewards the first or the second turn: sums of a group may be equal where its turns differ
+    gives_rewards = True
+
+    def begin(self, example, seed):
+        super().begin(example, seed)
+        self.rewards = [float(seed % 2), 1 - float(seed % 2)]
+
+    def answer(self, turn):
+        reply = super().answer(turn)
+        return Reply(reply.text, reward=self.rewards.pop(0), done=not self.rewards)
 
 class Slow(Sums):
     def answer(self, turn):
@@ -106,6 +118,15 @@ def test_training_is_on_the_policys_tokens_and_replays(folder):
     for row in rows:
         for logprob, own in zip(row["sampled_logprobs"], row["response_mask"], strict=True):
             assert (logprob == 0.0) or own
+    logged = metrics_of(folder / "grpo")
+    for step in range(3):
+        tokens = [
+            row["episode"]["num_policy_tokens"]
+            for row in rows_of(folder / "grpo", phase="train")
+            if row["step"] == step
+        ]
+        assert logged["train", step, "length/mean"] == sum(tokens) / len(tokens)
+        assert logged["train", step, "sampling/tokens"] == logged["train", step, "update/tokens"] == sum(tokens)
 
 
 def test_a_run_goes_on_where_it_was_interrupted(folder, forks):
@@ -129,22 +150,36 @@ TURNS = {
     "dynamic_sampling": True,
     "length_reward": 0.2,
 }
-TURNS |= {"overlong": "soft_punish", "overlong_buffer": 20, "max_sampling_rounds": 3, "n_grpo_steps": 2}
+TURNS |= {
+    "overlong": "soft_punish",
+    "overlong_buffer": 20,
+    "max_sampling_rounds": 3,
+    "n_grpo_steps": 2,
+    "group_size": 2,
+}
 
 
 def test_credit_of_turns_trains_on_what_is_stored_and_replays(folder):
-    spec = f"{folder}/mine.py:Rewarded"
+    spec = f"{folder}/mine.py:Once"
     grpo.run(GrpoConfig(**{**COMMON, **TRAINED, **TURNS}, environment=spec, runs_dir=str(folder), run="turns"))
     found = replay_run(read_stored(folder / "turns"), most=None)
     assert found.problems == []
     assert len(found.updates) == 4
     assert check_run(folder / "turns").problems == []
     rows = to_rollouts(read_rollouts(folder / "turns", phase="train"))
-    groups = [rows[i : i + 4] for i in range(0, len(rows), 4)]
+    groups = [rows[i : i + 2] for i in range(0, len(rows), 2)]
     turns = {len(r.turn_advantages or ()) for r in rows}
     assert turns == {r.episode.num_turns for r in rows if r.episode}
     assert max(turns) > 1
     assert any(len(set(r.turn_advantages or ())) > 1 for r in rows), "turns of an episode differ"
+    known, logged = 0, metrics_of(folder / "turns")
+    for step in {r.step for r in rows}:
+        returns = [[turn_returns(r) for r in group] for group in groups if group[0].step == step]
+        differ = [any(a != b for a, b in zip(*pair, strict=False)) for pair in returns]
+        assert logged["train", step, "groups/signal_share"] == sum(differ) / len(differ)
+        assert logged["train", step, "groups/used"] == sum(differ)
+        known += sum(one and a[0] == b[0] for one, (a, b) in zip(differ, returns, strict=True))
+    assert known, "turns differ where the sums of the episodes do not"
     for group in groups:
         for number in range(max(turns)):
             same = [r.turn_advantages[number] for r in group if r.turn_advantages and len(r.turn_advantages) > number]
