@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
-SCHEMA_VERSION = 5  # of run.json, the manifest and the Parquet files; a change that adds columns raises it
+SCHEMA_VERSION = 6  # of run.json, the manifest and the Parquet files; a change that adds columns raises it
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Episode(NamedTuple):
     tool_errors: Int32  # calls that failed, and were answered so
     forged: Int32  # answers of the environment that the policy wrote itself
     environment_seconds: float  # that the environment took to answer
-    turn_rewards: tuple[float | None, ...] | None  # of each turn of the policy; None: the environment gives none
+    turn_rewards: tuple[Float32 | None, ...] | None  # of each turn of the policy; None: the environment gives none
     # The last turn of the policy, which the grader reads: these characters of `response`.
     graded_from: Int32
     graded_to: Int32
@@ -241,7 +241,7 @@ class Rollout:
     episode: Annotated[Episode | None, Since(5)] = None  # of --environment
     # One per turn of the policy (--credit turn): the advantage of its tokens; `advantage` is then their mean over the policy's tokens.
     # None: all of the policy's tokens have `advantage`.
-    turn_advantages: Annotated[tuple[float, ...] | None, Since(5)] = None
+    turn_advantages: Annotated[tuple[float, ...] | None, Since(6)] = None
 
     @property
     def num_policy_tokens(self) -> int:

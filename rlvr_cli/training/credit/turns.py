@@ -26,7 +26,8 @@ def turn_returns(rollout: Rollout, *, added: float = 0.0) -> list[float]:
     rewards = [0.0] * len(rollout.policy_turns)
     if rollout.reward is not None:
         if rollout.grader == ENVIRONMENT and rollout.episode is not None:
-            rewards = [reward or 0.0 for reward in rollout.episode.turn_rewards or rewards]
+            given = [reward or 0.0 for reward in rollout.episode.turn_rewards or rewards]
+            rewards = torch.tensor(given, dtype=torch.float32).tolist()  # as they are stored
         else:
             rewards[-1] = rollout.reward
     return [math.fsum((*rewards[turn:], added)) for turn in range(len(rewards))]

@@ -118,9 +118,8 @@ def test_a_run_that_goes_on_trains_on_the_same_bytes(tmp_path):
         run.commit_rollouts("train", 0, rollouts)
     stored = to_rollouts(read_rollouts(tmp_path / "r"))
     assert [r.turn_advantages for r in stored] == [r.turn_advantages for r in rollouts]
-    assert [r.episode for r in stored] == [r.episode for r in rollouts], (
-        "the rewards of turns are stored as they were added"
-    )
+    returns = [[turn_returns(r) for r in rows] for rows in (rollouts, stored)]
+    assert returns[0] == returns[1], "of the rewards as they are stored"
     tensors = [rollout_tensors(rows, pad_id=0)["advantages"].numpy().tobytes() for rows in (rollouts, stored)]
     assert tensors[0] == tensors[1]
 
@@ -190,7 +189,7 @@ def test_the_plan_has_the_formula():
 
 # --- identities
 
-rewards = st.sampled_from([-0.5, 0.0, 0.1, 0.7, 1.0])
+rewards = st.sampled_from([-0.5, 0.0, 0.125, 0.75, 1.0])
 groups = st.lists(st.lists(rewards, min_size=1, max_size=4), min_size=2, max_size=5)
 
 
