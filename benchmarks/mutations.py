@@ -113,7 +113,7 @@ WORKED = "tests/training/losses/test_worked_numbers.py"
 JOINING = "tests/samplers/embedded/test_joining.py"
 SHAPING = "tests/training/credit/test_shaping.py"
 LANGUAGE = "tests/graders/test_language.py"
-UPDATE = "tests/training/updates/test_update.py"
+UPDATE = " ".join(f"tests/training/updates/test_{part}.py" for part in ("update", "policy_gradient", "scores"))
 ON_CUDA, SAMPLED_ON_CUDA = (
     "tests/training/updates/test_update_on_cuda.py",
     "tests/samplers/embedded/test_sampling_on_cuda.py",
