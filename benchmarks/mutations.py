@@ -594,7 +594,7 @@ WIRING = [
     ),
     *mutations_of(
         "training/session.py",
-        ("no evaluation questions but the dataset's own", "spec = config.eval_dataset or (", "spec = (", replays("ei-once"), "eval_dataset"),
+        ("no evaluation questions but the dataset's own", "spec = config.eval_dataset or ", "spec = ", replays("ei-once"), "eval_dataset"),
         ("too few evaluation questions are read", "limit = max(config.eval_examples, config.final_eval_examples or 0)", "limit = config.eval_examples", replays("grpo-on-policy"), "final_eval_examples"),
         ("bad lines stop the evaluation's questions", "skip_bad_lines=config.skip_bad_lines,", "skip_bad_lines=False,", "tests/replay/test_wiring.py -k questions_are_read", "skip_bad_lines"),
         ("fields of the evaluation's questions are guessed", "question_field=None if named else config.question_field,", "question_field=None,", "tests/replay/test_wiring.py -k questions_are_read", "question_field"),
@@ -1148,6 +1148,34 @@ EPISODES = [
     ),
 ]  # fmt: skip
 
+GYM = "tests/data/test_reasoning_gym.py -k"
+GYM_GRADER = "tests/graders/test_reasoning_gym.py -k"
+REASONING_GYM = [
+    *mutations_of(
+        "graders/reasoning_gym.py",
+        ("tuples of an entry become lists", '{"__tuple__": [_written(item) for item in value]}', "[_written(item) for item in value]", f"{GYM_GRADER} after_it_was_stored"),
+        ("the options of a family are not stored", '"config": dict(config), "entry"', '"config": {}, "entry"', f"{GYM_GRADER} after_it_was_stored"),
+        ("an answer calls any function", "isinstance(function, ast.Name) and function.id in _FUNCTIONS and not keywords", "not keywords", f"{GYM_GRADER} may_be_evaluated"),
+        ("a list that calls a function is evaluated", "all(isinstance(node, _LIST_NODES) for node in nodes)", "True", f"{GYM_GRADER} may_be_evaluated"),
+        ("a formula that Python cannot read is evaluated", "return family in EVALUATED_LISTS  #", "return True  #", f"{GYM_GRADER} may_be_evaluated"),
+    ),
+    *mutations_of(
+        "data/reasoning_gym.py",
+        ("evaluations have the size of training", 'if not pair.startswith("size=")', "if True", f"{GYM} their_own_size"),
+        ("the seed of a specification is lost", 'config.pop("seed", seed)', "seed", f"{GYM} options_of_any_kind"),
+        ("the limit is not the size", "limit or SIZE", "SIZE", f"{GYM} options_of_any_kind"),
+    ),
+    *mutations_of(
+        "config/shared/questions.py",
+        ("options of a family begin another dataset", "if of_family and", "if False and", f"{GYM} begin_another_dataset"),
+        ("a comma in a list ends an option", 'character == "," and depth <= 0', 'character == ","', f"{GYM} options_of_any_kind"),
+    ),
+    *mutations_of(
+        "environments/open.py",
+        ("a family of reasoning-gym is no dataset", "elif spec.name.startswith(REASONING_GYM):", "elif False:", "tests/environments/test_tools.py -k family"),
+    ),
+]  # fmt: skip
+
 SERVED = "tests/analysis/live/test_server.py -k "
 EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
     *mutations_of(
@@ -1228,7 +1256,7 @@ VIEW = [
     ),
 ]  # fmt: skip
 
-MUTATIONS = [*WIRING, *MATHEMATICS, *EMULATED, *EPISODES, *VIEW]
+MUTATIONS = [*WIRING, *MATHEMATICS, *EMULATED, *EPISODES, *REASONING_GYM, *VIEW]
 
 
 def applied(mutation: Mutation, source: str) -> str:

@@ -34,6 +34,7 @@ EXTRAS = {
     "py3langid": "language",
     "starlette": "view",
     "uvicorn": "view",
+    "reasoning_gym": "reasoning-gym",
     "pandas": "pandas",
     "polars": "polars",
     "wandb": "wandb",

@@ -10,7 +10,7 @@ from rlvr_cli.config.shared.endpoint import EndpointOptions, check_endpoint
 from rlvr_cli.config.shared.engine import check_engine, check_servers
 from rlvr_cli.config.shared.episodes import EpisodeOptions, check_episodes
 from rlvr_cli.config.shared.prompt import PromptOptions, check_prompt
-from rlvr_cli.config.shared.questions import QuestionOptions
+from rlvr_cli.config.shared.questions import QuestionOptions, split_datasets
 from rlvr_cli.config.shared.run import RunOptions
 from rlvr_cli.config.shared.sampling import check_sampling
 from rlvr_cli.errors import RlvrError
@@ -28,7 +28,8 @@ class EvalConfig(EndpointOptions, RunOptions, EpisodeOptions, PromptOptions, Que
 
     dataset: str = knob(
         "arithmetic",
-        "arithmetic, countdown (or NAME:SIZE[:SEED] to generate), gsm8k, math, a .jsonl/.json/.csv/.parquet file, or hf:ORG/NAME. "
+        "arithmetic, countdown (or NAME:SIZE[:SEED] to generate), gsm8k, math, a .jsonl/.json/.csv/.parquet file, hf:ORG/NAME, "
+        "or reasoning-gym:FAMILY[,KEY=VALUE...]. "
         "Several, by commas or repeated: a run for each, RUN-gsm8k and so on.",
         group="Data",
         common=True,
@@ -97,7 +98,7 @@ class EvalConfig(EndpointOptions, RunOptions, EpisodeOptions, PromptOptions, Que
         """The datasets of --dataset; a file whose own name has a comma is one."""
         if "," not in self.dataset or os.path.exists(self.dataset):
             return (self.dataset,)
-        return tuple(self.dataset.split(","))
+        return split_datasets(self.dataset)
 
     def _check_datasets(self) -> None:
         several = self.datasets

@@ -23,10 +23,10 @@ COUNTDOWN_LIMIT = 1_000_000  # far fewer puzzles than exist, so that new ones ne
 OPERATORS = {"+": 1, "-": 1, "*": 2, "/": 2}  # with their precedence
 
 
-def split_of(question: str) -> str:
-    """The split of a question: validation for one in ten, by its SHA-256."""
+def split_of(question: str, *, one_in: int = VALIDATION_ONE_IN) -> str:
+    """The split of a question: validation for one in so many, by its SHA-256."""
     digest = hashlib.sha256(question.encode()).digest()
-    return "validation" if int.from_bytes(digest[:8], "big") % VALIDATION_ONE_IN == 0 else "train"
+    return "validation" if int.from_bytes(digest[:8], "big") % one_in == 0 else "train"
 
 
 def arithmetic(
@@ -55,7 +55,7 @@ def arithmetic(
     """
     assert min(careful_share, malformed_share) >= 0
     assert careful_share + malformed_share <= 1
-    _check(size, split)
+    check_split(split)
     expected = 10**TERMS * (1 if split == "validation" else VALIDATION_ONE_IN - 1) // VALIDATION_ONE_IN
     if size > 0.9 * expected and size > _arithmetic_questions(split):  # counting them takes half a second
         raise RlvrError(
@@ -106,7 +106,7 @@ def multiplication(size: int, *, seed: int = 0, split: str = "train", tool_share
     Raises:
         RlvrError: an unknown split, or more examples than there are questions.
     """
-    _check(size, split)
+    check_split(split)
     asked = Random(f"multiplication questions {seed}")
     pairs = [(a, b) for a in range(10, 100) for b in range(10, 100)]
     pairs = [pair for pair in pairs if split_of(_multiplication_question(*pair)) == split]
@@ -149,7 +149,7 @@ def countdown(size: int, *, seed: int = 0, split: str = "train") -> list[Example
     Raises:
         RlvrError: an unknown split, or more than a million examples.
     """
-    _check(size, split)
+    check_split(split)
     if size > COUNTDOWN_LIMIT:
         raise RlvrError(f"{size:,} Countdown puzzles are too many.", f"Ask for at most {COUNTDOWN_LIMIT:,}.")
     rng = Random(f"countdown {seed}")
@@ -180,8 +180,8 @@ def countdown_question(numbers: list[int], target: int) -> str:
     )
 
 
-def _check(size: int, split: str) -> None:
-    assert size >= 0, size
+def check_split(split: str) -> None:
+    """Raise RlvrError unless generated data have this split."""
     if split not in SPLITS:
         raise RlvrError(f"Generated data has no split {split!r}.", f"Its splits are {' and '.join(SPLITS)}.")
 

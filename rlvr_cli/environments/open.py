@@ -4,12 +4,14 @@ Enters: --environment and --tool. Leaves: what makes an `Environment` for each e
 read here, and run in the processes of the pool alone.
 """
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any
 
 from rlvr_cli import user_code
+from rlvr_cli.config.shared.questions import REASONING_GYM
 from rlvr_cli.environments.interface import Environment
 from rlvr_cli.environments.tools import TOOL, Tools, load_tool
 from rlvr_cli.errors import RlvrError
@@ -57,6 +59,11 @@ def check_environment(spec: EnvironmentSpec) -> None:
             raise RlvrError(
                 f"--tool adds to built-in tools, and {spec.name} answers by itself.", "Leave one of them out."
             )
+    elif spec.name.startswith(REASONING_GYM):
+        raise RlvrError(
+            f"{spec.name} is a dataset with a grader: each question is answered in one turn.",
+            f"Write --dataset {shlex.quote(spec.name)} in place of --environment.",
+        )
     elif spec.name and spec.name not in BUILT_IN:
         raise RlvrError(
             f"There is no environment {spec.name}.", f"Choose one of {', '.join(BUILT_IN)}, or path/to/file.py:Class."

@@ -63,7 +63,10 @@ def resolve_grader(
     check_grader(spec)
     if spec not in GRADERS:
         return custom.load(spec)
-    grade = _module(spec).grade
+    module = _module(spec)
+    if hasattr(module, "load"):  # of a package, which no grade's time limit is to pay for
+        module.load()
+    grade = module.grade
     if has_format_rule(spec):
         grade = partial(grade, format_rule=format_rule)
     if timeout is not None and "seconds" in inspect.signature(grade).parameters:
@@ -85,7 +88,7 @@ def reference_response(grader_name: str, ground_truth: str) -> str | None:
 
     A grader's module may define its own `reference_response`. Otherwise, and for a user's grader, the response has the
     r1_zero format. None if no response can be right: a countdown puzzle without a solution, a GSM8K ground truth
-    without a number, unit tests from which no program can be read.
+    without a number, unit tests from which no program can be read, a family of reasoning-gym that has none.
     """
     if grader_name in GRADERS and hasattr(_module(grader_name), "reference_response"):
         return _module(grader_name).reference_response(ground_truth)

@@ -37,7 +37,7 @@ _MOST_READINGS = 24  # pairs of readings that are listed
 
 def response_of(text: str, grader: str) -> str:
     """The text as a response: a bare answer gets the format that the grader asks for; a response stays as it is."""
-    if grader in ("r1_zero", "countdown") and "</think>" not in text and "<answer" not in text:
+    if grader in ("r1_zero", "countdown", "reasoning_gym") and "</think>" not in text and "<answer" not in text:
         return f" </think> {OPEN_TAG} {text} {CLOSE_TAG}"
     if grader == "python" and "```" not in text and "<answer" not in text:
         return f"```python\n{text}\n```"

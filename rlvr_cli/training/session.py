@@ -12,7 +12,7 @@ from typing import Any
 
 from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.config.shared.training import TrainingConfig
-from rlvr_cli.data.datasets import Dataset, dataset_names, load_dataset
+from rlvr_cli.data.datasets import Dataset, evaluation_spec, knows_its_fields, load_dataset
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.graders.pool import GraderPool
@@ -222,12 +222,11 @@ def check_adapter(config: TrainingConfig) -> None:
 
 def load_eval_dataset(config: TrainingConfig) -> Dataset | None:
     """Load the questions of --eval-dataset, else the evaluation split of a built-in dataset; None where there is neither."""
-    name = config.dataset.split(":")[0]
-    spec = config.eval_dataset or (name if name in dataset_names() else "")
+    spec = config.eval_dataset or evaluation_spec(config.dataset)
     if not spec:
         return None
     limit = max(config.eval_examples, config.final_eval_examples or 0)
-    named = spec.split(":")[0] in dataset_names()  # a built-in dataset knows its fields
+    named = knows_its_fields(spec)
     questions = load_dataset(
         spec,
         limit=limit,
@@ -236,6 +235,8 @@ def load_eval_dataset(config: TrainingConfig) -> Dataset | None:
         skip_bad_lines=config.skip_bad_lines,
     )
     console.report_skipped_lines(questions.num_skipped, questions.skipped)
+    for note in questions.notes:
+        console.say(note)
     return questions
 
 

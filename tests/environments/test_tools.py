@@ -93,6 +93,11 @@ def test_what_does_not_exist_is_said(spec, problem):
     assert error.value.problem == problem
 
 
+def test_a_family_of_reasoning_gym_is_a_dataset():
+    with pytest.raises(RlvrError, match=r"Write --dataset reasoning-gym:gcd,size=9 in place of --environment\."):
+        check_environment(EnvironmentSpec("reasoning-gym:gcd,size=9"))
+
+
 def test_the_facts_change_with_the_file(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     spec = EnvironmentSpec("calculator", (f"{tmp_path}/mine.py:add",))

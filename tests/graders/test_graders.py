@@ -154,7 +154,9 @@ def test_the_extracted_answer_is_kept():
 @pytest.mark.parametrize("grader", GRADERS)
 @pytest.mark.parametrize("answer", ["6" * 5_000, "6" + "+1" * 2_500])
 def test_no_grader_keeps_a_long_answer_whole(grader, answer):
-    truth = {"countdown": PUZZLE, "python": "assert f() == 5"}.get(grader, "5")
+    truth = {"countdown": PUZZLE, "python": "assert f() == 5", "reasoning_gym": ENTRY}.get(grader, "5")
+    if grader == "reasoning_gym":
+        pytest.importorskip("reasoning_gym")
     for response in (in_tags(answer), rf"\boxed{{{answer}}}", answer):
         kept = resolve_grader(grader)(response, truth).extracted_answer
         assert kept is None or len(kept) <= 1_000
@@ -237,6 +239,7 @@ def test_gsm8k_refuses_a_truth_without_a_number():
 
 
 PUZZLE = json.dumps({"numbers": [44, 19, 35], "target": 875})
+ENTRY = json.dumps({"family": "gcd", "config": {}, "entry": {"question": "Q", "answer": "5", "metadata": {}}})
 
 
 @pytest.mark.parametrize(
@@ -325,12 +328,15 @@ TRUTHS = {
     "math_verify": [r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"],
     "gsm8k": ["48/2 = 24\n#### 1,072"],
     "countdown": [PUZZLE],
+    "reasoning_gym": [ENTRY],
     "python": ["assert f(2) == 4", '[{"input": "2", "output": "4"}, {"input": "3", "output": "6"}]'],
 }
 
 
 @pytest.mark.parametrize(("grader", "truth"), [(g, truth) for g in GRADERS for truth in TRUTHS.get(g, ["7"])])
 def test_a_perfect_model_is_rewarded(grader, truth):
+    if grader == "reasoning_gym":
+        pytest.importorskip("reasoning_gym")
     response = reference_response(grader, truth)
     assert response is not None
     assert resolve_grader(grader)(response, truth).reward == 1.0

@@ -7,7 +7,9 @@ from rlvr_cli.config.parsing.options import LONGEST, FileFunction, flag, knob
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import ChatThinking, FormatRule
 
-GraderName = Literal["r1_zero", "question_only", "math_verify", "gsm8k", "countdown", "python"]  # modules of graders/
+GraderName = Literal[  # modules of graders/
+    "r1_zero", "question_only", "math_verify", "gsm8k", "countdown", "python", "reasoning_gym"
+]  # fmt: skip
 GraderChoice = Literal["", GraderName]  # "" where it is not given
 FORMAT_RULE = "Format rule of the graders with tags: literal requires exactly '</think> <answer>', lenient allows any white space between."
 

@@ -4,12 +4,16 @@ from dataclasses import dataclass
 
 from rlvr_cli.config.parsing.options import knob
 
+REASONING_GYM = "reasoning-gym:"  # begins the names of its datasets: reasoning-gym:FAMILY[,KEY=VALUE...]
+_BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
+
 
 @dataclass(frozen=True)
 class QuestionOptions:
     dataset: str = knob(
         "arithmetic",
-        "arithmetic, countdown (or NAME:SIZE[:SEED] to generate), gsm8k, math, a .jsonl/.json/.csv/.parquet file, or hf:ORG/NAME.",
+        "arithmetic, countdown (or NAME:SIZE[:SEED] to generate), gsm8k, math, a .jsonl/.json/.csv/.parquet file, hf:ORG/NAME, "
+        "or reasoning-gym:FAMILY[,KEY=VALUE...].",
         group="Data",
         common=True,
         completes="dataset",
@@ -22,3 +26,27 @@ class QuestionOptions:
     question_field: str = knob("", "Field that holds the question. Empty: detected by name.", group="Data")
     answer_field: str = knob("", "Field that holds the answer. Empty: detected by name.", group="Data")
     skip_bad_lines: bool = knob(False, "Skip and count unreadable lines instead of stopping.", group="Data")
+
+
+def split_outside_brackets(text: str) -> list[str]:
+    """The pieces of a text between commas that are in no bracket."""
+    pieces, depth = [""], 0
+    for character in text:
+        depth += _BRACKETS.get(character, 0)
+        if character == "," and depth <= 0:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    return pieces
+
+
+def split_datasets(text: str) -> tuple[str, ...]:
+    """The datasets of a list with commas; the KEY=VALUE pairs after a family of reasoning-gym belong to it."""
+    datasets: list[str] = []
+    for piece in split_outside_brackets(text) if REASONING_GYM in text else text.split(","):
+        of_family = bool(datasets) and datasets[-1].startswith(REASONING_GYM)
+        if of_family and piece.partition("=")[0].isidentifier() and "=" in piece:
+            datasets[-1] += f",{piece}"
+        else:
+            datasets.append(piece)
+    return tuple(datasets)
