@@ -88,7 +88,7 @@ HOMES = {
     "tensorboard": {"trackers/tensorboard_events"},
     "trackio": {"trackers/trackio_run"},
     "math_verify": {"graders"},
-    "reasoning_gym": {"graders/reasoning_gym", "data/reasoning_gym"},
+    "reasoning_gym": {"graders/reasoning_gym"},
     "mpmath": {"graders/answers"},
     "pyarrow": {"runs", "data/files", "analysis/queries/database", "notebook"},
     "torch": {"parallel", "models", "samplers", "replay", "training", "commands", "handout"},

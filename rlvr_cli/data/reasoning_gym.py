@@ -24,7 +24,7 @@ from rlvr_cli.config.parsing.options import nearest
 from rlvr_cli.config.shared.questions import REASONING_GYM, split_outside_brackets
 from rlvr_cli.data.synthetic import split_of
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.graders.reasoning_gym import entry_of, ground_truth_of, load, open_family
+from rlvr_cli.graders.reasoning_gym import entry_of, families, ground_truth_of, open_family, option_defaults
 from rlvr_cli.process import die_with_parent
 from rlvr_cli.terminal import console
 from rlvr_cli.text import storable
@@ -203,18 +203,14 @@ def checked(spec: GymSpec) -> dict[str, Any]:
     Raises:
         RlvrError: there is no such family or option, or a value of another type.
     """
-    load()
-    from reasoning_gym.factory import DATASETS
-
-    if spec.family not in DATASETS:
-        near = nearest(spec.family, DATASETS)
+    known = families()
+    if spec.family not in known:
+        near = nearest(spec.family, known)
         raise RlvrError(
             f"reasoning-gym has no family {spec.family!r}." + (f" Did you mean {near[0]!r}?" if near else ""),
-            f"Its families are {', '.join(sorted(DATASETS))}.",
+            f"Its families are {', '.join(known)}.",
         )
-    defaults = {
-        f.name: f.default for f in dataclasses.fields(DATASETS[spec.family][1]) if f.name not in ("size", "seed")
-    }
+    defaults = option_defaults(spec.family)
     for key, value in spec.config.items():
         if key not in defaults:
             near = nearest(key, defaults)
@@ -223,11 +219,12 @@ def checked(spec: GymSpec) -> dict[str, Any]:
                 + (f" Did you mean {near[0]!r}?" if near else ""),
                 f"Its options are {', '.join(['size', 'seed', *defaults])}.",
             )
-        kind = type(defaults[key])
-        if kind in (bool, int, float, str) and type(value) is not kind and (kind, type(value)) != (float, int):
+        default = list(defaults[key]) if isinstance(defaults[key], tuple) else defaults[key]
+        kind = type(default)
+        if kind in (bool, int, float, str, list) and type(value) is not kind and (kind, type(value)) != (float, int):
             raise RlvrError(
-                f"{key} of {spec.family} is {json.dumps(value)}, and its default {json.dumps(defaults[key])}.",
-                f"Write {key}={json.dumps(defaults[key])}, or another value of this kind.",
+                f"{key} of {spec.family} is {json.dumps(value)}, and its default {json.dumps(default)}.",
+                f"Write {key}={json.dumps(default)}, or another value of this kind.",
             )
     return spec.config
 

@@ -6,8 +6,12 @@ what r1_zero reads where the prompt asks for `<answer>` tags, else the content o
 """
 
 import ast
+import dataclasses
 import json
 from collections.abc import Mapping
+from dataclasses import MISSING
+from datetime import date, time
+from enum import Enum
 from functools import lru_cache
 from typing import Any
 
@@ -42,6 +46,32 @@ def load() -> Any:
     return reasoning_gym
 
 
+def families() -> list[str]:
+    """The names of all families. Raises RlvrError if the package is not installed."""
+    return sorted(load().factory.DATASETS)
+
+
+def option_defaults(family: str) -> dict[str, Any]:
+    """The options of a family with their defaults; None where there is none. Size and seed are no options here."""
+    options = dataclasses.fields(load().factory.DATASETS[family][1])
+    made = {o.name: o.default if o.default_factory is MISSING else o.default_factory() for o in options}
+    return {
+        name: None if default is MISSING else default for name, default in made.items() if name not in ("size", "seed")
+    }
+
+
+def _typed(value: Any, default: Any) -> Any:
+    """A value of JSON as the type of an option's default: a date, a time, a choice, or a group of options."""
+    match default:
+        case date() | time():
+            return type(default).fromisoformat(value)
+        case Enum():
+            return type(default)(value)
+        case _ if dataclasses.is_dataclass(default):
+            return type(default)(**value)  # pyright: ignore[reportCallIssue]
+    return value
+
+
 def open_family(family: str, config: Mapping[str, Any]) -> Any:
     """Return the package's dataset of a family, which makes and scores its questions.
 
@@ -53,12 +83,20 @@ def open_family(family: str, config: Mapping[str, Any]) -> Any:
         Exception: of the package, such as AssertionError, for a configuration that it refuses.
     """
     package = load()
-    values = dict(config)
+    values = _typed_config(family, config)
     if family == "composite":
         from reasoning_gym.composite import DatasetSpec
 
-        values["datasets"] = [DatasetSpec(**({"weight": 1, "config": {}} | one)) for one in values.get("datasets", [])]
+        parts = [{"weight": 1, "config": {}} | part for part in values.get("datasets", [])]
+        values["datasets"] = [
+            DatasetSpec(**part | {"config": _typed_config(part["name"], part["config"])}) for part in parts
+        ]
     return package.create_dataset(family, **values)
+
+
+def _typed_config(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    defaults = option_defaults(family) if family in families() else {}
+    return {name: _typed(value, defaults.get(name)) for name, value in config.items()}
 
 
 @lru_cache(maxsize=32)
@@ -90,8 +128,8 @@ def grade(
     answer = answer.strip()
     if not answer:
         return Grade(1.0, 0.0, 0.0, "", "empty")
-    family = entry["metadata"].get("source_dataset", family) if family == "composite" else family
-    scored = answer if is_harmless(family, answer) else ""
+    of = entry["metadata"]["source_dataset"] if family == "composite" else family
+    scored = answer if is_harmless(of, answer) else ""
     score = float(_scorer(family, json.dumps(config)).score_answer(scored, entry))
     if not 0.0 <= score <= 1.0:
         raise ValueError(f"the score of reasoning-gym is {score}, which is not from 0 to 1")

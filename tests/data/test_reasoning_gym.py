@@ -88,6 +88,11 @@ def test_what_questions_alone_cannot_do():
         ("gcd", {"max_valu": 3}, r"(?s)no option 'max_valu'. Did you mean 'max_value'\?.*size, seed, min_numbers"),
         ("gcd", {"max_value": "x"}, 'max_value of gcd is "x", and its default 1000'),
         ("gcd", {"max_value": True}, "max_value of gcd is true"),
+        (
+            "basic_arithmetic",
+            {"operators": "+"},
+            r'operators of basic_arithmetic is "\+", and its default \["\+", "-", "\*", "/"\]',
+        ),
         ("gcd", {"max_value": 1.5}, "max_value of gcd is 1.5"),
     ],
 )

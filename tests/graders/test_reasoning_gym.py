@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import date, time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -111,6 +112,42 @@ def test_the_options_of_a_family_reach_its_scorer(most, reward):
     entry = {"question": "Q", "answer": "10*2 + 2*2", "metadata": {}}
     truth = ground_truth_of("puzzle24", {"max_value": most}, entry)
     assert resolve_grader("reasoning_gym")(in_tags("10*2 + 2*2"), truth).reward == reward
+
+
+@needs_package
+def test_options_have_the_types_of_their_defaults():
+    given = {"min_date": "2000-01-31", "max_time": "12:30:00"}
+    config = reasoning_gym.open_family("time_intervals", given).config
+    assert (config.min_date, config.max_time) == (date(2000, 1, 31), time(12, 30))
+    assert (
+        reasoning_gym.open_family("word_sorting", {"transformation": "uppercase"}).config.transformation.value
+        == "uppercase"
+    )
+    board = reasoning_gym.open_family("rearc", {"board_format_opts": {"col_delimiter": "|"}}).config.board_format_opts
+    assert board.col_delimiter == "|"
+    assert reasoning_gym.option_defaults("gcd") == {
+        "min_numbers": 2,
+        "max_numbers": 2,
+        "min_value": 1,
+        "max_value": 1000,
+    }
+
+
+@needs_package
+def test_a_mixture_is_scored_by_the_families_in_it(tmp_path):
+    config = {
+        "datasets": [
+            {"name": "countdown", "weight": 2},
+            {"name": "word_sorting", "config": {"transformation": "uppercase"}},
+        ]
+    }
+    metadata = {"source_dataset": "countdown", "numbers": [44, 19, 35], "target": 875}
+    truth = ground_truth_of("composite", config, {"question": "Q", "answer": "", "metadata": metadata})
+    grade = resolve_grader("reasoning_gym")
+    assert grade(in_tags("(44 - 19) * 35"), truth).reward == 1.0
+    path = tmp_path / "made"
+    assert grade(in_tags(f"open({str(path)!r}, 'w')"), truth).reward == 0.01
+    assert not path.exists()
 
 
 @needs_package
