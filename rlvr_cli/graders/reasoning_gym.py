@@ -115,7 +115,7 @@ def grade(
 
     Raises:
         ValueError: the ground truth is not an entry of reasoning-gym, or its score is no number from 0 to 1.
-        Exception: whatever the package's scorer raises.
+        Exception: whatever the package's scorer raises, also on the right answer.
     """
     family, config, entry = entry_of(ground_truth)
     answer = _boxed(response, (example or {}).get("prompt"))
@@ -130,7 +130,14 @@ def grade(
         return Grade(1.0, 0.0, 0.0, "", "empty")
     of = entry["metadata"]["source_dataset"] if family == "composite" else family
     scored = answer if is_harmless(of, answer) else ""
-    score = float(_scorer(family, json.dumps(config)).score_answer(scored, entry))
+    scorer = _scorer(family, json.dumps(config))
+    try:
+        score = float(scorer.score_answer(scored, entry))
+    except Exception:
+        scorer.score_answer(
+            entry["answer"] or "", entry
+        )  # raises, too, unless it was the answer that it could not read
+        return Grade(1.0, 0.0, 0.0, answer, "unparsed_answer")
     if not 0.0 <= score <= 1.0:
         raise ValueError(f"the score of reasoning-gym is {score}, which is not from 0 to 1")
     kind = None if score > 0.5 else "multiple_answers" if response.count(OPEN_TAG) > 1 else "wrong_answer"

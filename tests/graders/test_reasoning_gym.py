@@ -74,8 +74,10 @@ def test_families_are_scored_as_the_package_scores_them(families):
             assert answer == "", name
         else:
             assert (good.error or good.reward) == of_right == 1.0, name
-        assert (bad.error or bad.reward) == of_wrong, name
-        assert isinstance(of_wrong, str) or of_wrong < 1.0 or name in GENEROUS, name
+        raised = isinstance(of_wrong, str)  # for an answer that the scorer cannot read
+        assert (bad.error, bad.reward) == (None, 0.0 if raised else of_wrong), name
+        assert bad.failure_kind == "unparsed_answer" or not raised, name
+        assert raised or of_wrong < 1.0 or name in GENEROUS, name
 
 
 @needs_package
