@@ -352,7 +352,8 @@ WIRING = [
     ),
     Mutation("what was sent is sent again", "trackers/sent.py", "if row.rank > self._rank]", "if True]", "tests/trackers/test_trackers.py -k goes_on"),
     Mutation("rollouts do not count in priorities", "commands/sources/sampling.py", "self.order.count(sampled)", "pass", replays("grpo-cispo"), ("question_order",)),
-    Mutation("every draw is the first", "commands/sources/dynamic.py", "sampling.order.draw(lacking, number=place.number,", "sampling.order.draw(lacking, number=0,", replays("grpo-cispo"), ("question_order",)),
+    Mutation("every draw is the first", "commands/sources/plain.py", "number=place.number,", "number=0,", replays("grpo-cispo"), ("question_order",)),
+    Mutation("every draw of a batch with signals is the first", "commands/sources/dynamic.py", "sampling.order.draw(lacking, number=place.number,", "sampling.order.draw(lacking, number=0,", replays("grpo-masked"), ("question_order",)),
     *mutations_of(
         "commands/ei.py",
         ("five rounds whatever is asked", "steps = config.n_ei_steps", "steps = 2", replays("ei-once"), "n_ei_steps"),

@@ -95,7 +95,7 @@ def test_it_dies_with_its_parent(tmp_path):
     code = (
         "import sys, time\nfrom rlvr_cli.parallel.worker import Worker\n"
         "worker = Worker('worker', 'working:answer', arguments={'greeting': ''}, title='', hint='')\n"
-        "print(worker.receive()[1], flush=True)\ntime.sleep(600)"
+        "pid = worker.receive()[1]\nworker.send('busy')\nprint(pid, flush=True)\ntime.sleep(600)"
     )
     path = os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])
     parent = subprocess.Popen(

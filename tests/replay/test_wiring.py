@@ -163,7 +163,8 @@ CASES = [
       "use_std_normalization": False,
       "std_normalization": "group", "language_reward": 0.7, "length_reward": 0.4, "learning_rate": 3e-4}),
     ("grpo", "masked", {"importance_correction": "masked", "importance_floor": 0.85, "importance_cap": 1.2,
-      "sampling_top_p": 0.8, "dynamic_sampling": True, "std_normalization": "batch", "overlong": "soft_punish"}),
+      "sampling_top_p": 0.8, "dynamic_sampling": True, "std_normalization": "batch", "overlong": "soft_punish",
+      "n_grpo_steps": 4, "question_order": "prioritized", "seed": 3}),
     ("grpo", "floored", {"importance_correction": "truncated", "importance_floor": 0.85, "sampling_top_p": 0.8}),
     ("grpo", "ahead", {"n_grpo_steps": 3, "async_steps": 1, "dynamic_sampling": True, "train_batch_size": 4, "group_size": 2,
       "eval_every": 1, "learning_rate": 3e-4}),
@@ -346,11 +347,11 @@ def check_draws(stored) -> None:
             identity = "\0".join(map(str, (seed, phase, r["step"], r["sample_index"], r["example_id"])))
             digest = hashlib.blake2b(identity.encode(), digest_size=8).digest()
             assert r["seed"] == int.from_bytes(digest, "big") // 2
-    if stored.command == "sft" or stored.options.get("dynamic_sampling"):
+    order, dynamic = stored.options.get("question_order"), stored.options.get("dynamic_sampling")
+    if stored.command == "sft" or (dynamic and order != "prioritized"):
         return
     ids = [e.id for e in load_dataset(stored.options["dataset"], purpose="train").examples]
     endless = [ids[i] for epoch in range(9) for i in formulas.order(len(ids), seed=seed, epoch=epoch)]
-    order = stored.options.get("question_order")
     if order == "file":
         endless = ids * 9
     rows = rows_of(stored.path, "train")
@@ -358,7 +359,8 @@ def check_draws(stored) -> None:
         batch = list(dict.fromkeys(r["example_id"] for r in rows if r["step"] == step))
         if order == "prioritized":
             earlier = [r for r in rows if r["step"] < step]
-            assert batch == prioritized(ids, earlier, seed=seed, number=number)[: len(batch)]
+            first = stored.options["rollout_batch_size"] // stored.options["group_size"] if dynamic else len(batch)
+            assert batch[:first] == prioritized(ids, earlier, seed=seed, number=number)[:first]
             continue
         drawn: list[str] = []
         while len(drawn) < len(batch):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from multiprocessing.connection import Connection
 
 from rlvr_cli.faults import fault_point
@@ -17,6 +18,8 @@ def answer(connection: Connection, *, greeting: str, descriptor: int = -1) -> No
         found = {"environment": os.environ.get(message)}
         if message == "file":
             found["file"] = os.pread(descriptor, 100, 0).decode()
+        if message == "busy":  # it does not see that nobody is there any more
+            time.sleep(600)
         if message == "child":
             found["child"] = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
         write(connection, found)
