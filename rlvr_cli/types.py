@@ -72,6 +72,10 @@ class Episode(NamedTuple):
     # The last turn of the policy, which the grader reads: these characters of `response`.
     graded_from: Int32
     graded_to: Int32
+    turn_ends: tuple[Int32, ...]  # where each turn ends in `response`, in characters
+    # Turns of the policy, from 0: those whose call failed, and those in which it wrote an answer of the environment itself.
+    failed_turns: tuple[Int32, ...]
+    forged_turns: tuple[Int32, ...]
 
 
 FinishReason = Literal["stop", "length"]

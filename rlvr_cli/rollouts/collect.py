@@ -382,7 +382,7 @@ def make_rollout(
         **grade_fields(
             grade,
             finish_reason=completion.finish_reason,
-            ended_by=completion.episode.ended_by if completion.episode else "",
+            episode=completion.episode and completion.episode._asdict(),
         ),
         advantage=None,
         mean_logprob=mean_or_none(sampled),

@@ -20,6 +20,7 @@ GRADING_AHEAD = 4  # batches that may be pending before sampling waits for the g
 UNFINISHED_KINDS = {
     "no_think_close", "no_answer_tags", "malformed_tags", "no_format", "no_code", "empty", "unparsed_answer",
 }  # fmt: skip
+WRONG_KINDS = {"wrong_answer", "low_reward"}  # which say no more than that the answer is wrong
 GradeError = tuple[str | None, str | None]  # `error` and `error_detail` of a grade; None: it did not fail
 
 
@@ -159,8 +160,8 @@ class GradingQueue:
         self._batches = deque(done)
 
 
-def grade_fields(grade: Grade, *, finish_reason: str, ended_by: str = "") -> dict[str, Any]:
-    """Return the grade as fields that `Rollout` and `Regrade` share, by name. `ended_by`: of an episode."""
+def grade_fields(grade: Grade, *, finish_reason: str, episode: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the grade as fields that `Rollout` and `Regrade` share, by name. `episode`: the fields of an `Episode`."""
     return {
         "format_reward": grade.format_reward,
         "answer_reward": grade.answer_reward,
@@ -168,18 +169,29 @@ def grade_fields(grade: Grade, *, finish_reason: str, ended_by: str = "") -> dic
         "grade_error": grade.error,
         "extracted_answer": grade.extracted_answer,
         "category": grade.category,
-        "failure_kind": failure_kind_of(grade, finish_reason=finish_reason, ended_by=ended_by),
+        "failure_kind": failure_kind_of(grade, finish_reason=finish_reason, episode=episode),
         "grade_error_detail": grade.error_detail,
     }
 
 
-def failure_kind_of(grade: Grade, *, finish_reason: str, ended_by: str = "") -> str | None:
-    """Return the grader's failure kind, or what left the response unfinished: "truncated" by the length limit, or "out_of_turns"."""
-    if grade.failure_kind not in UNFINISHED_KINDS:
-        return grade.failure_kind
-    if ended_by == "turns":
-        return "out_of_turns"
-    return "truncated" if finish_reason == "length" else grade.failure_kind
+def failure_kind_of(grade: Grade, *, finish_reason: str, episode: Mapping[str, Any] | None = None) -> str | None:
+    """Return the grader's failure kind, or what explains it.
+
+    That is what left the response unfinished, "truncated" or "out_of_turns"; of an episode whose answer is wrong and nothing else,
+    "no_tool_call" or "tool_error"; "environment_error" of one that has no grade since its environment failed.
+    """
+    kind, ended_by = grade.failure_kind, episode["ended_by"] if episode else ""
+    if ended_by == "error" and grade.error is not None:
+        return "environment_error"
+    if kind in UNFINISHED_KINDS:
+        return "out_of_turns" if ended_by == "turns" else "truncated" if finish_reason == "length" else kind
+    if episode and kind in WRONG_KINDS:
+        last = episode["num_turns"] - (1 if ended_by in ("turns", "environment") else 2)  # that was answered
+        if last < 0:
+            return "no_tool_call"
+        if any(turn >= last for turn in episode["failed_turns"]):
+            return "tool_error"
+    return kind
 
 
 def utc_now_naive() -> datetime:

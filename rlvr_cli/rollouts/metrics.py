@@ -85,11 +85,27 @@ def generation_metrics(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
             "length/truncated_share": row["finish_reason"] == "length",
             "entropy/mean": row["mean_entropy"],
         }
-        for name, value in values.items():
+        for name, value in (values | episode_values(row)).items():
             total, count = totals.get(name, (0.0, 0))
             totals[name] = (total, count) if value is None else (total + value, count + 1)
     means = {name: total / count for name, (total, count) in totals.items() if count}
     return means | {"reward/samples": float(samples), "reward/grade_errors": float(errors)}
+
+
+def episode_values(row: Mapping[str, Any]) -> dict[str, float]:
+    """What is averaged of an episode besides; its policy's tokens are the length. Empty of another row."""
+    episode = row["episode"]
+    if episode is None:
+        return {}
+    said = row["num_response_tokens"] - episode["num_policy_tokens"]
+    return {
+        "episodes/turns": episode["num_turns"],
+        "episodes/tool_calls": episode["tool_calls"],
+        "episodes/tool_errors": episode["tool_errors"],
+        "episodes/forged": episode["forged"],
+        "episodes/environment_share": said / max(row["num_response_tokens"], 1),
+        "episodes/environment_seconds": episode["environment_seconds"],
+    }
 
 
 def progress_signals(rollouts: Sequence[Rollout]) -> dict[str, float]:

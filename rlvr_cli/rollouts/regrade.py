@@ -137,7 +137,7 @@ def _regrade_step(
                         **grade_fields(
                             grade,
                             finish_reason=row["finish_reason"],
-                            ended_by=(row["episode"] or {}).get("ended_by", ""),
+                            episode=row["episode"],
                         ),
                     )
                 )

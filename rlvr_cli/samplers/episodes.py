@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 from rlvr_cli.config.shared.episodes import EpisodeOptions
@@ -47,8 +48,9 @@ class _Playing:
     spoken: list[Completion] = field(default_factory=list)  # the policy's turns
     rewards: list[float | None] = field(default_factory=list)
     calls: int = 0
-    errors: int = 0
     forged: int = 0
+    failed_turns: tuple[int, ...] = ()
+    forged_turns: tuple[int, ...] = ()
     seconds: float = 0.0
     grade: Grade | None = None
     over: bool = False
@@ -69,11 +71,16 @@ class _Playing:
         self.spoken.append(completion)
         self.rewards.append(None)
 
+    def add_forged(self, answers: int) -> None:
+        """Count answers of the environment that the policy's last turn holds."""
+        self.forged += answers
+        self.forged_turns += (len(self.spoken) - 1,) * (answers > 0)
+
     def add_reply(self, reply: Reply, ids: Sequence[int], text: str) -> None:
         """Add what the environment said to the last turn: of its text as much as there is room for."""
         self.rewards[-1] = reply.reward
         self.calls += reply.role != ENVIRONMENT
-        self.errors += reply.error is not None
+        self.failed_turns += (len(self.spoken) - 1,) * (reply.error is not None)
         if ids:
             self._add(reply.role, tuple(ids), text)
 
@@ -90,19 +97,24 @@ class _Playing:
         cut = ended_by == "length"
         grade = self.grade
         if grade is None and gives_rewards:
-            grade = Grade(None, None, sum(reward or 0.0 for reward in self.rewards))
-        ends = [place for place, turn in enumerate(self.turns) if turn.role == "policy"]
+            total = sum(reward or 0.0 for reward in self.rewards)
+            grade = Grade(None, None, total, failure_kind=None if total > 0.5 else "low_reward")
+        ends = tuple(accumulate(map(len, self.texts)))
+        last_own = max(place for place, turn in enumerate(self.turns) if turn.role == "policy")
         episode = Episode(
             num_turns=len(self.spoken),
             num_policy_tokens=self.num_policy_tokens,
             ended_by=ended_by,
             tool_calls=self.calls,
-            tool_errors=self.errors,
+            tool_errors=len(self.failed_turns),
             forged=self.forged,
             environment_seconds=self.seconds,
             turn_rewards=tuple(self.rewards) if any(r is not None for r in self.rewards) else None,
-            graded_from=sum(map(len, self.texts[: ends[-1]])),
-            graded_to=sum(map(len, self.texts[: ends[-1] + 1])),
+            graded_from=ends[last_own] - len(self.texts[last_own]),
+            graded_to=ends[last_own],
+            turn_ends=ends,
+            failed_turns=self.failed_turns,
+            forged_turns=self.forged_turns,
         )
         whole = len(self.turns) == 1
         return replace(
@@ -328,7 +340,7 @@ class _Table:
     def _answered(self, playing: _Playing, completion: Completion, answer: Answer) -> Request | None:
         """Take the environment's answer. Returns the request for the next turn; None: the episode has ended."""
         playing.seconds += answer.seconds
-        playing.forged += answer.forged
+        playing.add_forged(answer.forged)
         if answer.reply is None:
             return self._fail(playing, answer, completion)
         text, room = answer.reply.text, self._room - len(playing.ids)

@@ -4,6 +4,7 @@ All tests can import it (`pythonpath` in pyproject.toml): ``from factories impor
 """
 
 from datetime import datetime
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,10 @@ _ROLLOUT = {
     "seed": 1,
     "sampled_at": datetime(2026, 1, 2),
 }
+_EPISODE = Episode(
+    num_turns=2, num_policy_tokens=1, ended_by="policy", tool_calls=1, tool_errors=0, forged=0, environment_seconds=0.5,
+    turn_rewards=None, graded_from=0, graded_to=0, turn_ends=(), failed_turns=(), forged_turns=(),
+)  # fmt: skip
 _GRADE = {
     "run_id": "r",
     "phase": "eval",
@@ -111,6 +116,30 @@ def an_episode(*lengths: int, turn_rewards: tuple[float | None, ...] | None = No
         "episode": episode,
     }
     return a_rollout(**{**own, **given, **changes})
+
+
+def a_conversation(*said: tuple[str, str], **changes: Any) -> dict[str, Any]:
+    """Return fields of a rollout for an episode in which each role said a text, whose bytes are its tokens.
+
+    Args:
+        changes: of the `Episode`.
+    """
+    texts = [text for _, text in said]
+    tokens = list(accumulate((len(text.encode()) for text in texts), initial=0))
+    ids = tuple("".join(texts).encode())
+    mask = tuple(role == "policy" for role, text in said for _ in text.encode())
+    own = sum(role == "policy" for role, _ in said)
+    episode = _EPISODE._replace(
+        num_turns=own,
+        num_policy_tokens=sum(mask),
+        tool_calls=len(said) - own,
+        turn_ends=tuple(accumulate(map(len, texts))),
+    )
+    return {
+        "response": "".join(texts), "response_ids": ids, "num_response_tokens": len(ids), "response_mask": mask,
+        "sampled_logprobs": tuple(-0.5 * own for own in mask), "episode": episode._replace(**changes),
+        "turns": tuple(Turn(role, *place) for (role, _), place in zip(said, pairwise(tokens), strict=True)),
+    }  # fmt: skip
 
 
 def a_candidate(**changes: Any) -> Candidate:

@@ -2,6 +2,7 @@
 
 import math
 
+from factories import a_conversation
 from rlvr_cli.rollouts.metrics import generation_metrics
 
 
@@ -20,6 +21,27 @@ def test_averages_match_a_calculation_by_hand():
         "length/truncated_share": 0.25, "entropy/mean": 1.0, "reward/samples": 4.0, "reward/grade_errors": 1.0,
     }  # fmt: skip
     assert "length/wrong" not in generation_metrics([row(1.0, 10)])
+
+
+def test_episodes_have_averages_of_their_own():
+    """Of three rows two are episodes: 2 turns and 1 call in 10 tokens, 4 of them the tool's; 1 turn in 6 tokens."""
+    said = {"forged": 2, "tool_errors": 1, "environment_seconds": 0.5}
+    one = a_conversation(("policy", "abcd"), ("calc", "1234"), ("policy", "ef"), **said)
+    two = a_conversation(("policy", "abcdef"))
+    rows = [
+        {"reward": 1.0, "format_reward": 1.0, "answer_reward": 1.0, "finish_reason": "stop", "mean_entropy": None, **row}
+        for row in (
+            {**one, "episode": one["episode"]._asdict()}, {**two, "episode": two["episode"]._asdict()},
+            {"num_response_tokens": 3, "episode": None},
+        )
+    ]  # fmt: skip
+    found = {
+        name: value for name, value in generation_metrics(rows).items() if name.startswith(("episodes/", "length/m"))
+    }
+    assert found == {
+        "length/mean": 5.0, "episodes/turns": 1.5, "episodes/tool_calls": 0.5, "episodes/tool_errors": 0.5,
+        "episodes/forged": 1.0, "episodes/environment_share": 0.2, "episodes/environment_seconds": 0.5,
+    }  # fmt: skip
 
 
 def test_averages_of_an_iterator_equal_those_of_a_list():

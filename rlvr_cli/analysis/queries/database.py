@@ -60,9 +60,13 @@ _SQL_TYPES = {
 _WHY_GRADED = """
 CREATE MACRO why_graded(reward, error, detail, kind, tokens) AS
 CASE
+    WHEN kind = 'environment_error' THEN 'the environment failed: ' || error || coalesce(': ' || detail, '')
     WHEN reward IS NULL THEN 'the grade failed: ' || coalesce(error, 'unknown') || coalesce(': ' || detail, '')
     WHEN reward > 0.5 AND NOT isnan(reward) THEN 'it was rewarded'
     WHEN kind = 'truncated' THEN 'cut off after ' || tokens || ' tokens, before its answer'
+    WHEN kind = 'out_of_turns' THEN 'the episode was out of turns before its answer'
+    WHEN kind = 'no_tool_call' THEN 'the answer is wrong, and the environment was never called'
+    WHEN kind = 'tool_error' THEN 'the answer is wrong, and the last call failed'
     WHEN kind = 'empty' THEN 'there is nothing in the answer'
     WHEN kind = 'no_think_close' THEN 'the thinking is never closed: there is no </think>'
     WHEN kind = 'no_answer_tags' THEN 'there is no answer where the grader looks: in <answer> tags, or in \\boxed{} for question_only'

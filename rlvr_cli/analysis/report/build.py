@@ -26,11 +26,15 @@ from rlvr_cli.runs.readers import RunInfo, read_run
 from rlvr_cli.runs.storage.files import atomic_write
 
 SECONDS = 300.0  # time limit of each query
-METRICS = {  # metrics that are drawn besides the columns of `curves`: column -> metric
-    "mismatch_mean": "mismatch/logprob_mean_abs",
-    "mismatch_largest": "mismatch/logprob_max_abs",
-    "nll": "loss/nll",
-    "best_score": "discover/best",
+METRICS = {  # metrics that are drawn besides the columns of `curves`: column -> phase, metric
+    "mismatch_mean": ("train", "mismatch/logprob_mean_abs"),
+    "mismatch_largest": ("train", "mismatch/logprob_max_abs"),
+    "nll": ("train", "loss/nll"),
+    "best_score": ("eval", "discover/best"),
+    "turns": ("train", "episodes/turns"),
+    "tool_calls": ("train", "episodes/tool_calls"),
+    "tool_errors": ("train", "episodes/tool_errors"),
+    "environment_share": ("train", "episodes/environment_share"),
 }
 SEARCH_TITLES = {
     "searches": "Attempts and scores",
@@ -171,7 +175,10 @@ def charts_of(database: Database, runs: Sequence[Sequence[RunInfo]]) -> Picture:
         scored = any(row["score"] is not None for row in result.records())
         return draw(result, query, arms_of(runs)) if scored else Picture(())
     query = named_queries()["curves"]
-    columns = ", ".join(f"any_value(value) FILTER (name = '{metric}') AS {name}" for name, metric in METRICS.items())
+    columns = ", ".join(
+        f"any_value(value) FILTER (phase = '{phase}' AND name = '{metric}') AS {name}"
+        for name, (phase, metric) in METRICS.items()
+    )
     metrics = f"SELECT run_id, step, {columns} FROM metrics GROUP BY run_id, step"
     result = database.select(
         f"WITH curves AS ({query.sql.rstrip().rstrip(';')}\n), others AS ({metrics})"

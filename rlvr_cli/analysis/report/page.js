@@ -9,6 +9,7 @@
   const GROUP_CARDS = 16; // samples of a group shown before "the other ... samples" is clicked
   const KEPT_BLOCKS = 24; // unpacked blocks kept in memory, of each kind
   const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/u; // characters that `text.printable` escapes, plus newline and tab
+  const LONG_TURN = 400; // characters of what an environment said that are shown unfolded
   const SURPRISE = [0.9, 0.5, 0.2, 0.05, 0.01]; // probabilities below which a token is shaded one level darker
   const GROUP = ["run_id", "phase", "step", "example_id"]; // what the samples of a question at one step share
   const FACETS = [["run_id", "run"], ["phase", "phase"], ["step", "step"], ["category", "category"], ["failure_kind", "failure kind"]];
@@ -211,6 +212,11 @@
     return [...nodes, plain];
   }
 
+  // The same as a text, for an attribute.
+  function spelled(text) {
+    return visible(text).map((part) => part.textContent ?? part).join("");
+  }
+
   function shown(data) {
     if (data === null || data === undefined) return "–";
     return typeof data === "number" && !Number.isInteger(data) ? String(Number(data.toPrecision(4))) : String(data);
@@ -364,7 +370,7 @@
       const cells = COLUMNS.map(([name, , text = (r) => r[name]], i) => {
         const content = visible(shown(text(row)));
         const inside = i ? element("span", { class: "clip" }, ...content) : element("button", { type: "button", class: "open clip" }, ...content);
-        const title = name === "run_id" ? visible(shown(row.run_id)).map((part) => part.textContent ?? part).join("") : null;
+        const title = name === "run_id" ? spelled(shown(row.run_id)) : null;
         return element("td", { class: `col-${name}${NUMBERS.has(name) ? " number" : ""}`, title }, inside);
       });
       const kind = row.reward === null ? "ungraded" : row.reward > 0.5 ? "right" : "wrong";
@@ -407,6 +413,10 @@
       "what it says": all.grade_error_detail, finish: all.finish_reason,
       "stopped by": all.stop_reason, tokens: row.num_response_tokens, "mean log-probability": all.mean_logprob,
       "mean entropy": all.mean_entropy, "policy version": all.policy_version, seed: all.seed, "sampled at": all.sampled_at,
+      ...(all.episode && {
+        "episode ended by": all.episode.ended_by, "tool calls": all.episode.tool_calls, "failed calls": all.episode.tool_errors,
+        "forged answers": all.episode.forged, "environment's seconds": all.episode.environment_seconds,
+      }),
     };
     const entries = Object.entries(facts).filter(([name, data]) => data !== null || name === "extracted answer" || name === "reward")
       .map(([name, data]) => element("div", {}, element("dt", {}, name), element("dd", {}, ...visible(shown(data)))));
@@ -453,9 +463,7 @@
 
   function response(all) {
     const why = unshaded(all);
-    if (why) return [element("pre", { class: "response", tabindex: "0", "aria-label": "response" }, ...visible(all.response)), element("p", { class: "note" }, why)];
-    const spans = shaded(all);
-    const tokens = spans.filter((span) => span.dataset?.token);
+    if (why) return [written(all, "response"), element("p", { class: "note" }, why)];
     const readout = element("output", { class: "note" }, "To see a token's probability, point at it, or use ← and → in the response.");
     let at = -1;
     const tell = (to) => {
@@ -466,8 +474,7 @@
       const chance = cents === null ? "unknown" : `${shown(Math.exp(-cents / 100))} (log-probability ${(-cents / 100).toFixed(2)})`;
       readout.replaceChildren(`Token ${number + 1} of ${all.centinats.length} `, element("code", {}, JSON.stringify(tokens[at].dataset.text)), `: probability ${chance}`);
     };
-    const text = element("pre", {
-      class: "response", tabindex: "0", "aria-label": "response, shaded by probability",
+    const text = written(all, "response, shaded by probability", {
       onpointerover: (event) => {
         const span = event.target.closest("[data-token]");
         if (span) tell(tokens.indexOf(span));
@@ -479,8 +486,42 @@
         tell(at + by);
         tokens[at].scrollIntoView({ block: "nearest" });
       },
-    }, ...spans);
+    });
+    const tokens = [...text.querySelectorAll("[data-token]")];
     return [text, readout, legend()];
+  }
+
+  // The text of a response: of one turn, or turn by turn as a conversation.
+  function written(all, label, handlers = {}) {
+    const parts = pieces(all);
+    if (!all.turns) return element("pre", { class: "response", tabindex: "0", "aria-label": label, ...handlers }, ...parts[0].nodes);
+    const roles = [...new Set(["policy", ...all.turns.map((turn) => turn.role)])];
+    const blocks = parts.map(({ turn, text, nodes }, number) => {
+      const facts = [`turn ${number + 1}`, `${turn.tokens.toLocaleString("en")} token${turn.tokens === 1 ? "" : "s"}`];
+      if (turn.reward !== null) facts.push(`reward ${shown(turn.reward)}`);
+      const head = [element("strong", {}, ...visible(turn.role)), ` ${facts.join(", ")}`,
+        ...turn.marks.flatMap((mark) => [" ", element("span", { class: "mark" }, mark)])];
+      const look = { class: `turn c${roles.indexOf(turn.role) % 7}`, "data-role": turn.role };
+      const body = element("pre", { tabindex: "0", "aria-label": `turn ${number + 1}, ${spelled(turn.role)}` }, ...nodes);
+      if (turn.role === "policy" || text.length <= LONG_TURN) return element("section", look, element("p", {}, ...head), body);
+      return element("details", look, element("summary", {}, ...head), body);
+    });
+    return element("div", { class: "conversation", role: "group", "aria-label": label, ...handlers }, ...blocks);
+  }
+
+  // Each turn of a response with its text and the nodes that show it: tokens where their probabilities are known. What an environment
+  // said has none.
+  function pieces(all) {
+    const spans = unshaded(all) ? null : shaded(all);
+    if (!all.turns) return [{ turn: null, text: all.response, nodes: spans ?? visible(all.response) }];
+    let from = 0, token = 0;
+    return all.turns.map((turn) => {
+      const text = all.response.slice(from, from + turn.length);
+      const nodes = spans && turn.role === "policy" ? spans.slice(token, token + turn.tokens) : visible(text);
+      from += turn.length;
+      token += turn.tokens;
+      return { turn, text, nodes };
+    });
   }
 
   function unshaded(all) {
@@ -574,7 +615,8 @@
       .map(([name, label]) => `${label} ${shown(row[name])}`).join(", ");
     const name = `sample ${row.sample_index}`;
     const head = isOpen ? element("strong", {}, `${name} (above)`) : element("button", { type: "button", onclick: () => open(row) }, name);
-    const text = unshaded(row) ? visible(row.response) : shaded(row);
+    const text = pieces(row).flatMap(({ turn, nodes }) =>
+      (turn && turn.role !== "policy" ? [element("span", { class: "said", title: spelled(turn.role) }, ...nodes)] : nodes));
     return element("section", { class: "card", "aria-label": name }, element("p", {}, head, ` ${facts}`),
       element("p", {}, ...visible(shown(outcome(row))), ", answer ",
         element("code", {}, ...visible(shown(row.extracted_answer)))),

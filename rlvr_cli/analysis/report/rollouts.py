@@ -18,8 +18,9 @@ from typing import Any
 
 from rlvr_cli.analysis.queries.database import Database, open_runs
 from rlvr_cli.analysis.queries.selection import template_of
+from rlvr_cli.analysis.report.episodes import turns_of
 from rlvr_cli.analysis.report.page import Browser
-from rlvr_cli.analysis.report.token_spans import token_lengths, token_pieces
+from rlvr_cli.analysis.report.token_spans import token_pieces
 from rlvr_cli.data.prompts import PLACEHOLDER
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.manifest import part_name
@@ -46,13 +47,14 @@ TEXT_COLUMNS = (
 _GROUPS = """
     SELECT run_id, phase, step, example_id, count(*), sum(num_response_tokens)::BIGINT FROM rollouts GROUP BY ALL
 """
+EPISODE_FACTS = ("ended_by", "tool_calls", "tool_errors", "forged", "environment_seconds")
 _OWN = "coalesce(response_mask[i], true)"  # tokens of the environment have no log-probability
 _LOGPROBS = f"[CASE WHEN isfinite(p) AND {_OWN} THEN least(round(-100 * p), 99999)::INT END FOR p, i IN sampled_logprobs] AS centinats"
 _ROLLOUTS = f"""
     WITH wanted AS (
         SELECT unnest($runs) AS run_id, unnest($phases) AS phase, unnest($steps) AS step, unnest($examples) AS example_id
     )
-    SELECT {", ".join(dict.fromkeys(LIST_COLUMNS + TEXT_COLUMNS))}, response_ids, {_LOGPROBS}
+    SELECT {", ".join(dict.fromkeys(LIST_COLUMNS + TEXT_COLUMNS))}, response_ids, turns, episode, {_LOGPROBS}
     FROM rollouts SEMI JOIN wanted USING (run_id, phase, step, example_id)
 """
 
@@ -98,7 +100,7 @@ def pack_rollouts(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_
         for name, values in index.items():
             values += [entry[name] for entry in listed]
         details = [detail_of(row, pieces=pieces[row["run_id"]]) for row in rows]
-        columns = {name: [detail[name] for detail in details] for name in TEXT_COLUMNS}
+        columns = {name: [detail[name] for detail in details] for name in (*TEXT_COLUMNS, "turns", "episode")}
         texts.append(pack(columns | {"prompt": _coded(columns["prompt"])}))
         spans.append(pack({name: [detail[name] for detail in details] for name in ("centinats", "lengths")}))
     columns = {name: _coded(values) for name, values in index.items()}
@@ -118,10 +120,11 @@ def list_entry(row: Row, *, template: str) -> dict[str, Any]:
 
 
 def detail_of(row: Row, *, pieces: Mapping[int, bytes]) -> dict[str, Any]:
-    """What only the open rollout shows: `TEXT_COLUMNS`, and each token's log-probability and length in the text."""
+    """What only the open rollout shows: `TEXT_COLUMNS`, each token's log-probability and length in the text, and the turns of an episode."""
     detail = {name: _plain(row[name]) for name in TEXT_COLUMNS}
-    lengths = token_lengths(row["response_ids"], row["response"], pieces=pieces)
-    return detail | {"centinats": row["centinats"], "lengths": lengths}
+    turns, lengths = turns_of(row, pieces=pieces)
+    episode = row["episode"] and {name: _plain(row["episode"][name]) for name in EPISODE_FACTS}
+    return detail | {"centinats": row["centinats"], "lengths": lengths, "turns": turns, "episode": episode}
 
 
 def question_in(prompt: str, template: str) -> str:

@@ -60,12 +60,12 @@ def token_lengths(ids: Sequence[int], text: str, *, pieces: Mapping[int, bytes])
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         parts = [decoder.decode(token) for token in tokens]
         parts[-1] += decoder.decode(b"", final=True)  # U+FFFD if the response ends within a character
-        whole, lengths = "".join(parts), [_units(part) for part in parts]
+        whole, lengths = "".join(parts), [units(part) for part in parts]
     if not whole.startswith(text):
         if not whole.startswith(f" {text}"):
             return None
         lengths[next(i for i, length in enumerate(lengths) if length)] -= 1
-    excess = sum(lengths) - _units(text)
+    excess = sum(lengths) - units(text)
     for i in reversed(range(len(lengths))):
         cut = min(excess, lengths[i])
         lengths[i] -= cut
@@ -75,5 +75,6 @@ def token_lengths(ids: Sequence[int], text: str, *, pieces: Mapping[int, bytes])
     return lengths
 
 
-def _units(text: str) -> int:
+def units(text: str) -> int:
+    """The length of a text in UTF-16 code units."""
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2

@@ -186,6 +186,21 @@ def test_failure_kinds(ask):
     assert columns(found, *names) == expected
 
 
+def test_an_environment_that_failed_is_at_fault_itself(ask):
+    rows = [
+        row(
+            "a",
+            reward=None,
+            grade_error="KeyError",
+            grade_error_detail="mine.py:3: x",
+            failure_kind="environment_error",
+        )
+    ]
+    assert columns(ask("failure_kinds", rows), "failure_kind", "at_fault") == [("environment_error", "environment")]
+    (failure,) = ask("failures", rows)
+    assert failure["why"] == "the environment failed: KeyError: mine.py:3: x"
+
+
 FOUR = [
     *(row("x", i, float(i == 0)) for i in range(4)),  # 1 of 4
     *(row("y", i, [1.0, 1.0, 0.0, None][i]) for i in range(4)),  # 2 of 4, one grade failed

@@ -7,15 +7,16 @@ import hashlib
 import json
 import re
 from html.parser import HTMLParser
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
 
-from factories import a_rollout
+from factories import a_rollout, a_conversation
 from rlvr_cli.analysis.pictures.picture import COLORS, Line, Panel, Picture
 from rlvr_cli.analysis.report import rollouts as report_rollouts
 from rlvr_cli.analysis.report.build import write_report
+from rlvr_cli.analysis.report.episodes import turns_of
 from rlvr_cli.analysis.report.page import Browser, Grid, Report, Setting, Share, render_page
 from rlvr_cli.analysis.report.rollouts import Group, choose_groups
 from rlvr_cli.analysis.report.token_spans import token_lengths, token_pieces
@@ -289,6 +290,61 @@ def test_what_an_environment_wrote_has_no_log_probability(tmp_path):
     row = rollout("r", "q", 0, response="abc", sampled_logprobs=(-0.5, 0.0, -0.25), response_mask=(True, False, True))
     parsed = read(write_report([make_run(tmp_path, "r", [row])]))
     assert parsed.data("tokens-0")["centinats"] == [[50, None, 25]]
+
+
+SAID = [
+    ("policy", "½<calc>1</calc>"),
+    ("calc", "<script>"),
+    ("policy", "<out>2</out>"),
+    ("search", "😀"),
+    ("policy", "7"),
+]
+
+
+@pytest.mark.parametrize("tokenizer", [True, False])
+def test_an_episode_is_a_conversation(tmp_path, tokenizer):
+    """Also without the tokenizer: where each turn ends in the text is stored."""
+    said = a_conversation(
+        *SAID, turn_rewards=(0.5, None, 1.0), failed_turns=(0,), forged_turns=(1,), tool_errors=1, forged=1
+    )
+    run = make_run(tmp_path, "r", [rollout("r", "q", 0, **said), rollout("r", "q", 1, response="one turn")])
+    if tokenizer:
+        (run / "model").mkdir()
+        (run / "model" / "tokenizer.json").write_bytes(byte_tokenizer())
+    texts = read(path := write_report([run])).data("texts-0")
+    turns, none = texts["turns"]
+    assert none is None
+    assert [turn["role"] for turn in turns] == [role for role, _ in SAID]
+    ends = list(accumulate(turn["length"] for turn in turns))
+    units = texts["response"][0].encode("utf-16-le")  # as JavaScript counts
+    assert [units[2 * a : 2 * b].decode("utf-16-le") for a, b in pairwise([0, *ends])] == [text for _, text in SAID]
+    assert [turn["tokens"] for turn in turns] == [len(text.encode()) for _, text in SAID]
+    assert [turn["reward"] for turn in turns] == [0.5, None, None, None, 1.0]
+    assert [turn["marks"] for turn in turns] == [["its call failed"], [], ["forged answer"], [], []]
+    assert texts["episode"][0] == {
+        "ended_by": "policy", "tool_calls": 2, "tool_errors": 1, "forged": 1, "environment_seconds": 0.5
+    }  # fmt: skip
+    assert texts["episode"][1] is None
+    (lengths, _) = read(path).data("tokens-0")["lengths"]
+    assert lengths is None if not tokenizer else sum(lengths) == ends[-1]
+
+
+def test_the_turns_of_a_thinking_budget_are_found_by_their_tokens():
+    said = a_conversation(("policy", "hm"), ("environment", "½ </think>"), ("policy", " 7"))
+    turns = [turn._asdict() for turn in said["turns"]]
+    row = {**said, "turns": turns, "episode": None}
+    found, lengths = turns_of(row, pieces={i: bytes([i]) for i in range(256)})
+    assert found is not None
+    assert [(turn["role"], turn["length"]) for turn in found] == [("policy", 2), ("environment", 10), ("policy", 2)]
+    assert sum(lengths or ()) == len(said["response"])
+    assert turns_of(row, pieces={}) == (None, None)  # as one text, where its tokens are unknown
+
+
+def test_an_episode_that_does_not_fit_its_turns_is_one_text():
+    """A file of another program: `rlvr check` says what is wrong with it."""
+    said = a_conversation(("policy", "a"), ("calc", "b"), turn_ends=(1,))
+    row = {**said, "turns": [turn._asdict() for turn in said["turns"]], "episode": said["episode"]._asdict()}
+    assert turns_of(row, pieces={}) == (None, None)
 
 
 def test_the_tokens_of_a_response_are_found_in_its_text(tmp_path):

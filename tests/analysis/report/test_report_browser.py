@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from browsers import NEEDED, Page, chromium
-from factories import a_rollout
+from factories import a_rollout, a_conversation
 from rlvr_cli.analysis.report.build import write_report
 from rlvr_cli.runs.run_dir import RunDir
 
@@ -202,6 +202,43 @@ def test_a_rollout_is_shown_with_its_tokens_and_its_group(browser, two_runs):
     assert page.text("output") == 'Token 2 of 14 "t": probability 0.7788 (log-probability -0.25)'
     page.all(".card button")[1].click()
     page.until(lambda: page.text("pre.response") == "step 2 says 12")
+    assert page.is_unharmed()
+
+
+@pytest.mark.parametrize("tokenizer", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_an_episode_is_shown_turn_by_turn(browser, tmp_path, tokenizer):
+    from selenium.webdriver.common.keys import Keys
+
+    long = "<script>window.__pwned = 1</script>" * 20
+    said = a_conversation(("policy", "ab"), ("calc", long), ("policy", "c"), turn_rewards=(0.25, None), failed_turns=(0,))
+    rows = [rollout("r", "q", 0, **said), rollout("r", "q", 1, response="one turn")]
+    page = opened(browser, write_report([make_run(tmp_path, "r", rows, tokenizer=tokenizer)]))
+    page.open(0)
+    assert [e.get_attribute("data-role") for e in page.all(".turn")] == ["policy", "calc", "policy"]
+    heads = page.js("return [...document.querySelectorAll('.turn > :is(p, summary)')].map((head) => head.textContent)")
+    assert heads == [
+        "policy turn 1, 2 tokens, reward 0.25 its call failed", f"calc turn 2, {len(long)} tokens", "policy turn 3, 1 token",
+    ]  # fmt: skip
+    assert page.js("return [...document.querySelectorAll('.turn pre')].map((text) => text.textContent)") == [
+        "ab",
+        long,
+        "c",
+    ]
+    colors = page.js(
+        "return [...document.querySelectorAll('.turn')].map((turn) => getComputedStyle(turn).borderLeftColor)"
+    )
+    assert colors[0] == colors[2] != colors[1]
+    assert not page.one("details.turn pre").is_displayed()
+    page.one("details.turn summary").send_keys(Keys.ENTER)
+    assert page.one("details.turn pre").is_displayed()
+    if tokenizer:
+        page.all(".turn pre")[0].send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+        total = len(long) + 3
+        assert page.text("output").startswith(f'Token {total} of {total} "c": probability 0.6065')
+    assert len(page.all(".card .said")) == 1
+    page.open(1)
+    assert not page.all(".turn")
+    assert page.text("pre.response") == "one turn"
     assert page.is_unharmed()
 
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from killed import metrics_of, rows_of, weights_of
+from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.analysis.report.build import charts_of
 from rlvr_cli.commands import eval as evaluate
 from rlvr_cli.commands import grpo
 from rlvr_cli.commands.quickstart import TOOLS, commands
@@ -210,7 +212,8 @@ def test_limits_of_episodes_reach_the_environment_and_the_sampler(folder):
     given = {**COMMON, "limit": 4, "runs_dir": str(folder)}
     evaluate.run(EvalConfig(**given, environment=f"{folder}/mine.py:Slow", turn_timeout=0.2, run="slow"))
     slow = read_rollouts(folder / "slow").to_pylist()
-    assert {row["grade_error"] for row in slow if row["episode"]["ended_by"] == "error"} == {"timeout"}
+    failed = [row for row in slow if row["episode"]["ended_by"] == "error"]
+    assert {(row["grade_error"], row["failure_kind"]) for row in failed} == {("timeout", "environment_error")}
     assert all("no answer within 0.2 s" in row["grade_error_detail"] for row in slow if row["grade_error"])
     evaluate.run(EvalConfig(**given, environment=f"{folder}/mine.py:Sums", max_episode_tokens=9, run="short"))
     short = read_rollouts(folder / "short").to_pylist()
@@ -250,6 +253,33 @@ def test_an_environment_gives_the_rewards(folder):
             EvalConfig(**COMMON, limit=8, environment=spec, grader="r1_zero", runs_dir=str(folder), run="refused")
         )
     assert not (folder / "refused").exists()
+
+
+def test_a_run_of_episodes_has_their_metrics_and_its_report_their_curves(folder):
+    """Each step's are the means of its rows; a run without an environment has none."""
+    metrics = metrics_of(folder / "grpo")
+    for (phase, step), rows in groups_by(folder / "grpo", "phase", "step").items():
+        mean = {
+            name: sum(r["episode"][name] for r in rows) / len(rows) for name in ("num_turns", "tool_calls", "forged")
+        }
+        found = [metrics[phase, step, f"episodes/{name}"] for name in ("turns", "tool_calls", "forged")]
+        assert found == pytest.approx([*mean.values()])
+        said = [1 - r["episode"]["num_policy_tokens"] / r["num_response_tokens"] for r in rows]
+        assert metrics[phase, step, "episodes/environment_share"] == pytest.approx(sum(said) / len(rows))
+    info = read_run(folder / "grpo")
+    with open_runs([info]) as database:
+        panels = {panel.name: panel for panel in charts_of(database, [[info]]).panels}
+    trained = [metrics["train", step, "episodes/turns"] for step in range(3)]
+    assert list(panels["turns"].lines[0].y) == pytest.approx(trained)
+    assert {"tool_calls", "tool_errors", "environment_share"} <= panels.keys()
+
+
+def groups_by(run, *names):
+    """Rows of a run by the values of these columns."""
+    found = {}
+    for row in read_rollouts(run).to_pylist():
+        found.setdefault(tuple(row[name] for name in names), []).append(row)
+    return found
 
 
 def test_queries_count_turns_and_tools(folder, forks):

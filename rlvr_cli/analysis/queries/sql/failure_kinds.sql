@@ -1,4 +1,4 @@
--- Responses without reward by failure kind: how many, how long, and whether the model, the parser or the grader is at fault.
+-- Responses without reward by failure kind: how many, how long, and whether model, parser, grader or environment is at fault.
 -- :phase = "eval"
 -- :step = null
 -- plot: x=run_id lines=failure_kind y=share counts=samples bars=yes
@@ -30,6 +30,7 @@ SELECT
     mean_tokens,
     truncated_share,
     CASE
+        WHEN failure_kind = 'environment_error' THEN 'environment'
         WHEN ungraded THEN 'grader'
         WHEN failure_kind = 'correct_but_unformatted' THEN 'parser'
         WHEN failure_kind = 'unparsed_answer' THEN 'model or parser'
