@@ -24,6 +24,7 @@ from rlvr_cli.types import Example
 _START_SECONDS = 120.0  # for a process to import the environment
 _HINT = "Run the environment's file alone to see why."
 _REPORTED = 3  # different errors that are reported
+REPEATED = 2  # episodes of a run that are played again
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Answer:
 
     prompt: str | None = None  # of `begin`
     reply: Reply | None = None  # of `answer`; None: it failed
+    replies: tuple[Reply, ...] = ()  # of `play_again`
     forged: int = 0  # answers of the environment in the policy's turn
     error: str | None = None  # "timeout", "crash" or the exception's name
     detail: str = ""
@@ -47,6 +49,9 @@ class EnvironmentPool:
         timeout: seconds that a turn may take.
         memory_gb: address space of one process, in GiB.
         report: gets a sentence on each of the first few different errors, from any thread.
+
+    Attributes:
+        unrepeated: episodes that are still to be played again, to see whether they are the same.
 
     Raises:
         RlvrError: there is no such environment. A file that cannot be run raises it when the first process starts.
@@ -72,6 +77,7 @@ class EnvironmentPool:
         self._slots = [_Slot(self._arguments) for _ in range(workers)]
         self._threads = [ThreadPoolExecutor(1, thread_name_prefix="environment") for _ in range(workers)]
         self._facts: dict[str, Any] | None = None
+        self.unrepeated = REPEATED
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -103,6 +109,16 @@ class EnvironmentPool:
         """Answer the last of the policy's turns."""
         return self._ask("answer", example, seed, turns)
 
+    def play_again(self, example: Example, seed: int, turns: Sequence[str]) -> Future[Answer]:
+        """Answer all of the policy's turns in a fresh instance, which lives in another process if there are several."""
+        place = (seed + 1) % len(self._slots)
+        question = ["play_again", seed, asdict(example), list(turns)]
+        return self._threads[place].submit(self._played_again, place, question)
+
+    def say(self, sentence: str) -> None:
+        """Report a sentence."""
+        self._report(sentence)
+
     def close(self) -> None:
         """Kill all processes; what is pending is canceled. May be called twice."""
         for thread in self._threads:
@@ -129,6 +145,12 @@ class EnvironmentPool:
             return Answer(prompt=said["prompt"], seconds=seconds)
         forged = said.pop("forged")
         return Answer(reply=Reply(**said), forged=forged, seconds=seconds)
+
+    def _played_again(self, place: int, question: list[Any]) -> Answer:
+        said = self._slots[place].ask(question, timeout=self.timeout * (1 + len(question[-1])))
+        if "replies" not in said:
+            return Answer(error=said["error"], detail=said["detail"])
+        return Answer(prompt=said["prompt"], replies=tuple(Reply(**reply) for reply in said["replies"]))
 
     def _say(self, error: str, detail: str) -> None:
         with self._lock:

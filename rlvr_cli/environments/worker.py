@@ -1,6 +1,7 @@
 """A process in which environments live, started by `pool.EnvironmentPool`: one instance for each episode under way.
 
-Enters: questions ["begin" or "answer", seed, example, turns of the policy]. Leaves: what the environment says, or the error that it raised.
+Enters: questions ["begin", "answer" or "play_again", seed, example, turns of the policy]. Leaves: what the environment says, or the error
+that it raised.
 An episode that this process does not know, since the one before died, is played again up to the last turn.
 """
 
@@ -59,7 +60,13 @@ def serve(
         except EOFError:
             return
         try:
-            said = episodes.begin(seed, example) if kind == "begin" else episodes.answer(seed, example, turns)
+            match kind:
+                case "begin":
+                    said = episodes.begin(seed, example)
+                case "answer":
+                    said = episodes.answer(seed, example, turns)
+                case _:
+                    said = episodes.play_again(seed, example, turns)
         except BaseException as error:  # whatever the user's own code raises
             said = {"error": type(error).__name__, "detail": _described(spec, error)}
         write(connection, said)
@@ -85,12 +92,18 @@ class _Episodes:
             environment.begin(Example(**example), seed)
             for turn in turns[:-1]:
                 environment.answer(turn)
-        reply = environment.answer(turns[-1])
-        _check(reply)
-        if not reply.done:
+        reply = _fields(environment.answer(turns[-1]))
+        if not reply["done"]:
             self._keep(seed, environment, len(turns))
         marker = getattr(environment, "marker", "")
-        return {**asdict(reply), "text": _cut(storable(reply.text)), "forged": turns[-1].count(marker) if marker else 0}
+        return {**reply, "forged": turns[-1].count(marker) if marker else 0}
+
+    def play_again(self, seed: int, example: dict[str, Any], turns: Sequence[str]) -> dict[str, Any]:
+        """Play a whole episode in an instance of its own, which is not kept."""
+        environment = self._make()
+        prompt = environment.begin(Example(**example), seed)
+        replies = [_fields(environment.answer(turn)) for turn in turns]
+        return {"prompt": None if prompt is None else str(prompt), "replies": replies}
 
     def _keep(self, seed: int, environment: Environment, answered: int) -> None:
         self._under_way[seed] = (environment, answered)
@@ -98,8 +111,8 @@ class _Episodes:
             del self._under_way[next(iter(self._under_way))]
 
 
-def _check(reply: object) -> None:
-    """Raise TypeError or ValueError unless the environment's answer is a sound `Reply`."""
+def _fields(reply: object) -> dict[str, Any]:
+    """The environment's answer as it is sent. Raises TypeError or ValueError unless it is a sound `Reply`."""
     if not isinstance(reply, Reply):
         raise TypeError(f"answer() returned {reply!r:.200}, not a Reply")
     texts = (reply.text, reply.role, "" if reply.error is None else reply.error)
@@ -107,6 +120,7 @@ def _check(reply: object) -> None:
         raise TypeError(f"answer() returned {reply!r:.200}, not a Reply of text, with a number as its reward")
     if reply.reward is not None and not math.isfinite(reply.reward):
         raise ValueError(f"a reward of {reply.reward}")
+    return {**asdict(reply), "text": _cut(storable(reply.text))}
 
 
 def _cut(text: str) -> str:

@@ -20,6 +20,7 @@ from rlvr_cli.config.shared.episodes import EpisodeOptions
 from rlvr_cli.environments.interface import Reply
 from rlvr_cli.environments.open import EnvironmentSpec, check_environment
 from rlvr_cli.environments.pool import Answer, EnvironmentPool
+from rlvr_cli.environments.repeat import Repeats, Said
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.stop_strings import prompt_token_ids, response_text
@@ -54,6 +55,7 @@ class _Playing:
     seconds: float = 0.0
     grade: Grade | None = None
     over: bool = False
+    replies: list[Reply] = field(default_factory=list)  # as the environment gave them
 
     @property
     def num_policy_tokens(self) -> int:
@@ -78,6 +80,7 @@ class _Playing:
 
     def add_reply(self, reply: Reply, ids: Sequence[int], text: str) -> None:
         """Add what the environment said to the last turn: of its text as much as there is room for."""
+        self.replies.append(reply)
         self.rewards[-1] = reply.reward
         self.calls += reply.role != ENVIRONMENT
         self.failed_turns += (len(self.spoken) - 1,) * (reply.error is not None)
@@ -149,6 +152,7 @@ class EpisodeSampler(SamplerWrapper):
         pool: the environment; closed by its owner.
         max_turns: of the policy.
         longest: the most tokens of the policy -> those of a response with what the environment says.
+        trains: whether the policy is trained on the episodes; else an environment that is no function is only said.
     """
 
     def __init__(
@@ -159,10 +163,11 @@ class EpisodeSampler(SamplerWrapper):
         *,
         max_turns: int,
         longest: Callable[[int], int],
+        trains: bool = False,
     ) -> None:
         super().__init__(sampler)
         self.tokenizer, self.pool = tokenizer, pool
-        self.max_turns, self.longest = max_turns, longest
+        self.max_turns, self.longest, self.trains = max_turns, longest, trains
         self._joins = getattr(sampler, "joins", False)
 
     @property
@@ -173,7 +178,8 @@ class EpisodeSampler(SamplerWrapper):
         """Play an episode for every seed of every request, which has an example; they come in the order in which they end.
 
         Raises:
-            RlvrError: the environment cannot be loaded, or what the sampler raises.
+            RlvrError: the environment cannot be loaded, is not a function of example, seed and turns while the policy is trained, or what
+                the sampler raises.
         """
         own = replace(params, stop=tuple(dict.fromkeys((*params.stop, *self.pool.stop))))
         table = _Table(self, requests, own)
@@ -188,6 +194,7 @@ class EpisodeSampler(SamplerWrapper):
                         yield from table.ended()
                 asked = table.next_round()
                 yield from table.ended()
+            table.check()
         finally:
             table.cancel()
 
@@ -235,11 +242,15 @@ def _spec(config: EpisodeOptions) -> EnvironmentSpec:
     return EnvironmentSpec(config.environment, config.tool)
 
 
-def played(sampler: Sampler, config: EpisodeOptions, tokenizer: Any, pool: EnvironmentPool | None) -> Sampler:
-    """Return a sampler that plays episodes in the environment; without one, or if it does so in its own process, the sampler itself."""
+def played(
+    sampler: Sampler, config: EpisodeOptions, tokenizer: Any, pool: EnvironmentPool | None, *, trains: bool
+) -> Sampler:
+    """Return a sampler that plays episodes, see `EpisodeSampler`; without an environment, or if it does so in its own process, itself."""
     if pool is None or getattr(sampler, "plays_episodes", False):
         return sampler
-    return EpisodeSampler(sampler, tokenizer, pool, max_turns=config.max_turns, longest=config.longest_response)
+    return EpisodeSampler(
+        sampler, tokenizer, pool, max_turns=config.max_turns, longest=config.longest_response, trains=trains
+    )
 
 
 class _Table:
@@ -255,6 +266,7 @@ class _Table:
         self._asked: list[list[_Playing]] = []  # the episodes of each request in the running call of the sampler
         self._waiting: dict[Future[Answer], tuple[_Playing, Completion]] = {}  # for the environment
         self._ended: deque[Completion] = deque()
+        self._repeats = Repeats(player.pool, strict=player.trains)
 
     @property
     def most_tokens(self) -> int:
@@ -336,6 +348,11 @@ class _Table:
         for future in self._waiting:
             future.cancel()
         self._waiting.clear()
+        self._repeats.cancel()
+
+    def check(self) -> None:
+        """Compare the episodes that were played again, see `Repeats.check`."""
+        self._repeats.check()
 
     def _answered(self, playing: _Playing, completion: Completion, answer: Answer) -> Request | None:
         """Take the environment's answer. Returns the request for the next turn; None: the episode has ended."""
@@ -370,6 +387,8 @@ class _Table:
 
     def _end(self, playing: _Playing, last: Completion, *, by: str) -> None:
         playing.over = True
+        if by != "error":
+            self._repeats.add(Said(playing.example, playing.seed, playing.prompt, playing.said, playing.replies))
         self._ended.append(playing.completion(last, ended_by=by, gives_rewards=self._player.pool.gives_rewards))
 
     def _fail(self, playing: _Playing, answer: Answer, last: Completion | None = None) -> None:

@@ -199,7 +199,7 @@ class Trainer:
     @property
     def sampler(self) -> Sampler:
         """The engine that samples for training and evaluations, episodes if there is an environment."""
-        return played(self.weights.sampler, self.config, self.tokenizer, self._environment)
+        return played(self.weights.sampler, self.config, self.tokenizer, self._environment, trains=True)
 
     def update(
         self,

@@ -87,7 +87,7 @@ X_LABELS = {
 PROGRESS = {"steps": "algorithm_steps", "rollouts": "rollouts", "tokens": "tokens", "minutes": "minutes"}
 
 # Columns that are drawn only if they are not 0 everywhere, among others; and what the picture says then.
-EMPTY_AT_0 = {"clip_fraction": "No token was clipped in any update."}
+EMPTY_AT_0 = {"clip_fraction": "No token was clipped in any update.", "tool_errors": "No call of a tool failed."}
 CUT = "Intervals that go beyond the axis are cut at its end."
 NO_EARLY_END = "Sampler against trainer: without the tokens before --sampling-min-tokens, where the sampler forbids the end of a response."
 

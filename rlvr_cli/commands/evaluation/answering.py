@@ -48,4 +48,4 @@ def answering(config: EvalConfig, sampler: Sampler, *, ending: str, environment:
     if config.thinking_budget:
         (budget,) = config.thinking_budgets
         sampler = BudgetedSampler(sampler, tokenizer, budget=budget, stop_thinking=ending)
-    return played(sampler, config, tokenizer, environment)
+    return played(sampler, config, tokenizer, environment, trains=False)

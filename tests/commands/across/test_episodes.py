@@ -32,7 +32,7 @@ from rlvr_cli.training.credit.turns import turn_returns
 
 # The built-in model writes sums, such as 7+7=14, 4+9=...; this one answers each of them.
 SUMS = """
-import time
+import random, time
 from rlvr_cli.environments import Reply
 
 class Sums:
@@ -60,6 +60,9 @@ class Once(Sums):  # rewards the first or the second turn: sums of a group may b
     def answer(self, turn):
         reply = super().answer(turn)
         return Reply(reply.text, reward=self.rewards.pop(0), done=not self.rewards)
+class Rolls(Sums):
+    def answer(self, turn):
+        return Reply(str(random.random()), role="dice")
 
 class Slow(Sums):
     def answer(self, turn):
@@ -271,7 +274,8 @@ def test_a_run_of_episodes_has_their_metrics_and_its_report_their_curves(folder)
         panels = {panel.name: panel for panel in charts_of(database, [[info]]).panels}
     trained = [metrics["train", step, "episodes/turns"] for step in range(3)]
     assert list(panels["turns"].lines[0].y) == pytest.approx(trained)
-    assert {"tool_calls", "tool_errors", "environment_share"} <= panels.keys()
+    assert {"tool_calls", "environment_share"} <= panels.keys()
+    assert "tool_errors" not in panels  # none: it is said instead
 
 
 def groups_by(run, *names):
@@ -293,6 +297,19 @@ def test_queries_count_turns_and_tools(folder, forks):
     )
     (teacher,) = json.loads(said.out)
     assert (teacher["tool"], teacher["answers"]) == ("teacher", sum(row["episode"]["tool_calls"] for row in rows))
+
+
+def test_an_environment_that_is_no_function_is_refused_before_it_trains(folder, capfd):
+    spec = f"{folder}/mine.py:Rolls"
+    given = {**COMMON, "environment": spec, "runs_dir": str(folder)}
+    with pytest.raises(
+        RlvrError, match="Rolls is not a function of the example, the seed and the turns: in an episode of"
+    ):
+        grpo.run(GrpoConfig(**given, **TRAINED, run="rolls"))
+    assert rows_of(folder / "rolls", phase="train") == []
+    evaluate.run(EvalConfig(**given, limit=8, run="rolled"))
+    assert len(rows_of(folder / "rolled", phase="eval")) == 8
+    assert capfd.readouterr().err.count("Rolls is not a function of the example, the seed and the turns, so") in (1, 2)
 
 
 @pytest.mark.parametrize(

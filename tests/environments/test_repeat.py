@@ -1,0 +1,129 @@
+"""Environments that are no function of example, seed and turns are found, and named with what differs."""
+
+from contextlib import closing
+
+import pytest
+
+from rlvr_cli.environments.interface import Reply
+from rlvr_cli.environments.open import EnvironmentSpec
+from rlvr_cli.environments.pool import Answer, EnvironmentPool
+from rlvr_cli.environments.repeat import Repeats, Said, difference
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.types import Example
+
+MINE = """
+import itertools
+from rlvr_cli.environments import Reply
+
+count = itertools.count()
+
+class Honest:
+    stop = ("!",)
+    def begin(self, example, seed):
+        self.said = f"{example.question} {seed}"
+    def answer(self, turn):
+        return Reply(f"{self.said} {turn}")
+
+class Counts(Honest):
+    def answer(self, turn):
+        return Reply("x" * 200 + (str(next(count)) if turn == "b!" else ""))
+
+class Prompts(Honest):
+    def begin(self, example, seed):
+        return f"game {next(count)}"
+    def answer(self, turn):
+        return Reply("well")
+"""
+EXAMPLE = Example("q-3", "Q", "1")
+
+
+def said_by(pool, turns=("a!", "b!"), seed=7):
+    prompt = pool.begin(EXAMPLE, seed).result().prompt
+    replies = [pool.answer(EXAMPLE, seed, turns[: i + 1]).result().reply for i in range(len(turns))]
+    return Said(EXAMPLE, seed, prompt, turns, replies)
+
+
+@pytest.fixture
+def opened(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    pools = []
+
+    def opened(name):
+        spec = name if name == "python" else f"{tmp_path}/mine.py:{name}"
+        said = []
+        pools.append(EnvironmentPool(EnvironmentSpec(spec), workers=1, report=said.append))
+        return pools[-1], said
+
+    yield opened
+    for pool in pools:
+        pool.close()
+
+
+def test_a_function_is_played_twice_a_run_and_nothing_is_said(opened):
+    pool, notes = opened("Honest")
+    for _ in range(3):
+        repeats = Repeats(pool, strict=True)
+        repeats.add(said_by(pool))
+        repeats.check()
+    assert (notes, pool.unrepeated) == ([], 0)
+    repeats = Repeats(pool, strict=True)
+    pool.unrepeated = 1
+    repeats.add(Said(EXAMPLE, 7, None, ("a!",), ()))  # the environment said nothing
+    assert pool.unrepeated == 1
+    repeats.add(said_by(pool))
+    repeats.cancel()
+    assert pool.unrepeated == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "clause"),
+    [
+        (
+            "Counts",
+            'the text of its reply to turn 2 was "…'
+            + "x" * 30
+            + '0", and when it was asked again "…'
+            + "x" * 30
+            + '1"',
+        ),
+        ("Prompts", 'the prompt was "game 0", and when it was asked again "game 1"'),
+    ],
+)
+def test_what_is_no_function_is_named_with_both_texts(opened, name, clause):
+    pool, notes = opened(name)
+    repeats = Repeats(pool, strict=True)
+    repeats.add(said_by(pool))
+    with pytest.raises(RlvrError) as error:
+        repeats.check()
+    assert error.value.problem.endswith(
+        f"mine.py:{name} is not a function of the example, the seed and the turns: in an episode of q-3 (seed 7) {clause}."
+    )
+    assert "random.Random(seed)" in (error.value.hint or "")
+    repeats = Repeats(pool, strict=False)
+    repeats.add(said_by(pool))
+    repeats.check()
+    (note,) = notes
+    assert "so a run that goes on may differ: in an episode of q-3 (seed 7)" in note
+
+
+def test_a_program_that_prints_the_time_is_the_policys_doing(opened):
+    pool, notes = opened("python")
+    repeats = Repeats(pool, strict=True)
+    repeats.add(said_by(pool, ("<python>import time; print(time.time_ns())</python>",)))
+    repeats.check()
+    assert notes == ["a program of the policy does not always print the same, so a run that goes on may differ"]
+
+
+def test_what_says_nothing_about_the_environment_is_no_difference():
+    said = Said(EXAMPLE, 7, None, ("a",), [Reply("x", reward=1.0)])
+    assert difference(said, Answer(error="timeout")) is None
+    assert difference(said, Answer(error="crash")) is None
+    assert difference(said, Answer(replies=(Reply("x", reward=1.0),))) is None
+    assert difference(said, Answer(error="KeyError", detail="m.py:3: 'x'")) == (
+        1, "it raised KeyError when it was asked again: m.py:3: 'x'"
+    )  # fmt: skip
+    assert difference(said, Answer(replies=(Reply("x", reward=0.0),))) == (
+        1, 'the reward of its reply to turn 1 was "1.0", and when it was asked again "0.0"'
+    )  # fmt: skip
+    with closing(EnvironmentPool(EnvironmentSpec("calculator"), workers=1)) as pool:
+        assert difference(said, pool.play_again(EXAMPLE, 7, ["<calc>1</calc>"]).result()) is not None
