@@ -4,7 +4,7 @@ Every call runs in a fresh interpreter: names of earlier calls are gone.
 """
 
 from rlvr_cli.environments.tools import ToolError
-from rlvr_cli.sandbox.run import Limits, run_program
+from rlvr_cli.sandbox.run import OUTPUT_BYTES, Limits, run_program
 
 NAME = "python"
 LIMITS = Limits(seconds=5.0, memory_bytes=1 << 30)
@@ -12,9 +12,11 @@ _DONE = "_rlvr_done"
 
 
 def run_python(program: str) -> str:
-    """What a program prints. Raises ToolError, with what it printed before, if it fails."""
+    """What a program prints; of much, the end, which says so. Raises ToolError, with what it printed before, if it fails."""
     execution = run_program(f"{program.strip()}\n{_DONE} = True\n", entry=(_DONE,), limits=LIMITS)
     printed = execution.output.rstrip("\n")
+    if execution.num_printed > OUTPUT_BYTES:
+        printed = f"[cut: {execution.num_printed - OUTPUT_BYTES:,} bytes]\n{printed}"
     if execution.status != "ok":
         raise ToolError("\n".join(filter(None, (printed, execution.message or execution.status))))
     return printed

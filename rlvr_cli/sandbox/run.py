@@ -78,12 +78,14 @@ class Execution:
     seconds: float  # wall time, from the program's first line
     layers: tuple[str, ...]  # that were active, of `LAYERS`
     entry: str | None = None  # the name that gave the answer, as the program says; None if there is none
+    num_printed: int = 0  # bytes that it printed, of which `output` is the end
 
 
 class _Ended(NamedTuple):
     layers: tuple[str, ...] | None  # None: it ended before it was bound, and so before the program
     said: bytes  # what followed on the answer's pipe
     printed: bytes  # the end of what it printed
+    num_printed: int  # bytes
     stopped: Literal["", "timeout", "output_too_large", "printed_too_much"]
     seconds: float
 
@@ -163,7 +165,8 @@ def run_program(
     cpu_used = usage.ru_utime + usage.ru_stime
     found = _outcome(ended, limits=limits, returncode=process.returncode, cpu_used=cpu_used)
     message = storable(found.message)[:MESSAGE_CHARACTERS]
-    return Execution(found.status, found.value, message, output, ended.seconds, ended.layers, found.entry)
+    num_printed = ended.num_printed + len(tail)
+    return Execution(found.status, found.value, message, output, ended.seconds, ended.layers, found.entry, num_printed)
 
 
 def _cpu_seconds(limits: Limits) -> int:
@@ -244,7 +247,7 @@ def _follow(answer: int, printed: int, limits: Limits) -> _Ended:
                     break
                 if len(said) > limits.output_bytes + _CHUNK:
                     stopped = "output_too_large"
-    return _Ended(layers, bytes(said), bytes(tail), stopped, time.monotonic() - began)
+    return _Ended(layers, bytes(said), bytes(tail), num_printed, stopped, time.monotonic() - began)
 
 
 def _rest(printed: int) -> bytes:

@@ -74,6 +74,12 @@ def test_a_program_sees_nothing_of_the_one_before():
         run_python("print('begun')\nprint(x)")
 
 
+def test_a_program_that_prints_much_is_cut_and_says_so():
+    assert run_python("print('x' * 10_000 + 'end')") == f"[cut: {10_004 - 4_096:,} bytes]\n{'x' * 4_092}end"
+    assert run_python("import sys\nsys.stdout.buffer.write(b'\\xff\\xfe!')") == "\ufffd\ufffd!"
+    assert run_python("") == ""
+
+
 def test_a_program_that_fails_is_told_with_what_it_printed():
     with pytest.raises(ToolError, match=r"^7\n.*ZeroDivisionError"):
         run_python("print(7)\n1 / 0")

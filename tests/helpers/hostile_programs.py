@@ -4,7 +4,15 @@ A program that gets what it wants says so: its points are the text ESCAPED. `{fo
 process that runs the sandbox, `{port}` a port on this machine that somebody listens on.
 """
 
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from textwrap import dedent
+
+import pytest
 
 HARMLESS = {"no_points", "bad_points", "exception"}
 LATE = {"timeout", "cpu"}
@@ -254,3 +262,56 @@ def hostile(name: str, *, folder: str, parent: int, port: int) -> str:
     for key, value in {"folder": folder, "parent": parent, "port": port}.items():
         source = source.replace(f"{{{key}}}", str(value))
     return source.replace("{{", "{").replace("}}", "}")
+
+
+@contextmanager
+def a_target(folder: Path) -> Iterator[dict]:
+    """A directory with a secret, and a port that somebody listens on; both are looked at afterwards."""
+    secret = folder / "secret.txt"
+    secret.write_text("CANARY")
+    before = state_of(folder)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams,
+    ):
+        port = server.getsockname()[1]
+        datagrams.bind(("127.0.0.1", port))
+        yield {"folder": str(folder), "parent": os.getpid(), "port": port}
+        for listening in (server, datagrams):
+            listening.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+        with pytest.raises(BlockingIOError):
+            datagrams.recv(1)
+    assert state_of(folder) == before
+    assert not Path("/tmp/rlvr-escaped").exists()
+    assert not Path("/dev/shm/rlvr-escaped").exists()
+    assert str(0x5EC4E7) not in Path("/proc/sysvipc/shm").read_text()
+
+
+def state_of(folder: Path) -> list[object]:
+    found: list[object] = []
+    for path in sorted([folder, *folder.rglob("*")]):
+        status = path.lstat()
+        content = path.read_bytes() if stat.S_ISREG(status.st_mode) else None
+        attributes = os.listxattr(path) if hasattr(os, "listxattr") else None
+        found.append(
+            (path.name, content, attributes, status.st_mode, status.st_uid, status.st_mtime_ns, status.st_nlink)
+        )
+    return found
+
+
+def descendants(root: int) -> set[int]:
+    """The processes below one, zombies left out."""
+    children: dict[int, list[int]] = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+        except OSError:  # it has ended meanwhile
+            continue
+        if state != "Z":
+            children.setdefault(int(parent), []).append(int(pid))
+    found = [root]
+    for pid in found:
+        found += children.get(pid, [])
+    return set(found[1:])

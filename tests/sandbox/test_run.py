@@ -2,8 +2,6 @@
 
 import os
 import signal
-import socket
-import stat
 import subprocess
 import sys
 import textwrap
@@ -15,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import rlvr_cli
-from hostile_programs import LATE, PROGRAMS, hostile
+from hostile_programs import LATE, PROGRAMS, a_target, descendants, hostile
 from rlvr_cli.discovery.verify_program import run_candidate, verify_execution
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.sandbox import run as run_module
@@ -31,22 +29,6 @@ MEMORY = 256 << 20  # of a hostile program
 
 def answer(program: str, *, entry=("points",), limits: Limits = ENOUGH):
     return run_program(textwrap.dedent(program), entry=entry, limits=limits)
-
-
-def descendants(root: int) -> set[int]:
-    """The processes below one, zombies left out."""
-    children: dict[int, list[int]] = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-        except OSError:  # it has ended meanwhile
-            continue
-        if state != "Z":
-            children.setdefault(int(parent), []).append(int(pid))
-    found = [root]
-    for pid in found:
-        found += children.get(pid, [])
-    return set(found[1:])
 
 
 # What it gives back
@@ -249,39 +231,8 @@ def test_a_layer_that_cannot_be_applied_stops_the_program_before_its_first_line(
 
 @pytest.fixture
 def target(tmp_path):
-    """A directory with a secret, and a port that somebody listens on; both are looked at afterwards."""
-    secret = tmp_path / "secret.txt"
-    secret.write_text("CANARY")
-    before = state_of(tmp_path)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams,
-    ):
-        port = server.getsockname()[1]
-        datagrams.bind(("127.0.0.1", port))
-        yield {"folder": str(tmp_path), "parent": os.getpid(), "port": port}
-        for listening in (server, datagrams):
-            listening.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            server.accept()
-        with pytest.raises(BlockingIOError):
-            datagrams.recv(1)
-    assert state_of(tmp_path) == before
-    assert not Path("/tmp/rlvr-escaped").exists()
-    assert not Path("/dev/shm/rlvr-escaped").exists()
-    assert str(0x5EC4E7) not in Path("/proc/sysvipc/shm").read_text()
-
-
-def state_of(folder: Path) -> list[object]:
-    found: list[object] = []
-    for path in sorted([folder, *folder.rglob("*")]):
-        status = path.lstat()
-        content = path.read_bytes() if stat.S_ISREG(status.st_mode) else None
-        attributes = os.listxattr(path) if hasattr(os, "listxattr") else None
-        found.append(
-            (path.name, content, attributes, status.st_mode, status.st_uid, status.st_mtime_ns, status.st_nlink)
-        )
-    return found
+    with a_target(tmp_path) as target:
+        yield target
 
 
 def attack(name: str, target: dict) -> None:
