@@ -1049,6 +1049,8 @@ PLAYED = "tests/samplers/test_episodes.py -k"
 IN_A_RUN = "tests/commands/across/test_episodes.py -k"
 TURNS = "tests/training/credit/test_turns.py"
 ENVIRONMENT_TOKENS = "tests/training/losses/test_environment_tokens.py"
+REPEATED = "tests/environments/test_repeat.py"
+CONVERSATION = "tests/analysis/report/test_report.py -k is_a_conversation"
 EPISODES = [
     *mutations_of(
         "samplers/episodes.py",
@@ -1059,7 +1061,12 @@ EPISODES = [
         ("each turn has all of the policy's tokens", "self._params.max_tokens - playing.num_policy_tokens", "self._params.max_tokens", f"{PLAYED} limits_end"),
         ("the environment's text is longer than the episode", "            ids = ids[:room]\n", "", f"{PLAYED} limits_end"),
         ("an episode has turns without end", "if len(playing.said) == self._player.max_turns:", "if False:", f"{PLAYED} limits_end"),
-        ("the grader reads what the environment said last", "self.texts[: ends[-1] + 1]", "self.texts", f"{PLAYED} reads_the_last_turn"),
+        ("the grader reads what the environment said last", "graded_to=ends[last_own],", "graded_to=ends[-1],", f"{PLAYED} reads_the_last_turn"),
+        ("failed calls are of no turn", "self.failed_turns += (len(self.spoken) - 1,)", "self.failed_turns += (7,)", f"{PLAYED} however_a_policy"),
+        ("forged answers are of no turn", "self.forged_turns += (len(self.spoken) - 1,)", "self.forged_turns += (7,)", f"{PLAYED} however_a_policy"),
+        ("a turn ends in the text where its tokens do", "ends = tuple(accumulate(map(len, self.texts)))", "ends = tuple(turn.end for turn in self.turns)", f"{PLAYED} whatever_a_tool"),
+        ("episodes that are played again are not compared", "            table.check()\n", "", f"{IN_A_RUN} no_function"),
+        ("a reward of turns that is low has no kind", '"low_reward")', "None)", f"{IN_A_RUN} gives_the_rewards"),
         ("a text that was cut is shown whole", "text = response_text(self._player.tokenizer, ids)", "pass", f"{PLAYED} limits_end"),
         ("rewards of turns are the grader's to give", "if grade is None and gives_rewards:", "if False:", f"{PLAYED} gives_the_reward"),
         ("8 turns whatever is asked", "max_turns=config.max_turns", "max_turns=8", f"{IN_A_RUN} grades_the_last", "max_turns"),
@@ -1134,6 +1141,34 @@ EPISODES = [
     *mutations_of(
         "analysis/statistics/grade_changes.py",
         ("what an environment said is punished", "policy_tokens(episode, num_response_tokens) AS tokens", "num_response_tokens AS tokens", "tests/commands/store/test_grade.py -k not_punished"),
+        "environments/repeat.py",
+        ("prompts are not compared", "if said.prompt != again.prompt:", "if False:", REPEATED),
+        ("texts alone are compared", "asdict(first).items():", '[("text", first.text)]:', REPEATED),
+        ("what a program prints is the environment's doing", 'if turn and self._pool.spec.name == said.replies[turn - 1].role == "python":', "if False:", REPEATED),
+        ("an episode that was not compared counts", "self._pool.unrepeated += len(self._pending)", "pass", REPEATED),
+    ),
+    *mutations_of("environments/pool.py", ("the same process plays again", "(seed + 1) % len(self._slots)", "seed % len(self._slots)", REPEATED)),
+    *mutations_of("training/trainer.py", ("a run trains in an environment that is no function", "trains=True", "trains=False", f"{IN_A_RUN} no_function")),
+    *mutations_of("commands/evaluation/answering.py", ("an evaluation is refused for its environment", "trains=False", "trains=True", f"{IN_A_RUN} no_function")),
+    *mutations_of("environments/python.py", ("what is cut of a program's output is not said", "if execution.num_printed > OUTPUT_BYTES:", "if False:", "tests/environments/test_tools.py -k prints_much")),
+    *mutations_of(
+        "rollouts/grading.py",
+        ("a format that is wrong is a missing call", "if episode and kind in WRONG_KINDS:", "if episode and kind:", "tests/rollouts/test_grading.py"),
+        ("any failed call is the last", "turn >= last for", "turn >= 0 for", "tests/rollouts/test_grading.py"),
+        ("an environment that failed is a grader that failed", 'return "environment_error"', "return None", f"{IN_A_RUN} limits_of_episodes"),
+    ),
+    *mutations_of(
+        "rollouts/metrics.py",
+        ("episodes have no metrics", "(values | episode_values(row)).items()", "values.items()", f"{IN_A_RUN} has_their_metrics"),
+        ("the environment's share is the policy's", 'said / max(', 'episode["num_policy_tokens"] / max(', "tests/rollouts/test_metrics.py"),
+    ),
+    *mutations_of("analysis/report/build.py", ("the curve of turns is that of evaluations", '"turns": ("train", ', '"turns": ("eval", ', f"{IN_A_RUN} its_report")),
+    *mutations_of(
+        "analysis/report/episodes.py",
+        ("the page counts a turn's characters as Python does", "texts = [units(text[start:end])", "texts = [len(text[start:end])", CONVERSATION),
+        ("the page marks no failed call", '(own in episode["failed_turns"])', "0", CONVERSATION),
+        ("the page marks no forged answer", '(own in episode["forged_turns"])', "0", CONVERSATION),
+        ("an episode that does not fit its turns stops the page", "if turns and episode and _fit(turns, episode):", "if turns and episode:", "tests/analysis/report/test_report.py -k does_not_fit_its_turns"),
     ),
     *mutations_of(
         "rollouts/regrade.py",

@@ -12,7 +12,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import Example
 
 MINE = """
-import itertools
+import itertools, os
 from rlvr_cli.environments import Reply
 
 count = itertools.count()
@@ -27,6 +27,10 @@ class Honest:
 class Counts(Honest):
     def answer(self, turn):
         return Reply("x" * 200 + (str(next(count)) if turn == "b!" else ""))
+
+class Process(Honest):
+    def answer(self, turn):
+        return Reply(str(os.getpid()))
 
 class Prompts(Honest):
     def begin(self, example, seed):
@@ -48,10 +52,10 @@ def opened(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     pools = []
 
-    def opened(name):
+    def opened(name, workers=1):
         spec = name if name == "python" else f"{tmp_path}/mine.py:{name}"
         said = []
-        pools.append(EnvironmentPool(EnvironmentSpec(spec), workers=1, report=said.append))
+        pools.append(EnvironmentPool(EnvironmentSpec(spec), workers=workers, report=said.append))
         return pools[-1], said
 
     yield opened
@@ -104,6 +108,15 @@ def test_what_is_no_function_is_named_with_both_texts(opened, name, clause):
     repeats.check()
     (note,) = notes
     assert "so a run that goes on may differ: in an episode of q-3 (seed 7)" in note
+
+
+def test_of_several_processes_another_one_plays_again(opened):
+    """What is the same in one process and not in another, such as the order of a set, is no function either."""
+    pool, _ = opened("Process", workers=2)
+    repeats = Repeats(pool, strict=True)
+    repeats.add(said_by(pool))
+    with pytest.raises(RlvrError, match="the text of its reply to turn 1"):
+        repeats.check()
 
 
 def test_a_program_that_prints_the_time_is_the_policys_doing(opened):

@@ -59,6 +59,63 @@ def test_training_killed_at_25_points_ends_the_same(
     figures |= {"training": name, "kills": KILLS, "runs that differ in a row, a metric or a byte of weights": 0}
 
 
+# Answers each sum of the built-in model's, such as 7+7=14; a file beside it says that it is at it.
+TOOL = """
+import os, random, time
+from pathlib import Path
+from rlvr_cli.environments import Reply
+
+class Sums:
+    stop = (",",)
+
+    def begin(self, example, seed):
+        self.random = random.Random(seed)
+
+    def answer(self, turn):
+        at_it = Path(__file__).with_name(f"at-it-{os.getpid()}")
+        at_it.touch()
+        time.sleep(0.1)
+        at_it.unlink()
+        return Reply(f"({self.random.randint(0, 9)})", role="teacher")
+"""
+
+
+@pytest.mark.full
+def test_episodes_killed_at_20_points_end_the_same(forks: Forks, tmp_path: Path, figures: dict[str, object]):
+    """Training with an environment killed at 20 points ends the same"""
+    (tmp_path / "mine.py").write_text(TOOL)
+    command = [
+        *ON_POLICY,
+        "--environment",
+        f"{tmp_path}/mine.py:Sums",
+        "--max-turns",
+        "4",
+        "--environment-workers",
+        "2",
+    ]
+    run = tmp_path / "runs/whole"
+    go_on(forks, run, command)
+    turns = [row["episode"]["num_turns"] for row in rows_of(run, phase="train")]
+    assert sum(turns) > 1.5 * len(turns)
+    in_a_tool = 0
+
+    def look() -> None:
+        nonlocal in_a_tool
+        at_it = [*tmp_path.glob("at-it-*")]
+        in_a_tool += bool(at_it)
+        for path in at_it:
+            path.unlink()
+
+    whole = Whole(run, run, seconds=read_run(run).metadata["wall_seconds"])
+    kill_at_random(forks, tmp_path, whole, kills=20, seed=4, command=command, look=look, rounded=("train", "eval"))
+    figures |= {
+        "kills": 20,
+        "while a tool worked": in_a_tool,
+        "lost or doubled rows": 0,
+        "runs that differ in a token or a byte of weights": 0,
+    }
+
+
 @pytest.mark.full
 def test_an_evaluation_killed_at_25_points_ends_the_same(forks: Forks, tmp_path: Path, figures: dict[str, object]):
     whole, generator, killed, number = tmp_path / "runs/whole", random.Random(5), 0, 0

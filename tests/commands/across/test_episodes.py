@@ -251,6 +251,9 @@ def test_an_environment_gives_the_rewards(folder):
         assert row["reward"] == sum(reward or 0.0 for reward in row["episode"]["turn_rewards"] or ())
         assert row["category"] == "reward_only"
     assert max(row["reward"] for row in rows) >= 1
+    kinds = {row["failure_kind"] for row in rows}
+    assert kinds >= {None, "no_tool_call"}  # in the place of low_reward
+    assert all((row["failure_kind"] is None) == (row["reward"] > 0.5) for row in rows)
     with pytest.raises(RlvrError, match="gives the rewards, and so does --grader r1_zero"):
         evaluate.run(
             EvalConfig(**COMMON, limit=8, environment=spec, grader="r1_zero", runs_dir=str(folder), run="refused")

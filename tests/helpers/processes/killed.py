@@ -8,6 +8,7 @@ import shlex
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -93,6 +94,9 @@ def metrics_of(run: Path) -> dict[tuple[str, int, str], float]:
 
 def rows_of(run: Path, *, phase: str) -> list[dict]:
     rows = [{k: v for k, v in r.items() if k not in UNLIKE} for r in read_rollouts(run).to_pylist()]
+    for row in rows:
+        if row["episode"]:
+            del row["episode"]["environment_seconds"]
     return sorted(
         (r for r in rows if r["phase"] == phase), key=lambda r: (r["step"], r["example_id"], r["sample_index"])
     )
@@ -116,24 +120,32 @@ def assert_readable(run: Path) -> None:
     assert check_run(run).problems == []
 
 
-def assert_ended_as(whole: Path, run: Path, *, checkpoints: tuple[int, ...] = (2,)) -> None:
-    """What a run is that was cut short and went on: the one that was not, to the last bit."""
+def assert_ended_as(
+    whole: Path, run: Path, *, checkpoints: tuple[int, ...] = (2,), rounded: tuple[str, ...] = ("eval",)
+) -> None:
+    """What a run is that was cut short and went on: the one that was not, to the last bit.
+
+    Args:
+        rounded: phases whose last bits of log-probabilities depend on who was asked together. The weights must be the same.
+    """
+    within = 1e-4 if "train" in rounded else 1e-5  # nats: as near as two forward passes of unlike batches are
     assert read_run(run).metadata["status"] == read_run(whole).metadata["status"]
     assert read_run(whole).metadata["status"] in ENDED
     assert findings(run) == []
     assert weights_of(run) == weights_of(whole)
-    assert rows_of(run, phase="train") == rows_of(whole, phase="train")
-    for a, b in zip(rows_of(run, phase="eval"), rows_of(whole, phase="eval"), strict=True):
-        assert {k: v for k, v in a.items() if k not in ROUNDED} == {k: v for k, v in b.items() if k not in ROUNDED}
-        for name in ROUNDED:
-            assert a[name] == pytest.approx(b[name], abs=1e-5), name
+    for phase in ("train", "eval"):
+        near = ROUNDED if phase in rounded else ()
+        for a, b in zip(rows_of(run, phase=phase), rows_of(whole, phase=phase), strict=True):
+            assert {k: v for k, v in a.items() if k not in near} == {k: v for k, v in b.items() if k not in near}
+            for name in near:
+                assert a[name] == pytest.approx(b[name], abs=within), name
     metrics, expected = metrics_of(run), metrics_of(whole)
     assert metrics.keys() == expected.keys()
     for key, value in metrics.items():
-        exact = key[0] == "train"
-        assert value == pytest.approx(expected[key], nan_ok=True, rel=0 if exact else 1e-5, abs=0 if exact else 1e-5), (
-            key
-        )
+        exact = key[0] not in rounded
+        assert value == pytest.approx(
+            expected[key], nan_ok=True, rel=0 if exact else within, abs=0 if exact else within
+        ), key
     assert len(checkpoints_of(run)) in checkpoints
     assert set(os.listdir(run)) - {"checkpoints"} == set(os.listdir(whole)) - {"checkpoints"}, "something is left over"
 
@@ -155,8 +167,23 @@ class Whole:
     seconds: float
 
 
-def kill_at_random(forks: Forks, root: Path, whole: Whole, *, kills: int, seed: int, command: list[str] = GRPO) -> None:
-    """Kill a run and the run that goes on from it, again and again until it has ended; then the next one."""
+def kill_at_random(
+    forks: Forks,
+    root: Path,
+    whole: Whole,
+    *,
+    kills: int,
+    seed: int,
+    command: list[str] = GRPO,
+    look: Callable[[], None] = lambda: None,
+    rounded: tuple[str, ...] = ("eval",),
+) -> None:
+    """Kill a run and the run that goes on from it, again and again until it has ended; then the next one.
+
+    Args:
+        look: called as soon as a process has ended.
+        rounded: as of `assert_ended_as`.
+    """
     generator = random.Random(seed)
     killed = 0
     for number in count():
@@ -168,6 +195,7 @@ def kill_at_random(forks: Forks, root: Path, whole: Whole, *, kills: int, seed: 
                 time.sleep(generator.uniform(0, 0.7 * whole.seconds))
                 forks.send(call, signal.SIGKILL)
             status = forks.wait(call).status
+            look()
             assert_readable(run)
             if status == 0:
                 break
@@ -175,6 +203,6 @@ def kill_at_random(forks: Forks, root: Path, whole: Whole, *, kills: int, seed: 
             killed += 1
         else:
             go_on(forks, run, command)
-        assert_ended_as(whole.run, run)
+        assert_ended_as(whole.run, run, rounded=rounded)
         if killed == kills:
             return
