@@ -32,7 +32,8 @@ from rlvr_cli.training.credit.turns import turn_returns
 
 # The built-in model writes sums, such as 7+7=14, 4+9=...; this one answers each of them.
 SUMS = """
-import random, time
+import os, random, signal, time
+from pathlib import Path
 from rlvr_cli.environments import Reply
 
 class Sums:
@@ -63,6 +64,20 @@ class Once(Sums):  # rewards the first or the second turn: sums of a group may b
 class Rolls(Sums):
     def answer(self, turn):
         return Reply(str(random.random()), role="dice")
+
+class Kills(Sums):
+    # the run in its 20th answer, once
+    answers = 0
+
+    def answer(self, turn):
+        Kills.answers += 1
+        once = Path(__file__).with_name("killed")
+        if Kills.answers == 20 and not once.exists():
+            once.touch()
+            guard = Path(f"/proc/{os.getppid()}/stat").read_text()
+            os.kill(int(guard.rpartition(")")[2].split()[1]), signal.SIGKILL)
+            time.sleep(60)
+        return super().answer(turn)
 
 class Slow(Sums):
     def answer(self, turn):
@@ -134,17 +149,20 @@ def test_training_is_on_the_policys_tokens_and_replays(folder):
         assert logged["train", step, "sampling/tokens"] == logged["train", step, "update/tokens"] == sum(tokens)
 
 
-def test_a_run_goes_on_where_it_was_interrupted(folder, forks):
-    options = ["--environment", f"{folder}/mine.py:Sums"]
-    for name, value in {**COMMON, **TRAINED}.items():
-        options += [f"--{name.replace('_', '-')}", str(value)]
-    done = forks.run("grpo", *options, "--run", "cut", "--runs-dir", folder, cwd=folder, fault="sampled:20")
+@pytest.mark.parametrize(("name", "environment", "fault"), [("cut", "Sums", "sampled:20"), ("kill", "Kills", "")])
+def test_a_run_goes_on_where_it_was_killed(folder, forks, name, environment, fault):
+    """Between two turns, and while a tool works."""
+    options = ["--environment", f"{folder}/mine.py:{environment}"]
+    for option, value in {**COMMON, **TRAINED}.items():
+        options += [f"--{option.replace('_', '-')}", str(value)]
+    done = forks.run("grpo", *options, "--run", name, "--runs-dir", folder, cwd=folder, fault=fault)
     assert done.status == -9
-    forks.run("grpo", "--resume", "cut", "--runs-dir", folder, cwd=folder, status=0)
-    assert check_run(folder / "cut").problems == []
-    own = [[row["response_ids"] for row in rows_of(folder / run, phase="train")] for run in ("cut", "grpo")]
+    assert (folder / "killed").exists() == (environment == "Kills")
+    forks.run("grpo", "--resume", name, "--runs-dir", folder, cwd=folder, status=0)
+    assert check_run(folder / name).problems == []
+    own = [[row["response_ids"] for row in rows_of(folder / run, phase="train")] for run in (name, "grpo")]
     assert own[0] == own[1]
-    assert weights_of(folder / "cut") == weights_of(folder / "grpo")
+    assert weights_of(folder / name) == weights_of(folder / "grpo")
 
 
 # Of turns: their advantages, whatever else makes a reward, over several updates of a batch.
