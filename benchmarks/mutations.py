@@ -1141,6 +1141,8 @@ EPISODES = [
     *mutations_of(
         "analysis/statistics/grade_changes.py",
         ("what an environment said is punished", "policy_tokens(episode, num_response_tokens) AS tokens", "num_response_tokens AS tokens", "tests/commands/store/test_grade.py -k not_punished"),
+    ),
+    *mutations_of(
         "environments/repeat.py",
         ("prompts are not compared", "if said.prompt != again.prompt:", "if False:", REPEATED),
         ("texts alone are compared", "asdict(first).items():", '[("text", first.text)]:', REPEATED),
@@ -1166,9 +1168,9 @@ EPISODES = [
     *mutations_of(
         "analysis/report/episodes.py",
         ("the page counts a turn's characters as Python does", "texts = [units(text[start:end])", "texts = [len(text[start:end])", CONVERSATION),
-        ("the page marks no failed call", '(own in episode["failed_turns"])', "0", CONVERSATION),
-        ("the page marks no forged answer", '(own in episode["forged_turns"])', "0", CONVERSATION),
-        ("an episode that does not fit its turns stops the page", "if turns and episode and _fit(turns, episode):", "if turns and episode:", "tests/analysis/report/test_report.py -k does_not_fit_its_turns"),
+        ("the page marks no failed call", '(own in facts["failed"])', "0", CONVERSATION),
+        ("the page marks no forged answer", '(own in facts["forged"])', "0", CONVERSATION),
+        ("an episode that does not fit its turns stops the page", "if turns and facts and len(facts[\"ends\"]) == len(turns):", "if turns and facts:", "tests/analysis/report/test_report.py -k does_not_fit_its_turns"),
     ),
     *mutations_of(
         "rollouts/regrade.py",

@@ -72,10 +72,14 @@ class Episode(NamedTuple):
     # The last turn of the policy, which the grader reads: these characters of `response`.
     graded_from: Int32
     graded_to: Int32
-    turn_ends: tuple[Int32, ...]  # where each turn ends in `response`, in characters
-    # Turns of the policy, from 0: those whose call failed, and those in which it wrote an answer of the environment itself.
-    failed_turns: tuple[Int32, ...]
-    forged_turns: tuple[Int32, ...]
+
+
+class TurnFacts(NamedTuple):
+    """What a row knows of the turns of an episode, besides who wrote which tokens."""
+
+    ends: tuple[Int32, ...]  # where each turn ends in `response`, in characters
+    failed: tuple[Int32, ...]  # turns of the policy, from 0, whose call failed
+    forged: tuple[Int32, ...]  # turns of the policy in which it wrote an answer of the environment itself
 
 
 FinishReason = Literal["stop", "length"]
@@ -152,6 +156,7 @@ class Completion:
     turns: tuple[Turn, ...] | None = None  # as in `Rollout`
     prompt: str | None = None  # that an environment gave in place of the request's
     episode: Episode | None = None
+    turn_facts: TurnFacts | None = None
     grade: "Grade | None" = None  # of the environment; None: the grader judges
 
     @property
@@ -246,6 +251,7 @@ class Rollout:
     # One per turn of the policy (--credit turn): the advantage of its tokens; `advantage` is then their mean over the policy's tokens.
     # None: all of the policy's tokens have `advantage`.
     turn_advantages: Annotated[tuple[float, ...] | None, Since(6)] = None
+    turn_facts: Annotated[TurnFacts | None, Since(6)] = None  # of an episode
 
     @property
     def num_policy_tokens(self) -> int:

@@ -383,6 +383,7 @@ def make_rollout(
             grade,
             finish_reason=completion.finish_reason,
             episode=completion.episode and completion.episode._asdict(),
+            failed=completion.turn_facts.failed if completion.turn_facts else (),
         ),
         advantage=None,
         mean_logprob=mean_or_none(sampled),
@@ -392,4 +393,5 @@ def make_rollout(
         response_mask=mask,
         turns=completion.turns,
         episode=completion.episode,
+        turn_facts=completion.turn_facts,
     )

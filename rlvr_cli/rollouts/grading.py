@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from datetime import UTC, datetime
 from pathlib import Path
@@ -160,8 +160,10 @@ class GradingQueue:
         self._batches = deque(done)
 
 
-def grade_fields(grade: Grade, *, finish_reason: str, episode: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the grade as fields that `Rollout` and `Regrade` share, by name. `episode`: the fields of an `Episode`."""
+def grade_fields(
+    grade: Grade, *, finish_reason: str, episode: Mapping[str, Any] | None = None, failed: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Return the grade as fields that `Rollout` and `Regrade` share, by name. `episode`, `failed`: see `failure_kind_of`."""
     return {
         "format_reward": grade.format_reward,
         "answer_reward": grade.answer_reward,
@@ -169,16 +171,22 @@ def grade_fields(grade: Grade, *, finish_reason: str, episode: Mapping[str, Any]
         "grade_error": grade.error,
         "extracted_answer": grade.extracted_answer,
         "category": grade.category,
-        "failure_kind": failure_kind_of(grade, finish_reason=finish_reason, episode=episode),
+        "failure_kind": failure_kind_of(grade, finish_reason=finish_reason, episode=episode, failed=failed),
         "grade_error_detail": grade.error_detail,
     }
 
 
-def failure_kind_of(grade: Grade, *, finish_reason: str, episode: Mapping[str, Any] | None = None) -> str | None:
+def failure_kind_of(
+    grade: Grade, *, finish_reason: str, episode: Mapping[str, Any] | None = None, failed: Sequence[int] = ()
+) -> str | None:
     """Return the grader's failure kind, or what explains it.
 
     That is what left the response unfinished, "truncated" or "out_of_turns"; of an episode whose answer is wrong and nothing else,
     "no_tool_call" or "tool_error"; "environment_error" of one that has no grade since its environment failed.
+
+    Args:
+        episode: the fields of an `Episode`.
+        failed: of its `TurnFacts`.
     """
     kind, ended_by = grade.failure_kind, episode["ended_by"] if episode else ""
     if ended_by == "error" and grade.error is not None:
@@ -189,7 +197,7 @@ def failure_kind_of(grade: Grade, *, finish_reason: str, episode: Mapping[str, A
         last = episode["num_turns"] - (1 if ended_by in ("turns", "environment") else 2)  # that was answered
         if last < 0:
             return "no_tool_call"
-        if any(turn >= last for turn in episode["failed_turns"]):
+        if any(turn >= last for turn in failed):
             return "tool_error"
     return kind
 

@@ -26,6 +26,7 @@ GRADED_COLUMNS = (
     "response",
     "ground_truth",
     "finish_reason",
+    "turn_facts",
     "reward",
     "episode",
 )
@@ -138,6 +139,7 @@ def _regrade_step(
                             grade,
                             finish_reason=row["finish_reason"],
                             episode=row["episode"],
+                            failed=row["turn_facts"]["failed"] if row["turn_facts"] else (),
                         ),
                     )
                 )

@@ -26,7 +26,18 @@ from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.stop_strings import prompt_token_ids, response_text
 from rlvr_cli.samplers.wrapper import SamplerWrapper, mean_entropy, seed_of_part
 from rlvr_cli.terminal import console
-from rlvr_cli.types import ENVIRONMENT, Completion, Episode, Example, Grade, Request, Sampler, SamplingParams, Turn
+from rlvr_cli.types import (
+    ENVIRONMENT,
+    Completion,
+    Episode,
+    Example,
+    Grade,
+    Request,
+    Sampler,
+    SamplingParams,
+    Turn,
+    TurnFacts,
+)
 
 BARRIER = "All episodes take a turn together with this engine: a slow tool delays the others."
 
@@ -115,9 +126,6 @@ class _Playing:
             turn_rewards=tuple(self.rewards) if any(r is not None for r in self.rewards) else None,
             graded_from=ends[last_own] - len(self.texts[last_own]),
             graded_to=ends[last_own],
-            turn_ends=ends,
-            failed_turns=self.failed_turns,
-            forged_turns=self.forged_turns,
         )
         whole = len(self.turns) == 1
         return replace(
@@ -137,6 +145,7 @@ class _Playing:
             turns=None if whole else tuple(self.turns),
             prompt=self.prompt,
             episode=episode,
+            turn_facts=TurnFacts(ends, self.failed_turns, self.forged_turns),
             grade=grade,
         )
 

@@ -74,7 +74,7 @@ def attacked(tmp_path, tokenizer, names):
 
 
 def said_to(row):
-    ends = row["episode"]["turn_ends"]
+    ends = row["turn_facts"]["ends"]
     return row["response"][ends[0] : ends[1]]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.types import Candidate, Episode, Regrade, Rollout, Segment, Turn
+from rlvr_cli.types import Candidate, Episode, Regrade, Rollout, Segment, Turn, TurnFacts
 
 _ROLLOUT = {
     "run_id": "r",
@@ -44,7 +44,7 @@ _ROLLOUT = {
 }
 _EPISODE = Episode(
     num_turns=2, num_policy_tokens=1, ended_by="policy", tool_calls=1, tool_errors=0, forged=0, environment_seconds=0.5,
-    turn_rewards=None, graded_from=0, graded_to=0, turn_ends=(), failed_turns=(), forged_turns=(),
+    turn_rewards=None, graded_from=0, graded_to=0,
 )  # fmt: skip
 _GRADE = {
     "run_id": "r",
@@ -118,10 +118,13 @@ def an_episode(*lengths: int, turn_rewards: tuple[float | None, ...] | None = No
     return a_rollout(**{**own, **given, **changes})
 
 
-def a_conversation(*said: tuple[str, str], **changes: Any) -> dict[str, Any]:
+def a_conversation(
+    *said: tuple[str, str], failed_turns: tuple[int, ...] = (), forged_turns: tuple[int, ...] = (), **changes: Any
+) -> dict[str, Any]:
     """Return fields of a rollout for an episode in which each role said a text, whose bytes are its tokens.
 
     Args:
+        failed_turns, forged_turns: of the `TurnFacts`.
         changes: of the `Episode`.
     """
     texts = [text for _, text in said]
@@ -133,12 +136,12 @@ def a_conversation(*said: tuple[str, str], **changes: Any) -> dict[str, Any]:
         num_turns=own,
         num_policy_tokens=sum(mask),
         tool_calls=len(said) - own,
-        turn_ends=tuple(accumulate(map(len, texts))),
     )
     return {
         "response": "".join(texts), "response_ids": ids, "num_response_tokens": len(ids), "response_mask": mask,
         "sampled_logprobs": tuple(-0.5 * own for own in mask), "episode": episode._replace(**changes),
         "turns": tuple(Turn(role, *place) for (role, _), place in zip(said, pairwise(tokens), strict=True)),
+        "turn_facts": TurnFacts(tuple(accumulate(map(len, texts))), failed_turns, forged_turns),
     }  # fmt: skip
 
 

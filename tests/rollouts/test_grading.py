@@ -32,9 +32,9 @@ from rlvr_cli.types import Grade
 )
 def test_why_an_episode_has_no_reward(kind, ended_by, turns, failed, expected):
     grade = Grade(0.0, 0.0, 1.0 if kind is None else 0.0, failure_kind=kind)
-    fields = a_conversation(("policy", "a"), num_turns=turns, ended_by=ended_by, failed_turns=failed)
+    fields = a_conversation(("policy", "a"), num_turns=turns, ended_by=ended_by)
     finish = "length" if ended_by == "length" else "stop"
-    assert failure_kind_of(grade, finish_reason=finish, episode=fields["episode"]._asdict()) == expected
+    assert failure_kind_of(grade, finish_reason=finish, episode=fields["episode"]._asdict(), failed=failed) == expected
     assert expected in (None, "mine", *FAILURE_KINDS)
 
 

@@ -393,7 +393,7 @@ def called(pool, tokenizer, turn, *, seed) -> Completion:
 def heard(found: Completion) -> str:
     """What the environment said in an episode of three turns."""
     assert [turn.role == "policy" for turn in found.turns] == [True, False, True]
-    return found.text[found.episode.turn_ends[0] : found.episode.turn_ends[1]]
+    return found.text[found.turn_facts.ends[0] : found.turn_facts.ends[1]]
 
 
 @pytest.mark.parametrize("name", ANSWERED)
@@ -412,8 +412,8 @@ def test_however_a_policy_calls_the_last_call_is_answered_once(tools, tiny_token
     found = called(tools, tiny_tokenizer, turn, seed=100 + len(name))
     assert heard(found) == f"<out>{answer}</out>"
     assert (found.episode.tool_calls, found.episode.forged) == (1, forged)
-    assert found.episode.forged_turns == ((0,) if forged else ())
-    assert found.episode.failed_turns == ((0,) if "error" in answer else ())
+    assert found.turn_facts.forged == ((0,) if forged else ())
+    assert found.turn_facts.failed == ((0,) if "error" in answer else ())
     assert all(found.response_mask[: found.turns[0].end])  # what it forged is its own
 
 

@@ -19,42 +19,37 @@ def turns_of(row: Mapping[str, Any], *, pieces: Mapping[int, bytes]) -> tuple[Tu
 
     Returns:
         `role`, `tokens`, `length` (of its text, in UTF-16 code units), `reward` and `marks` of each turn; None of a response of one turn,
-        and where the text of the turns is unknown: a thinking budget stores no more than their tokens.
+        and where the text of the turns is unknown, since no more than their tokens is stored: of a thinking budget, and of older runs.
     """
-    ids, text, turns, episode = row["response_ids"], row["response"], row["turns"], row["episode"]
-    if turns and episode and _fit(turns, episode):
-        ends = [0, *episode["turn_ends"]]
+    ids, text, turns, facts = row["response_ids"], row["response"], row["turns"], row["turn_facts"]
+    if turns and facts and len(facts["ends"]) == len(turns):
+        ends = [0, *facts["ends"]]
         parts = [
             token_lengths(ids[turn["start"] : turn["end"]], text[start:end], pieces=pieces)
             for turn, (start, end) in zip(turns, pairwise(ends), strict=True)
         ]
         texts = [units(text[start:end]) for start, end in pairwise(ends)]
         known = [part for part in parts if part is not None]
-        return _described(turns, texts, episode), [*chain(*known)] if len(known) == len(parts) else None
+        return _described(turns, texts, row), [*chain(*known)] if len(known) == len(parts) else None
     lengths = token_lengths(ids, text, pieces=pieces)
-    if not turns or episode or lengths is None:
+    if not turns or lengths is None:
         return None, lengths
-    return _described(turns, [sum(lengths[turn["start"] : turn["end"]]) for turn in turns], None), lengths
+    return _described(turns, [sum(lengths[turn["start"] : turn["end"]]) for turn in turns], row), lengths
 
 
-def _fit(turns: Sequence[Mapping[str, Any]], episode: Mapping[str, Any]) -> bool:
-    """Whether an episode has what is said of its turns; `rlvr check` says of a file of another program what is wrong."""
-    own = sum(turn["role"] == "policy" for turn in turns)
-    rewards = episode["turn_rewards"]
-    return len(episode["turn_ends"]) == len(turns) and (rewards is None or len(rewards) == own)
-
-
-def _described(turns: Sequence[Mapping[str, Any]], texts: Sequence[int], episode: Mapping[str, Any] | None) -> Turns:
+def _described(turns: Sequence[Mapping[str, Any]], texts: Sequence[int], row: Mapping[str, Any]) -> Turns:
     described: Turns = []
+    facts = row["turn_facts"] or {"failed": (), "forged": ()}
+    rewards = dict(enumerate((row["episode"] or {}).get("turn_rewards") or ()))
     own = -1  # number of the policy's turn
     for turn, length in zip(turns, texts, strict=True):
         reward, marks = None, []
-        if turn["role"] == "policy" and episode:
+        if turn["role"] == "policy":
             own += 1
-            reward = (episode["turn_rewards"] or [None] * len(turns))[own]
+            reward = rewards.get(own)
             reward = reward if reward is None or math.isfinite(reward) else str(reward)
-            marks += ["forged answer"] * (own in episode["forged_turns"])
-            marks += ["its call failed"] * (own in episode["failed_turns"])
+            marks += ["forged answer"] * (own in facts["forged"])
+            marks += ["its call failed"] * (own in facts["failed"])
         tokens = turn["end"] - turn["start"]
         described.append({"role": turn["role"], "tokens": tokens, "length": length, "reward": reward, "marks": marks})
     return described

@@ -54,7 +54,7 @@ _ROLLOUTS = f"""
     WITH wanted AS (
         SELECT unnest($runs) AS run_id, unnest($phases) AS phase, unnest($steps) AS step, unnest($examples) AS example_id
     )
-    SELECT {", ".join(dict.fromkeys(LIST_COLUMNS + TEXT_COLUMNS))}, response_ids, turns, episode, {_LOGPROBS}
+    SELECT {", ".join(dict.fromkeys(LIST_COLUMNS + TEXT_COLUMNS))}, response_ids, turns, episode, turn_facts, {_LOGPROBS}
     FROM rollouts SEMI JOIN wanted USING (run_id, phase, step, example_id)
 """
 

@@ -22,7 +22,7 @@ from rlvr_cli.models.policy import Policy
 from rlvr_cli.parallel.shared_tensors import SharedTensors
 from rlvr_cli.parallel.worker import Worker
 from rlvr_cli.samplers.weight_check import Probe, fixed_logprobs, verify_weights
-from rlvr_cli.types import Completion, Episode, Grade, Request, SamplingParams, Turn
+from rlvr_cli.types import Completion, Episode, Grade, Request, SamplingParams, Turn, TurnFacts
 
 ENDED = (
     "Its own messages are above. Status -9 usually means that memory ran out: lower --max-batch-size, or use "
@@ -255,12 +255,13 @@ def sizes_of(weights: Mapping[str, Tensor]) -> list[list[Any]]:
 
 
 def _completion(fields: dict[str, Any]) -> Completion:
-    turns, episode, grade = fields["turns"], fields["episode"], fields["grade"]
+    turns, episode, facts, grade = (fields[name] for name in ("turns", "episode", "turn_facts", "grade"))
     return Completion(
         **with_tuples(fields)
         | {
             "turns": tuple(Turn(*turn) for turn in turns) if turns is not None else None,
             "episode": Episode(*map(_as_tuple, episode)) if episode is not None else None,
+            "turn_facts": TurnFacts(*map(_as_tuple, facts)) if facts is not None else None,
             "grade": Grade(**grade) if grade is not None else None,
         }
     )

@@ -122,7 +122,12 @@ def _request(fields: dict[str, Any]) -> Request:
 
 @contextmanager
 def playing(
-    sampler: Sampler, *, model: str, episodes: Mapping[str, Any] | None = None, **others: Any
+    sampler: Sampler,
+    *,
+    model: str,
+    episodes: Mapping[str, Any] | None = None,
+    takes_weights: bool = False,
+    **others: Any,
 ) -> Iterator[Sampler]:
     """Let the sampler play episodes, if there is an environment, in processes that end with the block."""
     if not episodes:
@@ -130,7 +135,7 @@ def playing(
         return
     config = EpisodeOptions(**with_tuples({**episodes}))
     with open_environment(config, grader="") as pool:
-        yield played(sampler, config, load_tokenizer(model_path(model)), pool)
+        yield played(sampler, config, load_tokenizer(model_path(model)), pool, trains=takes_weights)
 
 
 def open_engine(

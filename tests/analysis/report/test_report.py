@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from factories import a_rollout, a_conversation
+from factories import a_conversation, a_rollout
 from rlvr_cli.analysis.pictures.picture import COLORS, Line, Panel, Picture
 from rlvr_cli.analysis.report import rollouts as report_rollouts
 from rlvr_cli.analysis.report.build import write_report
@@ -332,7 +332,7 @@ def test_an_episode_is_a_conversation(tmp_path, tokenizer):
 def test_the_turns_of_a_thinking_budget_are_found_by_their_tokens():
     said = a_conversation(("policy", "hm"), ("environment", "½ </think>"), ("policy", " 7"))
     turns = [turn._asdict() for turn in said["turns"]]
-    row = {**said, "turns": turns, "episode": None}
+    row = {**said, "turns": turns, "episode": None, "turn_facts": None}
     found, lengths = turns_of(row, pieces={i: bytes([i]) for i in range(256)})
     assert found is not None
     assert [(turn["role"], turn["length"]) for turn in found] == [("policy", 2), ("environment", 10), ("policy", 2)]
@@ -342,9 +342,12 @@ def test_the_turns_of_a_thinking_budget_are_found_by_their_tokens():
 
 def test_an_episode_that_does_not_fit_its_turns_is_one_text():
     """A file of another program: `rlvr check` says what is wrong with it."""
-    said = a_conversation(("policy", "a"), ("calc", "b"), turn_ends=(1,))
+    said = a_conversation(("policy", "a"), ("calc", "b"))
     row = {**said, "turns": [turn._asdict() for turn in said["turns"]], "episode": said["episode"]._asdict()}
-    assert turns_of(row, pieces={}) == (None, None)
+    facts = said["turn_facts"]._replace(ends=(1,))._asdict()
+    assert turns_of({**row, "turn_facts": facts}, pieces={}) == (None, None)
+    found, _ = turns_of({**row, "turn_facts": None}, pieces={i: bytes([i]) for i in range(256)})  # of an older run
+    assert [(turn["role"], turn["length"]) for turn in found or ()] == [("policy", 1), ("calc", 1)]
 
 
 def test_the_tokens_of_a_response_are_found_in_its_text(tmp_path):

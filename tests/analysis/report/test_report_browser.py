@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from browsers import NEEDED, Page, chromium
-from factories import a_rollout, a_conversation
+from factories import a_conversation, a_rollout
 from rlvr_cli.analysis.report.build import write_report
 from rlvr_cli.runs.run_dir import RunDir
 
@@ -210,7 +210,9 @@ def test_an_episode_is_shown_turn_by_turn(browser, tmp_path, tokenizer):
     from selenium.webdriver.common.keys import Keys
 
     long = "<script>window.__pwned = 1</script>" * 20
-    said = a_conversation(("policy", "ab"), ("calc", long), ("policy", "c"), turn_rewards=(0.25, None), failed_turns=(0,))
+    said = a_conversation(
+        ("policy", "ab"), ("calc", long), ("policy", "c"), turn_rewards=(0.25, None), failed_turns=(0,)
+    )
     rows = [rollout("r", "q", 0, **said), rollout("r", "q", 1, response="one turn")]
     page = opened(browser, write_report([make_run(tmp_path, "r", rows, tokenizer=tokenizer)]))
     page.open(0)

@@ -199,7 +199,7 @@ ADDED = {
     3: {Rollout: ["token_versions", "grade_error_detail"], Regrade: ["grade_error_detail"]},
     4: {Rollout: ["candidate"], Regrade: []},
     5: {Rollout: ["episode"], Regrade: []},
-    6: {Rollout: ["turn_advantages"], Regrade: []},
+    6: {Rollout: ["turn_advantages", "turn_facts"], Regrade: []},
 }
 
 
