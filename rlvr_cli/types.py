@@ -82,6 +82,26 @@ class TurnFacts(NamedTuple):
     forged: tuple[Int32, ...]  # turns of the policy in which it wrote an answer of the environment itself
 
 
+class Conversation(NamedTuple):
+    """A trace of a chat model, of which the assistant's turns are trained on; it ends with one."""
+
+    messages: tuple[dict[str, Any], ...]  # as chat templates read them
+    tools: (
+        tuple[dict[str, Any], ...] | None
+    )  # JSON schemas of the tools that it was told of; None: those of the options
+
+    @property
+    def question(self) -> str:
+        """What the user says first."""
+        return next(message["content"] for message in self.messages if message["role"] == "user")
+
+    @property
+    def text(self) -> str:
+        """What is said from the first answer on; it tells traces apart."""
+        start = next(i for i, message in enumerate(self.messages) if message["role"] == "assistant")
+        return "\n".join(str(m.get("tool_calls", "")) + m["content"] for m in self.messages[start:])
+
+
 FinishReason = Literal["stop", "length"]
 Phase = Literal["train", "eval"]
 ChatThinking = Literal["auto", "on", "off"]  # auto: as the chat template has it
@@ -104,6 +124,7 @@ class Example:
     solution: str | None = None
     # Who wrote what in `response`, as (role, text): only what the role "policy" wrote is trained on; None: all of it.
     turns: tuple[tuple[str, str], ...] | None = None
+    conversation: Conversation | None = None  # in place of prompt and response: a trace of a chat model
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class Role:
     """What a user's function is for: how errors describe it, and the signature it must have."""
 
     noun: str  # "grader"
-    num_arguments: int
+    num_arguments: int | None  # None: any
     signature: str  # "(response: str, ground_truth: str) -> dict[str, float]"
     optional_parameter: str = ""  # name of an optional extra parameter, passed by keyword
 
@@ -88,6 +88,8 @@ def load(spec: str, role: Role) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         raise RlvrError(f"{name} in {path} is not a function.", "Write path/to/file.py:function.")
+    if role.num_arguments is None:
+        return function
     with suppress(ValueError):  # some C functions have no signature
         extra = {role.optional_parameter: None} if has_optional_parameter(function, role) else {}
         try:
@@ -105,7 +107,7 @@ def has_optional_parameter(function: Callable[..., Any], role: Role) -> bool:
         return False
     return any(
         p.name == role.optional_parameter
-        and (p.kind is p.KEYWORD_ONLY or (p.kind is p.POSITIONAL_OR_KEYWORD and place >= role.num_arguments))
+        and (p.kind is p.KEYWORD_ONLY or (p.kind is p.POSITIONAL_OR_KEYWORD and place >= (role.num_arguments or 0)))
         for place, p in enumerate(parameters)
     )
 
@@ -140,6 +142,8 @@ def _top_level_names(tree: ast.Module) -> list[str]:
 
 def _check_signature(node: ast.FunctionDef, path: Path, role: Role) -> None:
     arguments, wanted = node.args, role.num_arguments
+    if wanted is None:
+        return
     positional = [*arguments.posonlyargs, *arguments.args]
     required = positional[wanted : max(len(positional) - len(arguments.defaults), wanted)]
     required += [a for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is None]
@@ -149,6 +153,7 @@ def _check_signature(node: ast.FunctionDef, path: Path, role: Role) -> None:
 
 
 def _uncallable(name: str, role: Role) -> RlvrError:
+    assert role.num_arguments is not None
     count = {1: "one argument", 2: "two arguments"}.get(role.num_arguments, f"{role.num_arguments} arguments")
     more = f" It may also take a parameter {role.optional_parameter}." if role.optional_parameter else ""
     return RlvrError(

@@ -92,7 +92,8 @@ HOMES = {
     "mpmath": {"graders/answers"},
     "pyarrow": {"runs", "data/files", "analysis/queries/database", "notebook"},
     "torch": {"parallel", "models", "samplers", "replay", "training", "commands", "handout"},
-    "transformers": {"models", "samplers", "training"},
+    "transformers": {"models", "samplers", "training", "environments/tools"},
+    "renderers": {"models/tokens/renderer"},
 }
 # Rooms and files that import nothing heavy at module level, so that `rlvr --help` and `rlvr analyze` start quickly.
 LIGHT = {

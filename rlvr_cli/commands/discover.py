@@ -143,9 +143,9 @@ def load_template(config: DiscoverConfig) -> PromptTemplate:
     template = PromptTemplate("discover", PLACEHOLDER)
     if not config.chat:
         return template
-    from rlvr_cli.models.tokens.chat import chat_prompt  # here: endpoints do without transformers
+    from rlvr_cli.models.tokens.chat import ChatTemplate, chat_prompt  # here: endpoints do without transformers
 
-    return chat_prompt(template, model_path(config.model))
+    return chat_prompt(template, ChatTemplate(model_path(config.model)))
 
 
 def chosen_engine(config: DiscoverConfig) -> Engine:

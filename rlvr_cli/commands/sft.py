@@ -11,10 +11,12 @@ from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.order import batches, epoch_order
 from rlvr_cli.data.traces import SampledIds, choose_examples, keep_correct, load_traces
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.tokens.tokenization import collate, pad_id_of
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import load_template
 from rlvr_cli.runs.provenance import resumed_config
+from rlvr_cli.samplers.turns import chat_turns
 from rlvr_cli.terminal import console
 from rlvr_cli.training.loop import data_loop
 from rlvr_cli.training.parallel.nodes import lend_trainers
@@ -50,6 +52,12 @@ def run(config: SftConfig) -> None:
             f"note: {own} traces have a prompt of their own, which --chat leaves as it is; if it is the question: --question-field prompt"
         )
     examples = traces.examples
+    for conversation in (e.conversation for e in examples if e.conversation):
+        if not config.chat:
+            raise RlvrError(
+                f"{config.dataset} holds conversations (messages), and the prompt is raw text.", "Add --chat."
+            )
+        chat_turns(config, tools=conversation.tools)  # what its chat template cannot do is said before the run is made
     if config.correct_only:
         with grader_pool(config, traces.default_grader) as pool:
             examples = keep_correct(examples, pool, graded=traces.graded)
@@ -79,7 +87,11 @@ def train(
 ) -> None:
     """Algorithm 1."""
     prompt_ids, response_ids, masks = encode_traces(
-        examples, token_ids, trainer.tokenizer, append_eos=config.append_eos
+        examples,
+        token_ids,
+        trainer.tokenizer,
+        append_eos=config.append_eos,
+        chat=lambda conversation: chat_turns(config, tools=conversation.tools),
     )
     own = trainer.policy.context_length or math.inf
     check_lengths(examples, prompt_ids, response_ids, longest=own, note=trainer.policy.context_note)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
+from rlvr_cli.data.conversations import conversation_of
 from rlvr_cli.data.files import BadRow, Row, join_names, text_of
 from rlvr_cli.data.synthetic import countdown_question
 from rlvr_cli.errors import RlvrError
@@ -96,6 +97,9 @@ class RowReader:
         turns = _turns(row) if self.traces and response_field is None else None
         if turns is not None:
             response, response_field = "".join(text for _, text in turns), "turns"
+        conversation = conversation_of(row) if self.traces and response_field is None else None
+        if conversation is not None:
+            response, response_field = conversation.text, "messages"
         solution = self.solution(row) if self.traces and response_field is None else None
         if self.traces and not (response or "").strip() and not solution:
             raise BadRow(
@@ -105,13 +109,17 @@ class RowReader:
             )
         question_field = self.question_field or _first(QUESTION_FIELDS, row.keys)
         numbers_field = _first(NUMBERS_FIELDS, row.keys)
-        if question_field is None and numbers_field is not None and "target" in row.keys:
+        if conversation is not None:
+            question, truth = conversation.question, self.truth(row)
+        elif question_field is None and numbers_field is not None and "target" in row.keys:
             question, truth = _puzzle(row, numbers_field)
             self.num_puzzles += 1
         else:
             question = self.question(row, question_field)
             truth = self.truth(row)
-        is_formatted = response_field is not None and "prompt" in row.keys and not self.prompt_is_question
+        is_formatted = (
+            response_field is not None and conversation is None and "prompt" in row.keys and not self.prompt_is_question
+        )
         prompt = text_of(row, "prompt") if is_formatted else None
         return Example(
             id=self.new_id(row),
@@ -121,6 +129,7 @@ class RowReader:
             response=response or None,
             solution=solution,
             turns=turns,
+            conversation=conversation,
         )
 
     def question(self, row: Row, question_field: str | None) -> str:

@@ -125,10 +125,16 @@ class _Unusable(ValueError):
     """JSON that is refused: nested too deeply, or with a key twice in one object."""
 
 
+class Number(str):
+    """A number of JSON, as it is written: exact at any length."""
+
+    __slots__ = ()
+
+
 def _parse_json(text: str) -> Any:
-    """Parse JSON with numbers as text: exact at any length. NaN and infinities, which are not JSON, become floats."""
+    """Parse JSON with numbers as text. NaN and infinities, which are not JSON, become floats."""
     try:
-        return json.loads(text, parse_int=str, parse_float=str, object_pairs_hook=_object)
+        return json.loads(text, parse_int=Number, parse_float=Number, object_pairs_hook=_object)
     except RecursionError:
         raise _Unusable("it is nested too deeply.") from None
 

@@ -74,7 +74,7 @@ def load_traces(
             dataset.default_grader,
             [f"skipped: {reason}" for reason in dataset.skipped] + dataset.notes,
             {},
-            {e.id: [text for role, text in e.turns if role == "policy"][-1] for e in dataset.examples if e.turns},
+            {e.id: last for e in dataset.examples if (last := _last_turn(e)) is not None},
         )
     with_prompts = [replace(e, prompt=prompt_of(e, template)) for e in source.examples]
     worked = sum(e.solution is not None for e in with_prompts)
@@ -88,6 +88,13 @@ def load_traces(
     if not unique:
         raise RlvrError(f"{spec} holds no response to train on.", "SFT needs rows with a prompt and a response.")
     return replace(source, examples=unique, messages=messages)
+
+
+def _last_turn(example: Example) -> str | None:
+    """The policy's last turn; None: the response is one turn."""
+    if example.conversation is not None:
+        return example.conversation.messages[-1]["content"]
+    return [text for role, text in example.turns if role == "policy"][-1] if example.turns else None
 
 
 def response_from_solution(example: Example) -> str | None:

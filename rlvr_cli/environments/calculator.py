@@ -7,7 +7,14 @@ NAME = "calc"
 
 
 def calculate(expression: str) -> str:
-    """The value of an expression, such as 3901 or 7/2."""
+    """Calculate exactly, over whole numbers.
+
+    Args:
+        expression: Whole numbers with + - * / and parentheses, such as 47*83.
+
+    Returns:
+        The value, such as 3901 or 7/2.
+    """
     try:
         value, _ = evaluate(expression)
     except NotAnEquation as problem:

@@ -1,7 +1,8 @@
 """What an environment is: `Environment`, with a `Reply` to every turn of the policy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from rlvr_cli.types import ENVIRONMENT, Example
 
@@ -15,6 +16,7 @@ class Reply:
     reward: float | None = None  # of this turn; see `Environment.gives_rewards`
     role: str = ENVIRONMENT  # who answers: a tool has its own name, and is counted as called
     error: str | None = None  # why a call failed; `text` tells the policy
+    calls: "tuple[Reply, ...]" = ()  # in place of all this: what several calls in a turn are answered, in their order
 
 
 class Environment(Protocol):
@@ -30,10 +32,13 @@ class Environment(Protocol):
     gives_rewards: bool = False
     marker: str = ""
 
-    def begin(self, example: Example, seed: int) -> str | None:
-        """Begin the episode, and return its prompt. None: the dataset's, in the prompt template."""
+    def begin(self, example: Example, seed: int) -> str | Sequence[dict[str, Any]] | None:
+        """Begin the episode, and return its prompt. None: the dataset's, in the prompt template.
+
+        With --chat a text is the user's message; and messages, each {role, content}, may be a whole conversation.
+        """
         ...
 
     def answer(self, turn: str) -> Reply:
-        """Answer a turn of the policy, which holds the stop string that ended it."""
+        """Answer a turn of the policy, which holds the stop string that ended it. With --chat the answer is a message."""
         ...

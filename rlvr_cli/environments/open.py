@@ -13,7 +13,7 @@ from typing import Any
 from rlvr_cli import user_code
 from rlvr_cli.config.shared.questions import REASONING_GYM
 from rlvr_cli.environments.interface import Environment
-from rlvr_cli.environments.tools import TOOL, Tools, load_tool
+from rlvr_cli.environments.tools import TOOL, ChatTools, Tools, load_function, load_tool
 from rlvr_cli.errors import RlvrError
 
 ENVIRONMENT = user_code.Role("environment", 0, "class with begin(example, seed) and answer(turn)")
@@ -28,15 +28,22 @@ class EnvironmentSpec:
     Attributes:
         name: a key of `BUILT_IN`, FILE.py:CLASS, or empty if there are only tools.
         tools: each FILE.py:FUNCTION.
+        chat: whether the policy is a chat model, which calls tools in its own way.
     """
 
     name: str
     tools: tuple[str, ...] = ()
+    chat: bool = False
 
     @property
     def title(self) -> str:
         """How it is called in run.json and messages."""
         return " ".join(filter(None, (self.name, *self.tools)))
+
+    @property
+    def calls(self) -> bool:
+        """Whether there are tools that a chat model calls."""
+        return self.chat and not user_code.is_file_spec(self.name)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -81,9 +88,21 @@ def load_environment(spec: EnvironmentSpec) -> Callable[[], Environment]:
     check_environment(spec)
     if user_code.is_file_spec(spec.name):
         return user_code.load(spec.name, ENVIRONMENT)
-    tools = dict(load_tool(tool) for tool in spec.tools)
-    if spec.name:
-        module, function = BUILT_IN[spec.name]
-        found = resolve_name(f"rlvr_cli.environments.{module}")
-        tools[found.NAME] = getattr(found, function)
+    if spec.chat:
+        functions = load_functions(spec)
+        return lambda: ChatTools(functions)
+    tools = dict(load_tool(tool) for tool in spec.tools) | _built_in(spec)
     return lambda: Tools(tools)
+
+
+def load_functions(spec: EnvironmentSpec) -> dict[str, Callable[..., object]]:
+    """Return the functions of the tools by their names; files are run. Raises RlvrError as `user_code.load`."""
+    return dict(load_function(tool) for tool in spec.tools) | _built_in(spec)
+
+
+def _built_in(spec: EnvironmentSpec) -> dict[str, Callable[..., object]]:
+    if not spec.name:
+        return {}
+    module, function = BUILT_IN[spec.name]
+    found = resolve_name(f"rlvr_cli.environments.{module}")
+    return {found.NAME: getattr(found, function)}

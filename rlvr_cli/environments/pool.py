@@ -31,7 +31,7 @@ REPEATED = 2  # episodes of a run that are played again
 class Answer:
     """What an environment said, or why it did not."""
 
-    prompt: str | None = None  # of `begin`
+    prompt: str | list[dict[str, Any]] | None = None  # of `begin`: a text, or messages
     reply: Reply | None = None  # of `answer`; None: it failed
     replies: tuple[Reply, ...] = ()  # of `play_again`
     forged: int = 0  # answers of the environment in the policy's turn
@@ -95,6 +95,16 @@ class EnvironmentPool:
         return self._of_environment["begins"]
 
     @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """What a chat model is told of the tools. Raises RlvrError if a tool lacks types or descriptions."""
+        said = self._threads[0].submit(self._slots[0].ask, ["schemas"], timeout=_START_SECONDS).result()
+        if "schemas" not in said:
+            raise RlvrError(
+                said.get("problem") or f"The tools cannot be described: {said['detail']}", said.get("hint", _HINT)
+            )
+        return said["schemas"]
+
+    @property
     def _of_environment(self) -> dict[str, Any]:
         """What the environment says of itself. Raises RlvrError if it cannot be loaded."""
         if self._facts is None:
@@ -144,13 +154,13 @@ class EnvironmentPool:
         if "prompt" in said:
             return Answer(prompt=said["prompt"], seconds=seconds)
         forged = said.pop("forged")
-        return Answer(reply=Reply(**said), forged=forged, seconds=seconds)
+        return Answer(reply=_reply(said), forged=forged, seconds=seconds)
 
     def _played_again(self, place: int, question: list[Any]) -> Answer:
         said = self._slots[place].ask(question, timeout=self.timeout * (1 + len(question[-1])))
         if "replies" not in said:
             return Answer(error=said["error"], detail=said["detail"])
-        return Answer(prompt=said["prompt"], replies=tuple(Reply(**reply) for reply in said["replies"]))
+        return Answer(prompt=said["prompt"], replies=tuple(map(_reply, said["replies"])))
 
     def _say(self, error: str, detail: str) -> None:
         with self._lock:
@@ -158,6 +168,10 @@ class EnvironmentPool:
                 return
             self._reported.add(error)
         self._report(f"the environment {self.spec.title} failed in an episode: {described_error(error, detail)}")
+
+
+def _reply(said: Mapping[str, Any]) -> Reply:
+    return Reply(**{**said, "calls": tuple(map(_reply, said["calls"]))})
 
 
 class _Slot:

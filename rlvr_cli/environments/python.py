@@ -12,7 +12,17 @@ _DONE = "_rlvr_done"
 
 
 def run_python(program: str) -> str:
-    """What a program prints; of much, the end, which says so. Raises ToolError, with what it printed before, if it fails."""
+    """Run a Python program. Each call is a fresh interpreter: names of earlier calls are gone.
+
+    Args:
+        program: A program that prints its results.
+
+    Returns:
+        What it prints; of much, the end, which says so.
+
+    Raises:
+        ToolError: with what it printed before, if it fails.
+    """
     execution = run_program(f"{program.strip()}\n{_DONE} = True\n", entry=(_DONE,), limits=LIMITS)
     printed = execution.output.rstrip("\n")
     if execution.num_printed > OUTPUT_BYTES:

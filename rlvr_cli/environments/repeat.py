@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from itertools import takewhile
+from typing import Any
 
 from rlvr_cli.environments.interface import Reply
 from rlvr_cli.environments.pool import Answer, EnvironmentPool
@@ -28,7 +29,7 @@ class Said:
 
     example: Example
     seed: int
-    prompt: str | None
+    prompt: str | list[dict[str, Any]] | None
     turns: Sequence[str]
     replies: Sequence[Reply]
 
@@ -66,7 +67,8 @@ class Repeats:
             if found is None:
                 continue
             turn, clause = found
-            if turn and self._pool.spec.name == said.replies[turn - 1].role == "python":
+            roles = {reply.role for reply in (said.replies[turn - 1].calls or [said.replies[turn - 1]])} if turn else ()
+            if self._pool.spec.name == "python" and "python" in roles:
                 self._pool.say(
                     "a program of the policy does not always print the same, so a run that goes on may differ"
                 )
@@ -97,10 +99,10 @@ def difference(said: Said, again: Answer) -> tuple[int, str] | None:
     if again.error is not None:
         return len(said.replies), f"it raised {again.error} when it was asked again: {again.detail}"
     if said.prompt != again.prompt:
-        return 0, _differ("the prompt", said.prompt or "", again.prompt or "")
+        return 0, _differ("the prompt", str(said.prompt or ""), str(again.prompt or ""))
     for number, (first, second) in enumerate(zip(said.replies, again.replies, strict=True), 1):
         for name, value in asdict(first).items():
-            if value != (other := getattr(second, name)):
+            if value != (other := asdict(second)[name]):
                 return number, _differ(f"the {name} of its reply to turn {number}", str(value), str(other))
     return None
 

@@ -1,4 +1,4 @@
-"""Tools that the policy calls in tags: `<NAME>argument</NAME>`, answered by `<out>result</out>`.
+"""Tools that the policy calls: in tags, `<NAME>argument</NAME>`, answered by `<out>result</out>`; or as chat models do.
 
 Enters: functions by name. Leaves: an `Environment`. A call that fails is told to the policy, in the place of a result.
 """
@@ -10,11 +10,12 @@ from typing import Any
 
 from rlvr_cli import user_code
 from rlvr_cli.environments.interface import Reply
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import Example
 
 Tool = Callable[[str], object]  # the text between the tags -> the result
 
-TOOL = user_code.Role("tool", 1, "(argument: str) -> str")
+TOOL = user_code.Role("tool", None, "(argument: str) -> str")
 
 
 class ToolError(Exception):
@@ -38,15 +39,71 @@ class Tools:
         """Call the tool whose closing tag ends the turn."""
         name = next(name for name, stop in zip(self._tools, self.stop, strict=True) if turn.endswith(stop))
         _, opened, argument = turn.removesuffix(f"</{name}>").rpartition(f"<{name}>")
-        error = None
-        try:
+
+        def call() -> object:
             if not opened:
                 raise ToolError(f"there is no <{name}> before </{name}>")
-            result = str(self._tools[name](argument))
-        except Exception as problem:  # whatever the tool raises; the policy may call it in another way
-            said = str(problem) if isinstance(problem, ToolError) else f"{type(problem).__name__}: {problem}"
-            error = result = f"error: {said}"
+            return self._tools[name](argument)
+
+        result, error = _outcome(call)
         return Reply(f"{self.marker}{result}</out>", role=name, error=error)
+
+
+class ChatTools:
+    """The environment of some tools that a chat model calls. A turn is the JSON of its calls: {name, arguments}, or {name, problem}."""
+
+    gives_rewards = False
+    stop = ()
+    marker = ""
+
+    def __init__(self, functions: Mapping[str, Callable[..., object]]) -> None:
+        self._functions = functions
+
+    def begin(self, example: Example, seed: int) -> str | None:
+        """Nothing is to be prepared."""
+
+    def answer(self, turn: str) -> Reply:
+        """Answer all calls, one after the other."""
+        return Reply(calls=tuple(self._answer(**call) for call in json.loads(turn)))
+
+    def _answer(self, name: str, arguments: Mapping[str, Any] | None = None, problem: str = "") -> Reply:
+        def call() -> object:
+            if problem:
+                raise ToolError(problem)
+            if name not in self._functions:
+                raise ToolError(f"there is no tool {name}, only {', '.join(self._functions)}")
+            return _called(self._functions[name], arguments or {})
+
+        text, error = _outcome(call)
+        return Reply(text, role=name if name in self._functions else "tool", error=error)
+
+
+def schema_of(name: str, function: Callable[..., object]) -> dict[str, Any]:
+    """What a chat model is told of a tool: the JSON schema of its signature and docstring.
+
+    Raises:
+        RlvrError: it lacks types or descriptions.
+    """
+    from transformers.utils.chat_template_utils import get_json_schema  # here: only chat models need it
+
+    try:
+        schema = get_json_schema(function)
+    except Exception as problem:
+        raise RlvrError(
+            f"The tool {name} cannot be described to a chat model: {problem}",
+            "Give each parameter a type, and the function a docstring whose section `Args:` has a line `PARAMETER: what it is` for each.",
+        ) from problem
+    schema["function"]["name"] = name
+    return schema
+
+
+def load_function(spec: str) -> tuple[str, Callable[..., object]]:
+    """Run the file of FILE.py:FUNCTION and return the tool's name and the function.
+
+    Raises:
+        RlvrError: see `user_code.load`.
+    """
+    return spec.rpartition(":")[2], user_code.load(spec, TOOL)
 
 
 def load_tool(spec: str) -> tuple[str, Tool]:
@@ -57,8 +114,7 @@ def load_tool(spec: str) -> tuple[str, Tool]:
     Raises:
         RlvrError: see `user_code.load`.
     """
-    function = user_code.load(spec, TOOL)
-    name = spec.rpartition(":")[2]
+    name, function = load_function(spec)
     parameters = list(inspect.signature(function).parameters.values())
     if len(parameters) == 1 and parameters[0].annotation in (str, "str", inspect.Parameter.empty):
         return name, function
@@ -66,10 +122,31 @@ def load_tool(spec: str) -> tuple[str, Tool]:
     def call(argument: str) -> object:
         try:
             given: Any = json.loads(argument)
-            bound = inspect.signature(function).bind(**given)
-        except (ValueError, TypeError) as problem:
-            names = ", ".join(f'"{parameter.name}": ...' for parameter in parameters)
-            raise ToolError(f"the call is not JSON such as {{{names}}}: {problem}") from None
-        return function(*bound.args, **bound.kwargs)
+        except ValueError as problem:
+            raise ToolError(f"the call is not JSON such as {_arguments(function)}: {problem}") from None
+        return _called(function, given)
 
     return name, call
+
+
+def _called(function: Callable[..., object], arguments: Any) -> object:
+    """Call a function with arguments by name; they are checked before it runs."""
+    try:
+        bound = inspect.signature(function).bind(**arguments)
+    except TypeError as problem:
+        raise ToolError(f"the call is not JSON such as {_arguments(function)}: {problem}") from None
+    return function(*bound.args, **bound.kwargs)
+
+
+def _arguments(function: Callable[..., object]) -> str:
+    names = ", ".join(f'"{name}": ...' for name in inspect.signature(function).parameters)
+    return f"{{{names}}}"
+
+
+def _outcome(call: Callable[[], object]) -> tuple[str, str | None]:
+    """What a call gives, as a text; and that text again if it failed."""
+    try:
+        return str(call()), None
+    except Exception as problem:  # whatever the tool raises; the policy may call it in another way
+        said = str(problem) if isinstance(problem, ToolError) else f"{type(problem).__name__}: {problem}"
+        return f"error: {said}", f"error: {said}"

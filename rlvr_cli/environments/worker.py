@@ -1,7 +1,7 @@
 """A process in which environments live, started by `pool.EnvironmentPool`: one instance for each episode under way.
 
-Enters: questions ["begin", "answer" or "play_again", seed, example, turns of the policy]. Leaves: what the environment says, or the error
-that it raised.
+Enters: questions ["begin", "answer" or "play_again", seed, example, turns of the policy], or ["schemas"]. Leaves: what the environment says,
+or the error that it raised.
 An episode that this process does not know, since the one before died, is played again up to the last turn.
 """
 
@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rlvr_cli.environments.interface import Environment, Reply
-from rlvr_cli.environments.open import EnvironmentSpec, load_environment
-from rlvr_cli.environments.tools import Tools
+from rlvr_cli.environments.open import EnvironmentSpec, load_environment, load_functions
+from rlvr_cli.environments.tools import ChatTools, Tools, schema_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.parallel.worker import read, write
 from rlvr_cli.process import fork_guarded
@@ -29,7 +29,14 @@ _EPISODES = 10_000  # that one process keeps; others are played again
 
 
 def serve(
-    connection: Connection, *, name: str, tools: Sequence[str], path: Sequence[str], parent: int, memory_bytes: int
+    connection: Connection,
+    *,
+    name: str,
+    tools: Sequence[str],
+    chat: bool,
+    path: Sequence[str],
+    parent: int,
+    memory_bytes: int,
 ) -> None:
     """Answer until the connection ends."""
     fork_guarded(parent)
@@ -38,14 +45,14 @@ def serve(
     for stream in (0, 1, 2):
         os.dup2(null, stream)
     sys.path[:0] = [entry for entry in path if entry not in sys.path]
-    spec = EnvironmentSpec(name, tuple(tools))
+    spec = EnvironmentSpec(name, tuple(tools), chat)
     try:
         make = load_environment(spec)
         first = make()
         facts = {
             "stop": list(getattr(first, "stop", ())),
             "gives_rewards": bool(getattr(first, "gives_rewards", False)),
-            "begins": not isinstance(first, Tools),
+            "begins": not isinstance(first, Tools | ChatTools),
         }
     except RlvrError as error:
         return write(connection, {"problem": error.problem, "hint": error.hint})
@@ -56,9 +63,13 @@ def serve(
     episodes = _Episodes(make)
     while True:
         try:
-            kind, seed, example, turns = read(connection)
+            kind, *question = read(connection)
         except EOFError:
             return
+        if kind == "schemas":
+            write(connection, _schemas(spec))
+            continue
+        seed, example, turns = question
         try:
             match kind:
                 case "begin":
@@ -83,7 +94,7 @@ class _Episodes:
         environment = self._make()
         prompt = environment.begin(Example(**example), seed)
         self._keep(seed, environment, 0)
-        return {"prompt": None if prompt is None else str(prompt)}
+        return {"prompt": _prompt(prompt)}
 
     def answer(self, seed: int, example: dict[str, Any], turns: Sequence[str]) -> dict[str, Any]:
         environment, answered = self._under_way.pop(seed, (None, 0))
@@ -103,12 +114,30 @@ class _Episodes:
         environment = self._make()
         prompt = environment.begin(Example(**example), seed)
         replies = [_fields(environment.answer(turn)) for turn in turns]
-        return {"prompt": None if prompt is None else str(prompt), "replies": replies}
+        return {"prompt": _prompt(prompt), "replies": replies}
 
     def _keep(self, seed: int, environment: Environment, answered: int) -> None:
         self._under_way[seed] = (environment, answered)
         if len(self._under_way) > _EPISODES:
             del self._under_way[next(iter(self._under_way))]
+
+
+def _schemas(spec: EnvironmentSpec) -> dict[str, Any]:
+    """What a chat model is told of the tools."""
+    try:
+        return {"schemas": [schema_of(name, function) for name, function in load_functions(spec).items()]}
+    except RlvrError as error:
+        return {"problem": error.problem, "hint": error.hint}
+
+
+def _prompt(prompt: object) -> str | list[dict[str, Any]] | None:
+    """The prompt of an environment. Raises TypeError unless messages have the texts `role` and `content`."""
+    if prompt is None or isinstance(prompt, str) or not isinstance(prompt, Sequence):
+        return None if prompt is None else str(prompt)
+    for message in prompt:
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise TypeError(f"begin() returned the message {message!r:.200}, not {{role, content}} of text")
+    return [{"role": message["role"], "content": storable(message["content"])} for message in prompt]
 
 
 def _fields(reply: object) -> dict[str, Any]:
@@ -120,7 +149,7 @@ def _fields(reply: object) -> dict[str, Any]:
         raise TypeError(f"answer() returned {reply!r:.200}, not a Reply of text, with a number as its reward")
     if reply.reward is not None and not math.isfinite(reply.reward):
         raise ValueError(f"a reward of {reply.reward}")
-    return {**asdict(reply), "text": _cut(storable(reply.text))}
+    return {**asdict(reply), "text": _cut(storable(reply.text)), "calls": [_fields(call) for call in reply.calls]}
 
 
 def _cut(text: str) -> str:

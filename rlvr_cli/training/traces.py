@@ -3,13 +3,13 @@
 Enters: examples with a prompt and a response, and the sampled ids of some. Leaves: token ids that fit the model's context.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlvr_cli.data.traces import SampledIds
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.tokens.tokenization import encode
-from rlvr_cli.types import Example
+from rlvr_cli.types import Conversation, Example
 
 
 def encode_traces(
@@ -19,6 +19,7 @@ def encode_traces(
     *,
     append_eos: bool,
     end_sampled: bool = True,
+    chat: Callable[[Conversation], Any] | None = None,
 ) -> tuple[list[list[int]], list[list[int]], list[list[bool] | None]]:
     """Token ids of each example: the sampled ids if they are this tokenizer's, else those of its text.
 
@@ -27,6 +28,7 @@ def encode_traces(
     Args:
         append_eos: whether a response that does not end with the EOS token gets one.
         end_sampled: whether this is so for sampled ids, too; else they stay as they are.
+        chat: the `NextTurn` of a conversation; its turns have their own end.
 
     Returns:
         The prompts' ids, the responses' ids, and the responses' masks (`collate`).
@@ -41,6 +43,10 @@ def encode_traces(
     for row, example in enumerate(examples):
         if example.turns is not None:
             responses[row], masks[row] = _of_turns(example.turns, tokenizer, append_eos=append_eos)
+        if example.conversation is not None:
+            assert chat is not None, "a conversation without a chat template"
+            turns = chat(example.conversation)
+            prompts[row], responses[row], masks[row] = turns.conversation(example.conversation.messages)
         prompt, response, mask = token_ids.get(example.id, SampledIds([], [], None))
         if prompt and (prompt == prompts[row] or tokenizer.decode(prompt) == example.prompt):
             text = tokenizer.decode(response, skip_special_tokens=True)

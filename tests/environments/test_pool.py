@@ -93,7 +93,7 @@ def test_an_episode_keeps_its_state_and_is_played_again_where_it_is_lost(pool):
         (
             "number!",
             "TypeError",
-            "answer() returned Reply(text=5, done=False, reward=None, role='environment', error=None), not a Reply of text",
+            "answer() returned Reply(text=5, done=False, reward=None, role='environment', error=None, calls=()), not a Reply of text",
         ),
         ("nan!", "ValueError", "a reward of nan"),
     ],

@@ -140,3 +140,13 @@ def test_what_says_nothing_about_the_environment_is_no_difference():
     )  # fmt: skip
     with closing(EnvironmentPool(EnvironmentSpec("calculator"), workers=1)) as pool:
         assert difference(said, pool.play_again(EXAMPLE, 7, ["<calc>1</calc>"]).result()) is not None
+
+
+def test_several_answers_in_a_turn_are_compared_one_by_one():
+    calls = (Reply("2", role="calc"), Reply("3", role="calc"))
+    said = Said(Example("q", "1?", "1"), 3, [{"role": "user", "content": "1?"}], ["[]"], [Reply(calls=calls)])
+    same = Answer(prompt=[{"role": "user", "content": "1?"}], replies=(Reply(calls=calls),))
+    assert difference(said, same) is None
+    turn, clause = difference(said, Answer(prompt=same.prompt, replies=(Reply(calls=calls[::-1]),)))
+    assert (turn, "the calls of its reply to turn 1 was" in clause) == (1, True)
+    assert difference(said, Answer(prompt=None, replies=same.replies))[0] == 0

@@ -4,11 +4,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from rlvr_cli.config.parsing.options import LONGEST, flag, knob
+from rlvr_cli.config.shared.model import ModelOptions
+from rlvr_cli.config.shared.prompt import PromptOptions
 from rlvr_cli.config.shared.sampling import SamplingOptions
 from rlvr_cli.errors import RlvrError
 
 REFUSED = {  # options that cannot go with episodes, and why
-    "chat": "a chat template's turns are not played yet; a prompt of your own (--prompt FILE) can ask for the tags",
     "thinking_budget": "both put text into a response",
     "base_url": "an episode goes on from token ids, which an endpoint does not report",
     "partial_rollout_tokens": "an episode is played in one step",
@@ -16,7 +17,7 @@ REFUSED = {  # options that cannot go with episodes, and why
 
 
 @dataclass(frozen=True)
-class EpisodeOptions(SamplingOptions):
+class EpisodeOptions(SamplingOptions, PromptOptions, ModelOptions):
     environment: str = knob(
         "",
         "What answers the policy, turn after turn: calculator, python (in the sandbox), or a class of your own, FILE.py:CLASS.",
@@ -25,7 +26,9 @@ class EpisodeOptions(SamplingOptions):
         completes="environment",
     )
     tool: tuple[str, ...] = knob(
-        (), "A tool of your own, FILE.py:FUNCTION, called as <FUNCTION>...</FUNCTION>; repeatable.", group="Episodes"
+        (),
+        "A tool of your own, FILE.py:FUNCTION, called as <FUNCTION>...</FUNCTION>, or with --chat as the model does; repeatable.",
+        group="Episodes",
     )
     max_turns: int = knob(8, "Turns of the policy in an episode.", group="Episodes", at_least=1)
     max_episode_tokens: int = knob(

@@ -10,7 +10,7 @@ from llamas import QWEN3_TEMPLATE, write_byte_level_llama, write_chat_llama, wri
 from rlvr_cli.data.prompts import PromptTemplate, load_prompt
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.pretrained import load_tokenizer
-from rlvr_cli.models.tokens.chat import TODAY, chat_prompt
+from rlvr_cli.models.tokens.chat import TODAY, ChatTemplate, chat_prompt
 from rlvr_cli.models.tokens.tokenization import encode, encode_prompts
 from rlvr_cli.samplers.stop_strings import prompt_token_ids
 from rlvr_cli.types import Request
@@ -46,9 +46,9 @@ def test_sampler_and_trainer_get_the_tokens_of_transformers(model, system, reque
     folder = request.getfixturevalue(model)
     tokenizer = load_tokenizer(folder)
     template = PromptTemplate("mine", "Solve: {question}\nPut the answer into \\boxed{}.")
-    chat = chat_prompt(template, folder, system=system)
+    chat = chat_prompt(template, ChatTemplate(folder, system=system))
     assert chat.name == "mine"
-    assert chat_prompt(template, folder, system=system) == chat
+    assert chat_prompt(template, ChatTemplate(folder, system=system)) == chat
 
     @given(question=st.text(alphabet=st.characters(exclude_categories=["Cs"])))
     @settings(max_examples=50, deadline=None)
@@ -88,7 +88,10 @@ def test_a_front_of_two_tokens_is_not_written_twice(qwen):
 
 
 def test_thinking_is_switched(qwen):
-    texts = {thinking: chat_prompt(QUESTION, qwen, thinking=thinking).text for thinking in ("auto", "on", "off")}
+    texts = {
+        thinking: chat_prompt(QUESTION, ChatTemplate(qwen, thinking=thinking)).text
+        for thinking in ("auto", "on", "off")
+    }
     assert texts["auto"] == texts["on"] == "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
     assert texts["off"] == texts["on"] + "<think>\n\n</think>\n\n"
     tokenizer = load_tokenizer(qwen)
@@ -99,32 +102,32 @@ def test_thinking_is_switched(qwen):
 def test_the_other_name_of_the_switch_is_known(tmp_path):
     template = "{{ messages[0].content }}{% if thinking %}<think>{% endif %}"
     model = write_byte_level_llama(tmp_path / "m", chat_template=template)
-    assert chat_prompt(QUESTION, model, thinking="on").text == "{question}<think>"
-    assert chat_prompt(QUESTION, model, thinking="off").text == "{question}"
+    assert chat_prompt(QUESTION, ChatTemplate(model, thinking="on")).text == "{question}<think>"
+    assert chat_prompt(QUESTION, ChatTemplate(model, thinking="off")).text == "{question}"
 
 
 @pytest.mark.parametrize("thinking", ["on", "off"])
 def test_a_template_without_a_switch_for_thinking(llama, thinking):
     with pytest.raises(RlvrError, match="no switch for thinking") as caught:
-        chat_prompt(QUESTION, llama, thinking=thinking)
+        chat_prompt(QUESTION, ChatTemplate(llama, thinking=thinking))
     assert "--chat-thinking" in caught.value.hint
 
 
 def test_the_system_message_comes_first(llama):
-    text = chat_prompt(QUESTION, llama, system="Be brief.").text
+    text = chat_prompt(QUESTION, ChatTemplate(llama, system="Be brief.")).text
     assert text == "<s><|system|>\n26 Jul 2024\nBe brief.<|end|>\n<|user|>\n{question}<|end|>\n<|assistant|>\n"
 
 
 def test_the_date_is_the_same_every_day(llama, monkeypatch):
-    text = chat_prompt(QUESTION, llama).text
+    text = chat_prompt(QUESTION, ChatTemplate(llama)).text
     monkeypatch.setattr("rlvr_cli.models.tokens.chat.TODAY", TODAY.replace(day=27))
-    assert chat_prompt(QUESTION, llama).text == text.replace("26 Jul 2024", "27 Jul 2024") != text
+    assert chat_prompt(QUESTION, ChatTemplate(llama)).text == text.replace("26 Jul 2024", "27 Jul 2024") != text
 
 
 def test_a_model_without_a_chat_template(tmp_path):
     model = write_byte_level_llama(tmp_path / "base", chat_template=None)
     with pytest.raises(RlvrError, match="base has no chat template") as caught:
-        chat_prompt(QUESTION, model)
+        chat_prompt(QUESTION, ChatTemplate(model))
     assert "--chat" in caught.value.hint
 
 
@@ -146,7 +149,7 @@ def test_a_model_without_a_chat_template(tmp_path):
 def test_a_template_that_fails_or_changes_messages_is_refused_in_words(tmp_path, chat_template, problem):
     model = write_byte_level_llama(tmp_path / "m", chat_template=chat_template)
     with pytest.raises(RlvrError, match=problem):
-        chat_prompt(QUESTION, model)
+        chat_prompt(QUESTION, ChatTemplate(model))
 
 
 @pytest.mark.parametrize(
@@ -163,19 +166,19 @@ def test_a_template_that_fails_or_changes_messages_is_refused_in_words(tmp_path,
 )
 def test_a_template_that_knows_no_system_message(tmp_path, chat_template, problem, hint):
     model = write_byte_level_llama(tmp_path / "m", chat_template=chat_template)
-    assert chat_prompt(QUESTION, model).text == "{question}"
+    assert chat_prompt(QUESTION, ChatTemplate(model)).text == "{question}"
     with pytest.raises(RlvrError, match=problem) as caught:
-        chat_prompt(QUESTION, model, system="Be brief.")
+        chat_prompt(QUESTION, ChatTemplate(model, system="Be brief."))
     assert hint in caught.value.hint
 
 
 def test_bos_that_only_the_tokenizer_writes_is_noted(tmp_path, caplog, llama, qwen):
     model = write_byte_level_llama(tmp_path / "m", chat_template=QWEN3_TEMPLATE, adds_bos=True)
-    prompt = chat_prompt(QUESTION, model).fill("1?")
+    prompt = chat_prompt(QUESTION, ChatTemplate(model)).fill("1?")
     assert "adds special tokens that its chat template does not write" in caplog.text
     tokenizer = load_tokenizer(model)
     assert encode_prompts(tokenizer, [prompt]) == [[BOS, *of_transformers(tokenizer, "1?")]]
     caplog.clear()
-    chat_prompt(QUESTION, llama)
-    chat_prompt(QUESTION, qwen)
+    chat_prompt(QUESTION, ChatTemplate(llama))
+    chat_prompt(QUESTION, ChatTemplate(qwen))
     assert caplog.text == ""

@@ -1,0 +1,71 @@
+"""Conversations as traces: rows with `messages`, as chat models and their tools write them.
+
+Enters: a row. Leaves: its conversation, of which the assistant's turns are trained on.
+"""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+from rlvr_cli.data.files import BadRow, Number, Row
+from rlvr_cli.types import Conversation
+
+_SHAPE = 'Write {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]}.'
+
+
+def conversation_of(row: Row) -> Conversation | None:
+    """The conversation of a row; None if it has none.
+
+    Raises:
+        BadRow: its messages are not a conversation that ends with a turn of the assistant.
+    """
+    if "messages" not in row.keys:
+        return None
+    messages, tools = (_with_numbers(row.values.get(key)) for key in ("messages", "tools"))
+    if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
+        raise BadRow(row.where, "its messages are not a list of {role, content}.", _SHAPE)
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise BadRow(row.where, "its tools are not a list of JSON schemas.", "Leave them out, or write a list.")
+    roles = [message["role"] for message in messages]
+    own = [place for place, role in enumerate(roles) if role == "assistant"]
+    if "user" not in roles[: own[0] if own else 0] or roles[-1] != "assistant":
+        raise BadRow(row.where, "its messages do not go from the user to the assistant.", _SHAPE)
+    if any(b - a == 1 for a, b in pairwise(own)) or "system" in roles[1:]:
+        raise BadRow(row.where, "a turn of its assistant, or its system message, is not where one can be.", _SHAPE)
+    return Conversation(tuple(map(_readable, messages)), None if tools is None else tuple(tools))
+
+
+def _with_numbers(value: Any) -> Any:
+    """A value of a row, whose numbers are numbers: a tool's argument 2 is not the text "2"."""
+    if isinstance(value, Number):
+        return json.loads(value)
+    if isinstance(value, dict):
+        return {key: _with_numbers(inner) for key, inner in value.items()}
+    return [_with_numbers(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _is_message(message: object) -> bool:
+    if not isinstance(message, dict) or message.get("role") not in ("system", "user", "assistant", "tool"):
+        return False
+    calls = message.get("tool_calls") or []
+    known = isinstance(calls, list) and all(isinstance(c, dict) and isinstance(c.get("function"), dict) for c in calls)
+    spoken = isinstance(message.get("content") or "", str) and (message["role"] == "assistant" or not calls)
+    return known and spoken and bool(message.get("content") is not None or calls)
+
+
+def _readable(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as chat templates read it: with a text, and the arguments of a call as an object."""
+    message = message | {"content": message.get("content") or ""}
+    if not message.get("tool_calls"):
+        return {key: value for key, value in message.items() if key != "tool_calls"}
+    return message | {
+        "tool_calls": [call | {"function": _with_object(call["function"])} for call in message["tool_calls"]]
+    }
+
+
+def _with_object(function: dict[str, Any]) -> dict[str, Any]:
+    try:
+        arguments = json.loads(function["arguments"])
+    except (KeyError, TypeError, ValueError):
+        return function
+    return function | {"arguments": arguments}

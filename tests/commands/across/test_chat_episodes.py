@@ -1,0 +1,286 @@
+"""Episodes with chat models through the commands: what is stored, trained on, replayed, resumed, graded again and refused."""
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from chat_models import write_chat_model
+from checks import findings
+from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.data.prompts import load_prompt
+from rlvr_cli.data.traces import load_traces
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.pretrained import load_tokenizer
+from rlvr_cli.replay.run import replay_run
+from rlvr_cli.replay.stored import read_stored
+from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.samplers.turns import chat_turns
+
+MINE = """
+from rlvr_cli.environments import Reply
+
+class Again:
+    def begin(self, example, seed):
+        return [{"role": "user", "content": "Say <|im_end|> " + example.question}]
+
+    def answer(self, turn):
+        return Reply("Again <|im_end|>?")
+
+def hears(response, truth):
+    return float("Again" in response or "error" in response)
+
+def length(response, truth):
+    return float(len(response) % 2)
+"""
+COMMON = [
+    "--dataset",
+    "arithmetic:16",
+    "--prompt",
+    "question_only",
+    "--chat",
+    "--grader",
+    "mine.py:length",
+    "--grader-workers",
+    1,
+]
+COMMON += ["--environment-workers", 1, "--sampling-max-tokens", 24, "--sampling-min-tokens", 0, "--max-turns", 3]
+COMMON += ["--max-episode-tokens", 400]
+GRPO = [
+    "--n-grpo-steps",
+    2,
+    "--rollout-batch-size",
+    8,
+    "--group-size",
+    4,
+    "--train-batch-size",
+    8,
+    "--eval-examples",
+    2,
+]
+GRPO += ["--gradient-accumulation-steps", 2, "--learning-rate", 1e-4, "--checkpoint-every", 1]
+LIKELY = ("<tool_call>", "</tool_call>", "<|im_end|>", "{", "}")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("chat")
+    (folder / "mine.py").write_text(MINE)
+    write_chat_model(folder / "qwen3", "qwen3", likely=LIKELY)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rlvr(place, forks):
+    return lambda *arguments, status=0, **more: forks.run(*arguments, cwd=place, status=status, **more)
+
+
+@pytest.fixture(scope="module")
+def trained(place, rlvr) -> Path:
+    done = rlvr("grpo", "--model", "qwen3", *COMMON, *GRPO, "--environment", "calculator", "--run", "g")
+    assert "note: in the chat template, the next turn is the difference of two renderings\n" in done.err
+    return place / "runs/g"
+
+
+def rows_of(run: Path) -> list[dict]:
+    rows = read_rollouts(run).to_pylist()
+    assert rows
+    return rows
+
+
+def test_training_is_on_the_policys_tokens_and_replays(place, trained, rlvr, monkeypatch):
+    monkeypatch.chdir(place)
+    assert findings(trained) == []
+    assert replay_run(read_stored(trained), most=None).problems == []
+    tokenizer = load_tokenizer(place / "qwen3")
+    rows = [row for row in rows_of(trained) if row["turns"]]
+    assert len(rows) > 4
+    assert sum(row["episode"]["tool_errors"] for row in rows) > 4
+    begins = "<|im_start|>user\n<tool_response>\nerror: "
+    for row in rows:
+        assert '<tools>\n{"type": "function", "function": {"name": "calc"' in row["prompt"]
+        said = [tokenizer.decode(row["response_ids"][turn["start"] : turn["end"]]) for turn in row["turns"]]
+        for turn, text in zip(row["turns"], said, strict=True):
+            assert turn["role"] == "policy" or not text or "<|im_start|>" not in text or "<tool_response>" in text
+        heard = "".join(text for turn, text in zip(row["turns"], said, strict=True) if turn["role"] != "policy")
+        assert begins in heard or row["finish_reason"] == "length"
+        for logprob, own in zip(row["sampled_logprobs"], row["response_mask"], strict=True):
+            assert logprob == 0.0 or own
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_the_one_that_was_not_interrupted(place, trained, rlvr):
+    arguments = ["grpo", "--model", "qwen3", *COMMON, *GRPO, "--environment", "calculator", "--run", "cut"]
+    rlvr(*arguments, fault="update:2", status=-signal.SIGKILL)
+    rlvr("grpo", "--resume", "cut")
+    rlvr("check", "cut", "--replay", "all")
+    own = [[row["response_ids"] for row in rows_of(place / "runs" / run)] for run in ("g", "cut")]
+    assert own[0] == own[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["ei", "ppo", "distill", "dpo"])
+def test_every_command_that_samples_plays_them(place, rlvr, monkeypatch, command):
+    monkeypatch.chdir(place)
+    step = ["--rollout-batch-size", 8, "--train-batch-size", 8, f"--n-{command}-steps", 1]
+    options = {
+        "ei": ["--ei-batch-size", 2, "--group-size", 4, "--n-ei-steps", 1, "--train-batch-size", 4],
+        "ppo": [*step, "--micro-batch-size", 8],
+        "distill": [*step[:2], *step[4:], "--teacher", "qwen3"],
+        "dpo": [*step[:4], "--group-size", 4, "--n-dpo-steps", 1],
+    }[command]
+    given = [*COMMON, *options, "--eval-examples", 2, "--learning-rate", 1e-4, "--environment", "calculator"]
+    rlvr(command, "--model", "qwen3", *given, "--run", command)
+    run = place / "runs" / command
+    assert findings(run) == []
+    assert any(row["episode"]["tool_errors"] for row in rows_of(run))
+    if command in ("ei", "distill"):  # the replay knows no critic and no pairs
+        assert replay_run(read_stored(run), most=None).problems == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("apart", ["--samplers 2", "--async-steps 1"])
+def test_sampling_processes_play_them_too_and_how_is_said_once(place, rlvr, apart):
+    name = apart.partition(" ")[0].strip("-")
+    arguments = ["grpo", "--model", "qwen3", *COMMON, *GRPO, "--environment", "calculator", "--run", name]
+    done = rlvr(*arguments, *apart.split())
+    assert done.err.count("note: in the chat template, the next turn is") == 1
+    assert findings(place / "runs" / name) == []
+    assert sum(row["episode"]["tool_errors"] for row in rows_of(place / "runs" / name)) > 4
+
+
+def test_an_environment_of_ones_own_answers_as_the_user(place, rlvr):
+    rlvr("eval", "--model", "qwen3", *COMMON, "--environment", "mine.py:Again", "--limit", 8, "--run", "e")
+    run = place / "runs/e"
+    assert findings(run) == []
+    tokenizer, rows = load_tokenizer(place / "qwen3"), rows_of(run)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert {len(row["turns"] or ()) for row in rows} != {0}
+    for row in rows:
+        assert row["prompt"].startswith("<|im_start|>user\nSay <|im_end|> What is")
+        assert row["prompt_ids"].count(end) == 1
+        graded = row["response"][row["episode"]["graded_from"] : row["episode"]["graded_to"]]
+        assert row["reward"] == len(graded) % 2
+        assert "Again" not in graded
+        for role, start, end_of_turn in ((t["role"], t["start"], t["end"]) for t in row["turns"] or ()):
+            ids = row["response_ids"][start:end_of_turn]
+            assert role == "policy" or ids.count(end) <= 1
+    rlvr("grade", "e", "--grader", "mine.py:hears")
+    query = "SELECT sum(reward) AS n FROM grades"
+    assert json.loads(rlvr("analyze", query, "e", "--format", "json").out)[0]["n"] == 0
+    assert read_run(run).metadata["facts"]["environment"]["name"] == "mine.py:Again"
+
+
+def test_switches_reach_what_follows_a_turn(place):
+    """As they reach the prompt; and any end of the model's responses ends a turn."""
+    write_chat_model(place / "ends", "qwen3")
+    tokenizer = load_tokenizer(place / "ends")
+    given = {"model": str(place / "ends"), "environment": f"{place}/mine.py:Again", "chat": True}
+    turns = chat_turns(EvalConfig(**given, chat_thinking="off", chat_system="Be brief."))
+    text, prompt = turns.prompt([{"role": "user", "content": "1"}])
+    assert (
+        text
+        == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    other = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    (following,) = turns.after(prompt, [other], [{"role": "user", "content": "2"}])
+    assert (
+        tokenizer.decode(following) == "\n<|im_start|>user\n2<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+
+
+def test_what_a_model_cannot_do_is_said_before_anything_is_sampled(place, rlvr):
+    write_chat_model(place / "gemma3", "gemma3")
+    arguments = ["eval", "--model", "gemma3", *COMMON, "--environment", "calculator", "--dry-run"]
+    assert "knows no tools: with and without them it writes the same" in rlvr(*arguments, status=1).err
+    write_chat_model(place / "base", "qwen2_5")
+    (place / "base/generation_config.json").write_text('{"eos_token_id": 0}')
+    tokenizer = json.loads((place / "base/tokenizer_config.json").read_text())
+    (place / "base/tokenizer_config.json").write_text(json.dumps(tokenizer | {"eos_token": "<|endoftext|>"}))
+    arguments = ["eval", "--model", "base", *COMMON, "--environment", "mine.py:Again", "--run", "never"]
+    assert (
+        "does not end an assistant's turn with a token that ends the model's responses"
+        in rlvr(*arguments, status=1).err
+    )
+    arguments = ["eval", "--model", "qwen3", *COMMON, "--tool", "mine.py:length", "--run", "never"]
+    assert "The tool length cannot be described to a chat model" in rlvr(*arguments, status=1).err
+    raw = [option for option in COMMON if option != "--chat"]
+    arguments = ["eval", "--model", "qwen3", *raw, "--environment", "mine.py:Again", "--run", "raw"]
+    assert "begins with messages, and the prompt is raw text" in rlvr(*arguments, status=1).err
+    assert not (place / "runs/never").exists()
+
+
+def trace(**more):
+    call = {"id": "1", "type": "function", "function": {"name": "calc", "arguments": '{"expression": "1+1"}'}}
+    return {
+        "messages": [
+            {"role": "user", "content": "1 + 1?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": "2"},
+            {"role": "assistant", "content": "It is 2."},
+        ]
+    } | more  # fmt: skip
+
+
+def test_conversations_train_on_the_assistants_tokens_alone(place, rlvr):
+    rows = [trace(), trace(tools=[]), trace(messages=[*trace()["messages"][:3], {"role": "assistant", "content": "2"}])]
+    (place / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[::2]))
+    arguments = [
+        "sft",
+        "--dataset",
+        "t.jsonl",
+        "--model",
+        "qwen3",
+        "--chat",
+        "--train-batch-size",
+        2,
+        "--sft-epochs",
+        1,
+    ]
+    arguments += ["--micro-batch-size", 2, "--learning-rate", 1e-4, "--prompt", "question_only"]
+    rlvr(*arguments, "--environment", "calculator", "--eval-dataset", "arithmetic:2", "--eval-examples", 2, "--run", "s",
+         "--sampling-max-tokens", 8, "--grader", "mine.py:length")  # fmt: skip
+    tokenizer = load_tokenizer(place / "qwen3")
+    call = '<tool_call>\n{"name": "calc", "arguments": {"expression": "1+1"}}\n</tool_call><|im_end|>'
+    nothing = "<think>\n\n</think>\n\n"  # as the chat template writes a last turn without thinking
+    own = [nothing, call, nothing, "It is 2.<|im_end|>", nothing, call, nothing, "2<|im_end|>"]
+    expected = sum(len(tokenizer(text, add_special_tokens=False).input_ids) for text in own)
+    query = "SELECT value FROM metrics WHERE name = 'update/tokens'"
+    assert json.loads(rlvr("analyze", query, "s", "--format", "json").out)[0]["value"] == expected
+    raw = [option for option in arguments if option != "--chat"]
+    assert "holds conversations (messages), and the prompt is raw text" in rlvr(*raw, "--run", "unmade", status=1).err
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"messages": "hi"}, "its messages are not a list of {role, content}"),
+        ({"messages": [{"role": "user", "content": 1}]}, "its messages are not a list of {role, content}"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "its messages are not a list of {role, content}"),
+        (trace(messages=trace()["messages"][:3]), "its messages do not go from the user to the assistant"),
+        (trace(messages=trace()["messages"][1:]), "its messages do not go from the user to the assistant"),
+        (trace(messages=[*trace()["messages"], {"role": "assistant", "content": "x"}]), "a turn of its assistant"),
+        (trace(tools="calc"), "its tools are not a list of JSON schemas"),
+    ],
+)
+def test_a_conversation_that_is_none_is_refused(tmp_path, row, problem):
+    (tmp_path / "bad.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(RlvrError, match=re.escape(problem)):
+        load_traces(str(tmp_path / "bad.jsonl"), load_prompt("question_only"))
+
+
+def test_a_conversation_is_read_as_it_is_written(tmp_path):
+    call = {"type": "function", "function": {"name": "calc", "arguments": {"x": 2, "y": 2.5, "z": "2"}}}
+    messages = [trace()["messages"][0], {"role": "assistant", "tool_calls": [call]}, *trace()["messages"][2:]]
+    other = [*messages[:-1], {"role": "assistant", "content": "No."}]
+    rows = [trace(messages=messages, ground_truth="2"), trace(), trace(messages=other)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    traces = load_traces(str(tmp_path / "t.jsonl"), load_prompt("question_only"))
+    first, second, third = traces.examples  # they differ in a call, or in the last turn
+    assert first.conversation.messages[1] == {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert second.conversation.messages[1]["tool_calls"][0]["function"]["arguments"] == {"expression": "1+1"}
+    assert (first.question, first.ground_truth, first.conversation.tools) == ("1 + 1?", "2", None)
+    assert [traces.graded[e.id] for e in traces.examples] == ["It is 2.", "It is 2.", "No."]
+    assert third.prompt == load_prompt("question_only").fill("1 + 1?")
