@@ -39,6 +39,11 @@ TINY_CORPUS = (
 )
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: tests wait for processes that they have started, and for time limits."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_torch_thread():
     """Use one thread: tiny operators gain nothing from a second one, and become slow when the cores are busy."""
