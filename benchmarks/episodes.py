@@ -27,7 +27,7 @@ from rlvr_cli.environments.open import EnvironmentSpec
 from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
-from rlvr_cli.samplers.episodes import EpisodeSampler
+from rlvr_cli.samplers.episodes.sampler import EpisodeSampler
 from rlvr_cli.types import Example, Request, SamplingParams
 
 POLICY_TOKENS, QUESTIONS, SAMPLES = 64, 64, 4

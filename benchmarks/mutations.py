@@ -1045,18 +1045,18 @@ MATHEMATICS = [
     ),
 ]  # fmt: skip
 
-PLAYED = "tests/samplers/test_episodes.py -k"
+PLAYED = "tests/samplers/episodes/test_sampler.py -k"
 IN_A_RUN = "tests/commands/across/test_episodes.py -k"
 TURNS = "tests/training/credit/test_turns.py"
 ENVIRONMENT_TOKENS = "tests/training/losses/test_environment_tokens.py"
 REPEATED = "tests/environments/test_repeat.py"
 CONVERSATION = "tests/analysis/report/test_report.py -k is_a_conversation"
-CHAT_TURNS = "tests/samplers/test_chat_turns.py -k"
+CHAT_TURNS = "tests/samplers/episodes/test_turns.py -k"
 NEXT_TURN = "tests/models/tokens/test_next_turn.py -k"
 IN_A_CHAT = "tests/commands/across/test_chat_episodes.py -k"
 EPISODES = [
     *mutations_of(
-        "samplers/turns.py",
+        "samplers/episodes/turns.py",
         ("a marker in the environment's text is a special token", "split_special_tokens=True", "split_special_tokens=False", f"{PLAYED} as_it_was_sampled"),
         ("several answers are one message", "return [Piece(one.role, i, response_text(tokenizer, i)) for one, i in zip(said, pieces, strict=True)]", "return [Piece(said[0].role, sum(pieces, []), response_text(tokenizer, sum(pieces, [])))]", f"{CHAT_TURNS} in_their_order"),
         ("all turns so far are taken for the last", "turn = len(completion.token_ids)", "turn = 0", f"{CHAT_TURNS} gets_its_end"),
@@ -1114,24 +1114,30 @@ EPISODES = [
         ("the prompt does not tell the model of its tools", "tools = told_tools(config) if isinstance(config, EpisodeOptions) else []", "tools = []", f"{IN_A_CHAT} policys_tokens"),
     ),
     *mutations_of(
-        "samplers/episodes.py",
+        "samplers/episodes/sampler.py",
         ("what was sampled is tokenized again", "prompt_ids=playing.prompt_ids + playing.ids,", "prompt_ids=tuple(self._player.tokenizer.encode(self._player.tokenizer.decode(playing.prompt_ids + playing.ids), add_special_tokens=False)),", f"{CHAT_TURNS} never_tokenized_again"),
         ("thinking is left out of the next turn", "prompt_ids=playing.prompt_ids + playing.ids,", 'prompt_ids=tuple(self._player.tokenizer.encode(__import__("re").sub("(?s)<think>.*?</think>", "", self._player.tokenizer.decode(playing.prompt_ids + playing.ids)), add_special_tokens=False)),', f"{CHAT_TURNS} in_their_order"),
-        ("one failed call of several is not counted", "* (said.error is not None)", "* (reply.error is not None)", f"{CHAT_TURNS} in_their_order"),
-        ("the environment's tokens are trained on", "self.mask += (logprobs is not None,) * len(ids)", "self.mask += (True,) * len(ids)", f"{PLAYED} as_it_was_sampled"),
         ("the environment's answer is asked of another episode", "pool.answer(playing.example, playing.seed, playing.asked)", "pool.answer(playing.example, 0, playing.asked)", f"{PLAYED} as_it_was_sampled"),
         ("later turns repeat the draws of the first", '(seed_of_part(playing.seed, f"turn {len(playing.asked)}"),)', "(playing.seed,)", f"{PLAYED} do_not_repeat"),
         ("each turn has all of the policy's tokens", "self._params.max_tokens - playing.num_policy_tokens", "self._params.max_tokens", f"{PLAYED} limits_end"),
+        ("episodes that are played again are not compared", "            table.check()\n", "", f"{IN_A_RUN} no_function"),
+        ("the environment's text is longer than the episode", "if len(piece.ids) <= room:", "if True:", f"{PLAYED} limits_end"),
+        ("an episode has turns without end", "if len(playing.asked) == self._player.max_turns:", "if False:", f"{PLAYED} limits_end"),
+        ("a text that was cut is shown whole", "yield Piece(piece.role, ids, response_text(self._player.tokenizer, ids))", "yield Piece(piece.role, ids, piece.text)", f"{PLAYED} limits_end"),
+    ),
+    *mutations_of(
+        "samplers/episodes/playing.py",
+        ("one failed call of several is not counted", "* (said.error is not None)", "* (reply.error is not None)", f"{CHAT_TURNS} in_their_order"),
+        ("the environment's tokens are trained on", "self.mask += (logprobs is not None,) * len(ids)", "self.mask += (True,) * len(ids)", f"{PLAYED} as_it_was_sampled"),
         ("the grader reads what the environment said last", "graded_to=ends[last_own],", "graded_to=ends[-1],", f"{PLAYED} reads_the_last_turn"),
         ("failed calls are of no turn", "self.failed_turns += (len(self.spoken) - 1,)", "self.failed_turns += (7,)", f"{PLAYED} however_a_policy"),
         ("forged answers are of no turn", "self.forged_turns += (len(self.spoken) - 1,)", "self.forged_turns += (7,)", f"{PLAYED} however_a_policy"),
         ("a turn ends in the text where its tokens do", "ends = tuple(accumulate(map(len, self.texts)))", "ends = tuple(turn.end for turn in self.turns)", f"{PLAYED} whatever_a_tool"),
-        ("episodes that are played again are not compared", "            table.check()\n", "", f"{IN_A_RUN} no_function"),
         ("a reward of turns that is low has no kind", '"low_reward")', "None)", f"{IN_A_RUN} gives_the_rewards"),
-        ("the environment's text is longer than the episode", "if len(piece.ids) <= room:", "if True:", f"{PLAYED} limits_end"),
-        ("an episode has turns without end", "if len(playing.asked) == self._player.max_turns:", "if False:", f"{PLAYED} limits_end"),
-        ("a text that was cut is shown whole", "yield Piece(piece.role, ids, response_text(self._player.tokenizer, ids))", "yield Piece(piece.role, ids, piece.text)", f"{PLAYED} limits_end"),
         ("rewards of turns are the grader's to give", "if grade is None and gives_rewards:", "if False:", f"{PLAYED} gives_the_reward"),
+    ),
+    *mutations_of(
+        "samplers/episodes/open.py",
         ("8 turns whatever is asked", "max_turns=config.max_turns", "max_turns=8", f"{IN_A_RUN} grades_the_last", "max_turns"),
         ("no limit of an episode's tokens", "longest=config.longest_response", "longest=lambda tokens: 2 * tokens", f"{IN_A_RUN} limits_of_episodes", "max_episode_tokens"),
         ("10 seconds a turn whatever is asked", "timeout=config.turn_timeout", "timeout=10.0", f"{IN_A_RUN} limits_of_episodes", "turn_timeout"),

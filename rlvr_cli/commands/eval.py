@@ -25,7 +25,7 @@ from rlvr_cli.rollouts.collect import log_generations
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import chat_line, input_facts, load_questions, load_template
 from rlvr_cli.runs.provenance import name_of, open_run, resumed_config
-from rlvr_cli.samplers.episodes import environment_facts, open_environment
+from rlvr_cli.samplers.episodes.open import environment_facts, open_environment
 from rlvr_cli.samplers.open import Engine, choose_engine, open_sampler, sampler_facts, settings_of
 from rlvr_cli.terminal import console
 from rlvr_cli.trackers.children import tracked

@@ -16,7 +16,7 @@ from rlvr_cli.models.tokens.tokenization import collate, pad_id_of
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import load_template
 from rlvr_cli.runs.provenance import resumed_config
-from rlvr_cli.samplers.turns import chat_turns
+from rlvr_cli.samplers.episodes.turns import chat_turns
 from rlvr_cli.terminal import console
 from rlvr_cli.training.loop import data_loop
 from rlvr_cli.training.parallel.nodes import lend_trainers

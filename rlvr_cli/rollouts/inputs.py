@@ -10,7 +10,7 @@ from rlvr_cli.data.datasets import Dataset, load_dataset
 from rlvr_cli.data.examples import Purpose
 from rlvr_cli.data.prompts import PromptTemplate, load_prompt
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.samplers.turns import told_tools
+from rlvr_cli.samplers.episodes.turns import told_tools
 from rlvr_cli.terminal import console
 
 

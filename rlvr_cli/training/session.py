@@ -26,7 +26,7 @@ from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template
 from rlvr_cli.runs.provenance import open_run
-from rlvr_cli.samplers.episodes import environment_facts, open_environment
+from rlvr_cli.samplers.episodes.open import environment_facts, open_environment
 from rlvr_cli.samplers.open import Engine, choose_engine, engine_kind, sampler_facts
 from rlvr_cli.terminal import console
 from rlvr_cli.text import printable

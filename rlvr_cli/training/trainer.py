@@ -27,7 +27,7 @@ from rlvr_cli.models.policy import Policy
 from rlvr_cli.process import StopRequest
 from rlvr_cli.runs.metrics_log import MetricsLog
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.samplers.episodes import played
+from rlvr_cli.samplers.episodes.open import played
 from rlvr_cli.terminal import console
 from rlvr_cli.training.checkpoints import check_space_for_training, load_checkpoint
 from rlvr_cli.training.divergence import Diverged, Divergence

@@ -15,7 +15,7 @@ from rlvr_cli.rollouts.collect import log_generations
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_rollouts
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.samplers.episodes import EpisodeSampler
+from rlvr_cli.samplers.episodes.sampler import EpisodeSampler
 from rlvr_cli.sandbox.layers import LAYERS, available_layers
 from rlvr_cli.types import Completion, Example, SamplingParams
 

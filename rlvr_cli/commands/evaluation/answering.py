@@ -10,7 +10,7 @@ from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.samplers.episodes import played
+from rlvr_cli.samplers.episodes.open import played
 from rlvr_cli.samplers.thinking_budget import SENTENCE, BudgetedSampler, token_ids, tokens_left
 from rlvr_cli.types import Sampler
 

@@ -24,7 +24,7 @@ from rlvr_cli.models.policy import Policy, trained_adapter
 from rlvr_cli.models.pretrained import load_tokenizer
 from rlvr_cli.parallel.shared_tensors import SharedTensors
 from rlvr_cli.parallel.worker import read, write
-from rlvr_cli.samplers.episodes import open_environment, played
+from rlvr_cli.samplers.episodes.open import open_environment, played
 from rlvr_cli.samplers.open import EngineSettings, engine_kind
 from rlvr_cli.samplers.parallel.process import sizes_of, with_tuples
 from rlvr_cli.samplers.weight_check import fixed_logprobs

@@ -17,7 +17,7 @@ from rlvr_cli.models.pretrained import load_tokenizer
 from rlvr_cli.replay.run import replay_run
 from rlvr_cli.replay.stored import read_stored
 from rlvr_cli.runs.readers import read_rollouts, read_run
-from rlvr_cli.samplers.turns import chat_turns
+from rlvr_cli.samplers.episodes.turns import chat_turns
 
 MINE = """
 from rlvr_cli.environments import Reply

@@ -17,9 +17,9 @@ from rlvr_cli.models.pretrained import load_end_tokens
 from rlvr_cli.models.tokens.chat import ChatTemplate, tool_message
 from rlvr_cli.models.tokens.next_turn import NextTurn
 from rlvr_cli.runs.turns import broken_turns
-from rlvr_cli.samplers.episodes import EpisodeSampler
+from rlvr_cli.samplers.episodes.sampler import EpisodeSampler
+from rlvr_cli.samplers.episodes.turns import ChatTurns
 from rlvr_cli.samplers.stop_strings import response_text
-from rlvr_cli.samplers.turns import ChatTurns
 from rlvr_cli.types import Completion, Example, Request, SamplingParams
 
 # Says what the example's ground truth lists, one text after the other; its solution is JSON of how it begins.

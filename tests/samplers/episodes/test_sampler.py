@@ -15,7 +15,7 @@ from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.runs.turns import broken_turns
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
-from rlvr_cli.samplers.episodes import BARRIER, EpisodeSampler
+from rlvr_cli.samplers.episodes.sampler import BARRIER, EpisodeSampler
 from rlvr_cli.types import Completion, Example, Request, SamplingParams
 
 # Says what the example's ground truth lists, one text after the other; an empty list of it ends the episode.

@@ -11,143 +11,20 @@ whose environment has answered joins it, and the others go on meanwhile. With ot
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
-from rlvr_cli.config.shared.episodes import EpisodeOptions
-from rlvr_cli.environments.interface import Reply
-from rlvr_cli.environments.open import check_environment
 from rlvr_cli.environments.pool import Answer, EnvironmentPool
 from rlvr_cli.environments.repeat import Repeats, Said
-from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import stoppable
+from rlvr_cli.samplers.episodes.playing import Playing
+from rlvr_cli.samplers.episodes.turns import Piece, TextTurns, Turns
 from rlvr_cli.samplers.stop_strings import prompt_token_ids, response_text
-from rlvr_cli.samplers.turns import ChatTurns, Piece, TextTurns, Turns, chat_turns, environment_spec
-from rlvr_cli.samplers.wrapper import SamplerWrapper, mean_entropy, seed_of_part
-from rlvr_cli.terminal import console
-from rlvr_cli.types import (
-    ENVIRONMENT,
-    Completion,
-    Episode,
-    Example,
-    Grade,
-    Request,
-    Sampler,
-    SamplingParams,
-    Turn,
-    TurnFacts,
-)
+from rlvr_cli.samplers.wrapper import SamplerWrapper, seed_of_part
+from rlvr_cli.types import Completion, Grade, Request, Sampler, SamplingParams
 
 BARRIER = "All episodes take a turn together with this engine: a slow tool delays the others."
-
-
-@dataclass
-class _Playing:
-    """An episode under way."""
-
-    request_index: int
-    sample_index: int
-    seed: int
-    example: Example
-    begun: str | list[dict[str, Any]] | None = None  # of the environment
-    prompt: str | None = None
-    prompt_ids: tuple[int, ...] = ()
-    ids: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
-    mask: tuple[bool, ...] = ()
-    turns: list[Turn] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)  # of the turns
-    spoken: list[Completion] = field(default_factory=list)  # the policy's turns
-    asked: list[str] = field(default_factory=list)  # the environment, of each of them
-    rewards: list[float | None] = field(default_factory=list)
-    calls: int = 0
-    forged: int = 0
-    failed_turns: tuple[int, ...] = ()
-    forged_turns: tuple[int, ...] = ()
-    seconds: float = 0.0
-    grade: Grade | None = None
-    over: bool = False
-    replies: list[Reply] = field(default_factory=list)  # as the environment gave them
-
-    @property
-    def num_policy_tokens(self) -> int:
-        return sum(self.mask)
-
-    def add_turn(self, completion: Completion) -> None:
-        """Add a turn of the policy."""
-        self.prompt_ids = self.prompt_ids or completion.prompt_ids
-        self._add("policy", completion.token_ids, completion.text, logprobs=completion.logprobs)
-        self.spoken.append(completion)
-        self.rewards.append(None)
-
-    def add_forged(self, answers: int) -> None:
-        """Count answers of the environment that the policy's last turn holds."""
-        self.forged += answers
-        self.forged_turns += (len(self.spoken) - 1,) * (answers > 0)
-
-    def add_reply(self, reply: Reply, pieces: Iterable[Piece]) -> None:
-        """Add what the environment said to the last turn: of its text as much as there is room for."""
-        self.replies.append(reply)
-        self.rewards[-1] = reply.reward
-        for said in reply.calls or (reply,):
-            self.calls += said.role != ENVIRONMENT
-            self.failed_turns += (len(self.spoken) - 1,) * (said.error is not None)
-        for role, ids, text in pieces:
-            if ids:
-                self._add(role, tuple(ids), text)
-
-    def _add(self, role: str, ids: tuple[int, ...], text: str, *, logprobs: tuple[float, ...] | None = None) -> None:
-        start = len(self.ids)
-        self.ids += ids
-        self.logprobs += (0.0,) * len(ids) if logprobs is None else logprobs
-        self.mask += (logprobs is not None,) * len(ids)
-        self.turns.append(Turn(role, start, len(self.ids)))
-        self.texts.append(text)
-
-    def completion(self, last: Completion, *, ended_by: str, gives_rewards: bool) -> Completion:
-        """The episode as a completion, whose last turn of the policy was `last`."""
-        cut = ended_by == "length"
-        grade = self.grade
-        if grade is None and gives_rewards:
-            total = sum(reward or 0.0 for reward in self.rewards)
-            grade = Grade(None, None, total, failure_kind=None if total > 0.5 else "low_reward")
-        ends = tuple(accumulate(map(len, self.texts)))
-        last_own = max(place for place, turn in enumerate(self.turns) if turn.role == "policy")
-        episode = Episode(
-            num_turns=len(self.spoken),
-            num_policy_tokens=self.num_policy_tokens,
-            ended_by=ended_by,
-            tool_calls=self.calls,
-            tool_errors=len(self.failed_turns),
-            forged=self.forged,
-            environment_seconds=self.seconds,
-            turn_rewards=tuple(self.rewards) if any(r is not None for r in self.rewards) else None,
-            graded_from=ends[last_own] - len(self.texts[last_own]),
-            graded_to=ends[last_own],
-        )
-        whole = len(self.turns) == 1
-        return replace(
-            last,
-            request_index=self.request_index,
-            sample_index=self.sample_index,
-            text="".join(self.texts),
-            prompt_ids=self.prompt_ids,
-            num_prompt_tokens=len(self.prompt_ids),
-            token_ids=self.ids,
-            logprobs=self.logprobs,
-            num_tokens=len(self.ids),
-            finish_reason="length" if cut else "stop",
-            stop_reason=None if cut else last.stop_reason,
-            mean_entropy=mean_entropy(self.spoken),
-            response_mask=None if whole else self.mask,
-            turns=None if whole else tuple(self.turns),
-            prompt=self.prompt,
-            episode=episode,
-            turn_facts=TurnFacts(ends, self.failed_turns, self.forged_turns),
-            grade=grade,
-        )
 
 
 class EpisodeSampler(SamplerWrapper):
@@ -211,77 +88,21 @@ class EpisodeSampler(SamplerWrapper):
             table.cancel()
 
 
-def environment_facts(config: EpisodeOptions) -> dict[str, Any]:
-    """What run.json stores of --environment and --tool. Raises RlvrError unless they exist; files are read, but not run."""
-    spec = environment_spec(config)
-    check_environment(spec)
-    return spec.facts
-
-
-@contextmanager
-def open_environment(config: EpisodeOptions, *, grader: str, quiet: bool = False) -> Iterator[EnvironmentPool | None]:
-    """Open the processes of --environment and --tool until the block ends; None where there are none.
+class _Table:
+    """The episodes of one call. To a sampler it is `types.MoreRequests`.
 
     Args:
-        grader: --grader.
-        quiet: another process says how the turns of a chat model follow each other.
-
-    Raises:
-        RlvrError: the environment cannot be loaded, the chat template cannot go on after a turn, or the environment gives the rewards
-            and there is a grader, too.
-    """
-    if not config.plays_episodes:
-        yield None
-        return
-    spec = environment_spec(config)
-    pool = EnvironmentPool(
-        spec,
-        workers=config.environment_workers,
-        timeout=config.turn_timeout,
-        report=lambda sentence: console.say(f"note: {sentence}"),
-    )
-    with closing(pool):
-        if pool.gives_rewards and grader:
-            raise RlvrError(
-                f"The environment {spec.title} gives the rewards, and so does --grader {grader}.", "Leave --grader out."
-            )
-        if config.chat:
-            way = chat_turns(config).way
-            if not quiet:
-                console.say(f"note: in the chat template, {way}")
-        yield pool
-
-
-def played(
-    sampler: Sampler, config: EpisodeOptions, tokenizer: Any, pool: EnvironmentPool | None, *, trains: bool
-) -> Sampler:
-    """Return a sampler that plays episodes, see `EpisodeSampler`; without an environment, or if it does so in its own process, itself."""
-    if pool is None or getattr(sampler, "plays_episodes", False):
-        return sampler
-    turns = ChatTurns(chat_turns(config), pool.stop, calls=pool.spec.calls) if config.chat else None
-    return EpisodeSampler(
-        sampler,
-        tokenizer,
-        pool,
-        turns=turns,
-        max_turns=config.max_turns,
-        longest=config.longest_response,
-        trains=trains,
-    )
-
-
-class _Table:
-    """The episodes of one call: those that the policy is at, those that the environment is at, and those that have ended.
-
-    To a sampler it is `types.MoreRequests`.
+        player: plays them.
+        requests: one for each example, with a seed for each episode.
+        params: of each turn; `max_tokens` are the policy's of an episode.
     """
 
     def __init__(self, player: EpisodeSampler, requests: Sequence[Request], params: SamplingParams) -> None:
         self._player, self._params = player, params
         self._room = player.longest(params.max_tokens)
         self._prompts = prompt_token_ids(player.tokenizer, requests, vocab_size=len(player.tokenizer))
-        self._asked: list[list[_Playing]] = []  # the episodes of each request in the running call of the sampler
-        self._waiting: dict[Future[Answer], tuple[_Playing, Completion]] = {}  # for the environment
+        self._asked: list[list[Playing]] = []  # the episodes of each request in the running call of the sampler
+        self._waiting: dict[Future[Answer], tuple[Playing, Completion]] = {}  # for the environment
         self._ended: deque[Completion] = deque()
         self._repeats = Repeats(player.pool, strict=player.trains)
 
@@ -295,12 +116,12 @@ class _Table:
     def first_round(self, requests: Sequence[Request]) -> list[Request]:
         """Begin all episodes, and return the requests for their first turns: one for the episodes with the same prompt."""
         pool, asked = self._player.pool, []
-        begun: list[tuple[_Playing, Future[Answer] | None]] = []
+        begun: list[tuple[Playing, Future[Answer] | None]] = []
         for index, request in enumerate(requests):
             assert request.example is not None, "an episode needs its example"
             for sample, seed in enumerate(request.seeds):
                 future = pool.begin(request.example, seed) if pool.begins else None
-                begun.append((_Playing(index, sample, seed, request.example), future))
+                begun.append((Playing(index, sample, seed, request.example), future))
         for playing, future in begun:
             with stoppable():
                 answer = future.result() if future else Answer()
@@ -373,7 +194,7 @@ class _Table:
         """Compare the episodes that were played again, see `Repeats.check`."""
         self._repeats.check()
 
-    def _answered(self, playing: _Playing, completion: Completion, answer: Answer) -> Request | None:
+    def _answered(self, playing: Playing, completion: Completion, answer: Answer) -> Request | None:
         """Take the environment's answer. Returns the request for the next turn; None: the episode has ended."""
         playing.seconds += answer.seconds
         playing.add_forged(answer.forged)
@@ -406,17 +227,17 @@ class _Table:
                 yield Piece(piece.role, ids, response_text(self._player.tokenizer, ids))
             room = max(room - len(piece.ids), 0)
 
-    def _rest(self, playing: _Playing) -> int:
+    def _rest(self, playing: Playing) -> int:
         """Tokens that the policy may still sample in an episode."""
         return min(self._params.max_tokens - playing.num_policy_tokens, self._room - len(playing.ids))
 
-    def _end(self, playing: _Playing, last: Completion, *, by: str) -> None:
+    def _end(self, playing: Playing, last: Completion, *, by: str) -> None:
         playing.over = True
         if by != "error":
             self._repeats.add(Said(playing.example, playing.seed, playing.begun, playing.asked, playing.replies))
         self._ended.append(playing.completion(last, ended_by=by, gives_rewards=self._player.pool.gives_rewards))
 
-    def _fail(self, playing: _Playing, answer: Answer, last: Completion | None = None) -> None:
+    def _fail(self, playing: Playing, answer: Answer, last: Completion | None = None) -> None:
         playing.grade = Grade(None, None, None, error=answer.error, error_detail=answer.detail)
         if last is None:
             ids = tuple(self._prompts[playing.request_index])
@@ -425,7 +246,7 @@ class _Table:
         self._end(playing, last, by="error")
 
 
-def _first(futures: dict[Future[Answer], tuple[_Playing, Completion]]) -> set[Future[Answer]]:
+def _first(futures: dict[Future[Answer], tuple[Playing, Completion]]) -> set[Future[Answer]]:
     """Wait until some are done, and return these."""
     with stoppable():
         return wait(futures, return_when=FIRST_COMPLETED).done

@@ -1,0 +1,1 @@
+"""Episodes: an environment answers the policy, turn after turn."""
