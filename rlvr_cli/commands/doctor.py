@@ -35,6 +35,7 @@ EXTRAS = {
     "starlette": "view",
     "uvicorn": "view",
     "reasoning_gym": "reasoning-gym",
+    "renderers": "renderers",
     "pandas": "pandas",
     "polars": "polars",
     "wandb": "wandb",

@@ -67,7 +67,7 @@ def test_a_grader_that_asks_gets_what_the_row_knows_of_the_example(made, tmp_pat
     (tmp_path / "asks.py").write_text(
         "def grade(response, truth, example):\n"
         "    unknown = {name for name, value in example.items() if value is None}\n"
-        "    whole = unknown == {'question', 'response', 'solution', 'turns'} and example['ground_truth'] == truth\n"
+        "    whole = unknown == {'question', 'response', 'solution', 'turns', 'conversation'} and example['ground_truth'] == truth\n"
         "    return {'reward': float(whole), 'extracted_answer': example['id'] + ' ' + example['prompt']}\n"
     )
     call(made, grader=f"{tmp_path / 'asks.py'}:grade", phase="eval")
