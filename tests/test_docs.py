@@ -395,6 +395,7 @@ def test_a_command_of_the_guide_works_as_typed(tmp_path):
     run_steps([step for step in guide_steps() if step.command.endswith("--check-dataset")], tmp_path)
 
 
+@pytest.mark.first
 @pytest.mark.slow
 def test_the_whole_guide_works_as_typed(tmp_path):
     steps = guide_steps()
