@@ -5,6 +5,7 @@ read here, and run in the processes of the pool alone.
 """
 
 import shlex
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -75,8 +76,11 @@ def check_environment(spec: EnvironmentSpec) -> None:
         raise RlvrError(
             f"There is no environment {spec.name}.", f"Choose one of {', '.join(BUILT_IN)}, or path/to/file.py:Class."
         )
+    names = Counter(tool.rpartition(":")[2] for tool in spec.tools)
     for tool in spec.tools:
         user_code.find(tool, TOOL)
+        if names[name := tool.rpartition(":")[2]] > 1:
+            raise RlvrError(f"Several tools are called {name}.", "Give each --tool a name of its own.")
 
 
 def load_environment(spec: EnvironmentSpec) -> Callable[[], Environment]:

@@ -124,6 +124,8 @@ def load_tool(spec: str) -> tuple[str, Tool]:
             given: Any = json.loads(argument)
         except ValueError as problem:
             raise ToolError(f"the call is not JSON such as {_arguments(function)}: {problem}") from None
+        if not isinstance(given, dict):
+            raise ToolError(f"the call is not a JSON object such as {_arguments(function)}")
         return _called(function, given)
 
     return name, call

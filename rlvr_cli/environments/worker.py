@@ -49,6 +49,7 @@ def serve(
     try:
         make = load_environment(spec)
         first = make()
+        check_sound(spec, first)
         facts = {
             "stop": list(getattr(first, "stop", ())),
             "gives_rewards": bool(getattr(first, "gives_rewards", False)),
@@ -81,6 +82,22 @@ def serve(
         except BaseException as error:  # whatever the user's own code raises
             said = {"error": type(error).__name__, "detail": _described(spec, error)}
         write(connection, said)
+
+
+def check_sound(spec: EnvironmentSpec, environment: object) -> None:
+    """Raise RlvrError unless an object has what an `Environment` must have."""
+    for name in ("begin", "answer"):
+        if not callable(getattr(environment, name, None)):
+            raise RlvrError(
+                f"{spec.title} makes {type(environment).__name__}, which has no method {name}.",
+                "An environment is a class with begin(example, seed) and answer(turn).",
+            )
+    stop = getattr(environment, "stop", ())
+    if isinstance(stop, str) or not all(isinstance(text, str) and text for text in stop):
+        raise RlvrError(
+            f"The stop of {spec.title} is {stop!r:.100}, which is no tuple of strings.",
+            f"Write stop = ({stop!r:.100},)." if isinstance(stop, str) else "For example stop = ('</guess>',).",
+        )
 
 
 class _Episodes:

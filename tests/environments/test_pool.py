@@ -56,6 +56,9 @@ class Counts:
 """
 
 
+METHODS = "    def begin(self, example, seed): pass\n    def answer(self, turn): pass\n"
+
+
 @pytest.fixture
 def pool(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(COUNTS)
@@ -140,3 +143,19 @@ def test_a_file_that_cannot_be_run_is_an_error(tmp_path):
     with closing(pool), pytest.raises(RlvrError) as error:
         _ = pool.stop
     assert "broken.py:2: not today" in error.value.problem
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("class Mine:\n    stop = '</guess>'\n" + METHODS, r"stop of .*mine.py:Mine is '</guess>', which is no tuple"),
+        ("class Mine:\n    stop = ('',)\n" + METHODS, "no tuple of strings"),
+        ("class Mine:\n    def begin(self, example, seed): pass\n", "makes Mine, which has no method answer"),
+        ("def Mine(): pass\n", "makes NoneType, which has no method begin"),
+    ],
+)
+def test_what_is_no_environment_is_said_at_the_start(tmp_path, text, problem):
+    (tmp_path / "mine.py").write_text(text)
+    pool = EnvironmentPool(EnvironmentSpec(f"{tmp_path}/mine.py:Mine"), workers=1)
+    with closing(pool), pytest.raises(RlvrError, match=problem):
+        _ = pool.stop

@@ -65,7 +65,9 @@ def test_tools_of_a_user_beside_a_built_in_one(tmp_path):
     assert answer("<add>2, 3</add>", tools=tools).error.startswith(
         'error: the call is not JSON such as {"a": ..., "b": ...}'
     )
-    assert answer("<add>[1]</add>", tools=tools).error.startswith("error: the call is not JSON")
+    assert (
+        answer("<add>3</add>", tools=tools).error == 'error: the call is not a JSON object such as {"a": ..., "b": ...}'
+    )
 
 
 def test_a_program_sees_nothing_of_the_one_before():
@@ -91,6 +93,7 @@ def test_a_program_that_fails_is_told_with_what_it_printed():
         (EnvironmentSpec("calculater"), "There is no environment calculater."),
         (EnvironmentSpec("nowhere.py:Guess"), "There is no environment file nowhere.py."),
         (EnvironmentSpec("", ("nowhere.py:f",)), "There is no tool file nowhere.py."),
+        (EnvironmentSpec("", (f"{__file__}:answer", f"{__file__}:answer")), "Several tools are called answer."),
     ],
 )
 def test_what_does_not_exist_is_said(spec, problem):

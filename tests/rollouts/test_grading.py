@@ -27,6 +27,14 @@ from rlvr_cli.types import Grade
         ("mine", "policy", 1, (), "mine"),
         ("no_answer_tags", "turns", 3, (2,), "out_of_turns"),
         ("no_answer_tags", "length", 1, (), "truncated"),
+        (
+            "low_reward",
+            "turns",
+            3,
+            (),
+            "out_of_turns",
+        ),  # an environment's reward has no answer that could have been wrong
+        ("low_reward", "length", 1, (), "truncated"),
         (None, "policy", 1, (), None),
     ],
 )

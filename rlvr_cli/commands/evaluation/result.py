@@ -52,5 +52,6 @@ def check_graded(path: Path) -> None:
             errors,
             at_most=0,
             of="the run",
-            hint=f"rlvr analyze failures {path} shows them. Correct the grader; rlvr grade {path} --grader grades them again.",
+            hint=f"rlvr analyze failures {path} shows them. Correct the grader; rlvr grade {path} --grader grades them again. If it "
+            "was the environment, correct that, and evaluate again under another --run.",
         )
