@@ -78,7 +78,8 @@ def wait_for_turn(**found: float) -> None:
 @contextmanager
 def workers(script: str, ways: list[str], options: list[str], *, threads: int) -> Iterator[dict[str, Any]]:
     """Start one warm, waiting process per way; yield a function for each that runs a turn and returns its results."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}
     processes: list[subprocess.Popen[str]] = []
 
     def start(way: str) -> Callable[[], dict[str, float]]:
@@ -152,6 +153,12 @@ def grid_flags(model: Path, questions: str) -> dict[str, Any]:
 
 def ours(*, stop: str, more: dict[str, Any]) -> NoReturn:
     """Run `rlvr grpo`; each turn gives the seconds, CPU seconds, sampled tokens and mean reward of a step."""
+    flags = {"model": str(MODEL), "stop": (stop,)} | more
+    train_with_ours(flags, lambda batch: {name: batch.signals[name] for name in ("tokens", "reward")})
+
+
+def train_with_ours(flags: dict[str, Any], figures: Callable[[Any], dict[str, float]]) -> NoReturn:
+    """Run `rlvr grpo --preset quickstart` with these options; each turn gives a step's seconds and CPU seconds and its batch's figures."""
     from rlvr_cli.commands import grpo
     from rlvr_cli.commands.sources.plain import Plain
     from rlvr_cli.config.grpo import GrpoConfig
@@ -171,36 +178,32 @@ def ours(*, stop: str, more: dict[str, Any]) -> NoReturn:
 
     def watched(self: Plain, place: Any) -> Any:
         batch = next_batch(self, place)
-        step.update(tokens=batch.signals["tokens"], reward=batch.signals["reward"])
+        step.update(figures(batch))
         return batch
 
     # The clock is put around the two methods with which a step begins and ends: the product has none of its own.
     Trainer.has_time, Plain.next_batch = timed, watched  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as runs:
-        flags = {"preset": "quickstart", "model": str(MODEL), "stop": (stop,), "runs_dir": runs}
-        flags |= {"n_grpo_steps": 10_000, "eval_every": 0, "eval_examples": 1} | more
-        grpo.run(resolve(GrpoConfig, flags=flags, command="grpo"))
+        flags = {"preset": "quickstart", "runs_dir": runs, "eval_every": 0, "eval_examples": 1} | flags
+        grpo.run(resolve(GrpoConfig, flags={"n_grpo_steps": 10_000} | flags, command="grpo"))
     raise AssertionError("unreachable: the process ends after its last turn")
 
 
-def of_trl(*, threads: int, more: dict[str, Any]) -> NoReturn:
-    """Run TRL's trainer; each turn gives the same."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
+def preset_with(more: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of quickstart's GRPO with these, for TRL."""
+    return tomllib.loads(PRESET.read_text())["grpo"] | {"model": str(MODEL)} | more
 
-    import datasets
+
+def of_trl(*, threads: int, more: dict[str, Any]) -> NoReturn:
+    """Run TRL's trainer on the same questions; each turn gives the same."""
     from rlvr_cli.data.datasets import load_dataset
     from rlvr_cli.data.prompts import load_prompt, prompt_of
     from rlvr_cli.graders.r1_zero import r1_zero_reward_fn
 
-    torch.set_num_threads(threads)
-    preset = tomllib.loads(PRESET.read_text())["grpo"] | more
-    template, model = load_prompt("r1_zero"), preset.get("model", MODEL)
+    preset, template = preset_with(more), load_prompt("r1_zero")
     fields = {name: preset[name] for name in ("question_field", "answer_field") if name in preset}
     examples = load_dataset(preset["dataset"], purpose="train", **fields).examples
     rows = [{"prompt": prompt_of(e, template), "ground_truth": e.ground_truth} for e in examples]
-    begun = 0.0
     step: dict[str, float] = {}
 
     def reward(completions: list[str], completion_ids: list[Any], ground_truth: list[Any], **_: Any) -> list[float]:
@@ -211,6 +214,35 @@ def of_trl(*, threads: int, more: dict[str, Any]) -> NoReturn:
             given = [r1_zero_reward_fn(text, truth)["reward"] for text, truth in pairs]
         step.update(tokens=float(sum(map(len, completion_ids))), reward=statistics.mean(given))
         return given
+
+    settings = {"generation_kwargs": {"min_new_tokens": preset["sampling_min_tokens"]}} if more else {}
+    train_with_trl(preset, rows, reward, step, threads=threads, settings=settings)
+
+
+def train_with_trl(
+    preset: dict[str, Any],
+    rows: list[dict[str, Any]],
+    reward: Callable[..., list[float]],
+    step: dict[str, float],
+    *,
+    threads: int,
+    settings: dict[str, Any],
+    **more: Any,
+) -> NoReturn:
+    """Run TRL's trainer with the options of `preset`; each turn gives the seconds of a step and what `reward` put into `step`.
+
+    Args:
+        settings: more of GRPOConfig.
+        more: of GRPOTrainer.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
+
+    import datasets
+
+    torch.set_num_threads(threads)
+    model, begun = preset["model"], 0.0
 
     class Clock(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -244,12 +276,12 @@ def of_trl(*, threads: int, more: dict[str, Any]) -> NoReturn:
             bf16=False,
             use_cpu=True,
             dataloader_pin_memory=False,
-            generation_kwargs={"min_new_tokens": preset["sampling_min_tokens"]} if more else None,
             save_strategy="no",
             report_to="none",
             logging_steps=10,
             disable_tqdm=True,
             seed=0,
+            **settings,
         )
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, local_files_only=True),
@@ -258,6 +290,7 @@ def of_trl(*, threads: int, more: dict[str, Any]) -> NoReturn:
             train_dataset=datasets.Dataset.from_list(rows),
             processing_class=AutoTokenizer.from_pretrained(model, local_files_only=True),
             callbacks=[Clock()],
+            **more,
         )
         trainer.train()
     raise AssertionError("unreachable: the process ends after its last turn")
@@ -303,25 +336,48 @@ def main() -> None:
 
 def measure(ways: list[str], options: list[str], args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Return the median of each figure by way, and print them."""
+    medians = in_turns(__file__, ways, options, args)
+    middle = medians_of(medians)
+    for way, of in middle.items():
+        print(
+            f"{said_of(way, medians)}; {of['tokens']:,.0f} tokens sampled, reward {of['reward']:.2f}, "
+            f"{of['memory']:,.0f} MB at most",
+            flush=True,
+        )
+    return middle
+
+
+def in_turns(
+    script: str, ways: list[str], options: list[str], args: argparse.Namespace
+) -> dict[str, list[dict[str, float]]]:
+    """Let the ways of the script take turns; return each figure's median over the steps, for each way and repeat."""
     medians: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     for _ in range(args.repeats):
         steps: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-        with workers(__file__, ways, options, threads=args.threads) as turns:
+        with workers(script, ways, options, threads=args.threads) as turns:
             for number in range(args.steps):
                 for way in ways if number % 2 == 0 else reversed(ways):
                     steps[way].append(turns[way]())
         for way, found in steps.items():
-            medians[way].append({name: statistics.median(step[name] for step in found) for name in found[0]})
-    middle = {way: {n: statistics.median(r[n] for r in found) for n in found[0]} for way, found in medians.items()}
-    for way, of in middle.items():
-        span = [found["seconds"] for found in medians[way]]
-        ratio = f", {of['seconds'] / middle['TRL']['seconds']:.3f} of TRL" if "TRL" in middle else ""
-        print(
-            f"{way:<12} {of['seconds']:.3f} s a step ({min(span):.3f} to {max(span):.3f}){ratio}; "
-            f"{of['tokens']:,.0f} tokens sampled, reward {of['reward']:.2f}, {of['memory']:,.0f} MB at most",
-            flush=True,
-        )
-    return middle
+            medians[way].append(_medians(found))
+    return medians
+
+
+def medians_of(medians: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Return the median of each figure over the repeats, by way."""
+    return {way: _medians(found) for way, found in medians.items()}
+
+
+def _medians(found: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(one[name] for one in found) for name in found[0]}
+
+
+def said_of(way: str, medians: dict[str, list[dict[str, float]]]) -> str:
+    """A way's seconds, their span over the repeats, and their share of TRL's."""
+    middle, span = medians_of(medians), [found["seconds"] for found in medians[way]]
+    seconds = middle[way]["seconds"]
+    ratio = f", {seconds / middle['TRL']['seconds']:.3f} of TRL" if "TRL" in middle else ""
+    return f"{way:<12} {seconds:.3f} s a step ({min(span):.3f} to {max(span):.3f}){ratio}"
 
 
 def compared(middle: dict[str, dict[str, float]], works: Iterable[tuple[str, str]], *, goal: str) -> list[Row]:
