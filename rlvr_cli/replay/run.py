@@ -30,6 +30,7 @@ TOLERANCE = (
 )
 GAP = 1e-4  # nats, of a sampled token's log-probability
 ROUNDING = 10  # what rounding alone moves a replay by, times this, is no difference
+NUDGES = 5  # replays with other rounding, of which the farthest counts
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ def replay_run(run: StoredRun, *, most: int | None, advance: Callable[[int], Non
 
     AdamW turns the rounding errors of a vanishing gradient into steps of the size of the learning rate, and bfloat16 rounds
     coarsely. So a replay that differs is made once more, from first weights that are nudged in their last bit: the distance
-    of these two replays is what rounding does, and only differences of more than ten times that count.
+    of these two replays is what rounding does, and only differences of more than ten times that count. By chance a nudged replay
+    may stay nearer than another, so before a difference counts, several are made.
 
     Args:
         advance: called with 1 after each update.
@@ -133,13 +135,21 @@ def replay_run(run: StoredRun, *, most: int | None, advance: Callable[[int], Non
     replay = _replay(run, wanted=wanted, advance=advance, kept=kept)
     if not replay.problems:
         return replay
-    twin = _replay(run, wanted=wanted, nudged_from=kept)
+    for seed in range(NUDGES):
+        replay = _allowing(replay, _replay(run, wanted=wanted, nudged_from=kept, seed=seed))
+        if not replay.problems:
+            break
+    return replay
+
+
+def _allowing(replay: Replay, twin: Replay) -> Replay:
+    """The replay, allowed to differ from the run by what lies between it and a nudged one, or by what it was allowed before."""
     updates, moved = [], 0.0
     for update, other in zip(replay.updates, twin.updates, strict=True):
         pairs = ((update.objective, other.objective), (update.norm, other.norm))
         moved = max(moved, *(_difference(*pair) for pair in pairs))
-        updates.append(replace(update, allowed=max(TOLERANCE, ROUNDING * moved)))
-    allowed_weights = max(TOLERANCE, ROUNDING * max(twin.weights.values(), default=0.0))
+        updates.append(replace(update, allowed=max(update.allowed, ROUNDING * moved)))
+    allowed_weights = max(replay.allowed_weights, ROUNDING * max(twin.weights.values(), default=0.0))
     return replace(replay, updates=updates, allowed_weights=allowed_weights)
 
 
@@ -150,12 +160,14 @@ def _replay(
     advance: Callable[[int], None] = lambda _: None,
     kept: dict[str, dict[str, Tensor]] | None = None,
     nudged_from: dict[str, dict[str, Tensor]] | None = None,
+    seed: int = 0,
 ) -> Replay:
     """Replay a run once.
 
     Args:
         kept: the weights that are compared with those of the run are put here.
         nudged_from: what an earlier replay has kept: start from nudged weights, compare with these, look at no rollouts.
+        seed: of the nudges.
     """
     policy = load_policy(
         model_path(run.options["model"]),
@@ -171,7 +183,7 @@ def _replay(
     gaps: list[float] = []
     rows, broken = 0, _wrong_versions(run)
     if nudged_from is not None:
-        _nudge(policy)
+        _nudge(policy, seed)
 
     def look_at_rollouts() -> None:
         nonlocal rows
@@ -207,9 +219,9 @@ def _replay(
 
 
 @torch.no_grad()
-def _nudge(policy: Policy) -> None:
+def _nudge(policy: Policy, seed: int) -> None:
     """Move each weight up or down by the last bit of the precision that the policy computes in."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     for weight in distinct_tensors(policy.weights()).values():
         weight.mul_(1 + _last_bit(policy) * _signs(weight, generator))
 

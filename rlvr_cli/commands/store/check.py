@@ -88,7 +88,8 @@ def replay(path: Path, config: CheckConfig) -> None:
         some = "; ".join(found.problems[:SHOWN_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
         raise RlvrError(
             f"The stored rollouts and options of {shown(path)} do not give what it logged: {some}.",
-            "Its options, rollouts, metrics or weights were changed, or another version of rlvr made it.",
+            "Its options, rollouts, metrics or weights were changed, or another version of rlvr made it. Small differences that grow from update "
+            "to update are of rounding, at a high learning rate: see docs/runs.md.",
         )
     if config.format == "table":
         console.print_text(found.verdict)
