@@ -77,6 +77,7 @@ class EnvironmentPool:
         self._slots = [_Slot(self._arguments) for _ in range(workers)]
         self._threads = [ThreadPoolExecutor(1, thread_name_prefix="environment") for _ in range(workers)]
         self._facts: dict[str, Any] | None = None
+        self._closing = False
         self.unrepeated = REPEATED
 
     @property
@@ -130,7 +131,8 @@ class EnvironmentPool:
         self._report(sentence)
 
     def close(self) -> None:
-        """Kill all processes; what is pending is canceled. May be called twice."""
+        """Kill all processes; what is pending is canceled, and no longer reported. May be called twice."""
+        self._closing = True
         for thread in self._threads:
             thread.shutdown(wait=False, cancel_futures=True)
         for slot in self._slots:
@@ -164,7 +166,7 @@ class EnvironmentPool:
 
     def _say(self, error: str, detail: str) -> None:
         with self._lock:
-            if error in self._reported or len(self._reported) >= _REPORTED:
+            if self._closing or error in self._reported or len(self._reported) >= _REPORTED:
                 return
             self._reported.add(error)
         self._report(f"the environment {self.spec.title} failed in an episode: {described_error(error, detail)}")

@@ -137,6 +137,16 @@ def test_what_it_has_started_ends_with_it(pool):
     assert not os.path.exists(f"/proc/{pid}")
 
 
+def test_what_is_asked_when_it_is_closed_is_no_failure(pool):
+    """A run that ends with an error of its own, such as a bad prompt, is not told that the environment crashed."""
+    assert ask(pool, "a!").reply is not None
+    asked = pool.answer(Example("q", "Q", "1"), 8, ["hang!"])
+    time.sleep(0.2)
+    pool.close()
+    assert asked.result().error == "crash"
+    assert pool.said == []
+
+
 def test_a_file_that_cannot_be_run_is_an_error(tmp_path):
     (tmp_path / "broken.py").write_text("class Mine:\n    def __init__(self): raise ValueError('not today')\n")
     pool = EnvironmentPool(EnvironmentSpec(f"{tmp_path}/broken.py:Mine"), workers=1)
