@@ -39,6 +39,7 @@ from grpo_step import (
     medians_of,
     preset_with,
     said_of,
+    shape_of,
     train_with_ours,
     train_with_trl,
 )
@@ -97,7 +98,6 @@ def make_model(directory: Path, size: str, traces: list[str]) -> None:
     from rlvr_cli.models.policy import Policy
     from rlvr_cli.models.tiny import new_tokenizer
 
-    layers, hidden, intermediate, heads, kv_heads = SIZES[size]
     template = TEMPLATE.read_text()
     texts = [json.dumps(get_json_schema(calculator())), template, *traces]
     tokenizer: Any = new_tokenizer(texts, vocab_size=2048, min_share=len(texts))  # no phrase is a token
@@ -105,20 +105,8 @@ def make_model(directory: Path, size: str, traces: list[str]) -> None:
     tokenizer.add_special_tokens({"eos_token": end, "pad_token": pad, "additional_special_tokens": ["<|im_start|>"]})
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in PLAIN])
     tokenizer.chat_template = template
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=hidden // heads,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    shape = shape_of(size, tokenizer)
+    config = Qwen3Config(**shape, head_dim=shape["hidden_size"] // shape["num_attention_heads"])
     torch.manual_seed(0)
     Policy(Qwen3ForCausalLM(config), tokenizer).save(directory)
 

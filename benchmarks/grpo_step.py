@@ -115,6 +115,24 @@ def workers(script: str, ways: list[str], options: list[str], *, threads: int) -
             process.wait()
 
 
+def shape_of(size: str, tokenizer: Any) -> dict[str, Any]:
+    """Return the configuration of a model of this size, as transformers' Qwen configurations take it."""
+    layers, hidden, intermediate, heads, kv_heads = SIZES[size]
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
 def make_model(directory: Path, size: str) -> None:
     """Save a random model of this size with the built-in model's tokenizer."""
     import torch
@@ -122,21 +140,8 @@ def make_model(directory: Path, size: str) -> None:
 
     from rlvr_cli.models.policy import Policy
 
-    layers, hidden, intermediate, heads, kv_heads = SIZES[size]
     tokenizer: Any = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    config = Qwen2Config(**shape_of(size, tokenizer))
     torch.manual_seed(0)
     Policy(Qwen2ForCausalLM(config), tokenizer).save(directory)
     (directory.parent / "grader.py").write_text(GRADER)
@@ -237,7 +242,7 @@ def train_with_trl(
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
+    from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]  # no dependency of ours
 
     import datasets
 

@@ -7,7 +7,7 @@
 Each mutation replaces a text that occurs once in a file, in a copy of the package, and runs the named tests there. Most are
 faults of wiring: an option that is read and then lost, or used in the wrong place. At least one stands for each option that
 reaches training, sampling or evaluation. Prints a table, killed by or survived; the exit status is 1 if one survives without
-an explanation, cannot be applied, or breaks the import. Torch and transformers are imported once and shared by fork.
+an explanation, cannot be applied, or breaks the import. Those of reasoning-gym need its extra. Torch and transformers are imported once and shared by fork.
 """
 
 # ruff: noqa: E501  (a table of cases)
@@ -1054,7 +1054,18 @@ CONVERSATION = "tests/analysis/report/test_report.py -k is_a_conversation"
 CHAT_TURNS = "tests/samplers/episodes/test_turns.py -k"
 NEXT_TURN = "tests/models/tokens/test_next_turn.py -k"
 IN_A_CHAT = "tests/commands/across/test_chat_episodes.py -k"
+REPLAYED = "tests/replay/test_replay.py -k"
 EPISODES = [
+    Mutation("only the last nudged replay counts", "replay/run.py", "max(update.allowed, ROUNDING * moved)", "max(TOLERANCE, ROUNDING * moved)", f"{REPLAYED} farthest"),
+    Mutation("all nudged replays are one", "replay/run.py", "torch.Generator().manual_seed(seed)\n    for weight in", "torch.Generator().manual_seed(0)\n    for weight in", f"{REPLAYED} nudged_replays_differ"),
+    *mutations_of(
+        "environments/worker.py",
+        ("a string is taken for its letters' stop strings", "if isinstance(stop, str) or not all(", "if not all(", "tests/environments/test_pool.py -k no_environment"),
+        ("a class without an answer starts", 'for name in ("begin", "answer"):', 'for name in ("begin",):', "tests/environments/test_pool.py -k no_environment"),
+    ),
+    Mutation("an environment that is ended has crashed", "environments/pool.py", "if self._closing or error in", "if error in", "tests/environments/test_pool.py -k when_it_is_closed"),
+    Mutation("tools of one name are the last of them", "environments/open.py", "> 1:", "> 2:", "tests/environments/test_tools.py -k does_not_exist"),
+    Mutation("an episode that was cut off is as good as its reward", "rollouts/grading.py", "if kind in UNFINISHED_KINDS or unplayed:", "if kind in UNFINISHED_KINDS:", "tests/rollouts/test_grading.py"),
     *mutations_of(
         "samplers/episodes/turns.py",
         ("a marker in the environment's text is a special token", "split_special_tokens=True", "split_special_tokens=False", f"{PLAYED} as_it_was_sampled"),
@@ -1259,6 +1270,7 @@ GYM_GRADER = "tests/graders/test_reasoning_gym.py -k"
 REASONING_GYM = [
     *mutations_of(
         "graders/reasoning_gym.py",
+        ("an answer that a scorer cannot read is a failed grade", '        scorer.score_answer(entry["answer"] or "", entry)', "        raise", f"{GYM_GRADER} as_the_package"),
         ("tuples of an entry become lists", '{"__tuple__": [_written(item) for item in value]}', "[_written(item) for item in value]", f"{GYM_GRADER} after_it_was_stored"),
         ("the options of a family are not stored", '"config": dict(config), "entry"', '"config": {}, "entry"', f"{GYM_GRADER} after_it_was_stored"),
         ("an answer calls any function", "isinstance(function, ast.Name) and function.id in _FUNCTIONS and not keywords", "not keywords", f"{GYM_GRADER} may_be_evaluated"),

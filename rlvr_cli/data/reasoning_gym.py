@@ -189,7 +189,7 @@ def _made(spec: GymSpec) -> Iterator[tuple[str, str]]:
                 if entry_of(truth)[2] != entry:
                     raise TypeError(f"an entry of {spec.family} is not the same after it was stored")
                 yield storable(entry["question"]), truth
-        except Exception as error:
+        except Exception as error:  # whatever a family of the package raises
             raise RlvrError(
                 f"reasoning-gym cannot make the questions of {spec.family} with {spec.config or 'its default options'}: "
                 f"{' '.join(str(error).split())[:500] or type(error).__name__}"

@@ -88,7 +88,7 @@ def schema_of(name: str, function: Callable[..., object]) -> dict[str, Any]:
 
     try:
         schema = get_json_schema(function)
-    except Exception as problem:
+    except Exception as problem:  # of several kinds, also for what a user's annotations mean
         raise RlvrError(
             f"The tool {name} cannot be described to a chat model: {problem}",
             "Give each parameter a type, and the function a docstring whose section `Args:` has a line `PARAMETER: what it is` for each.",

@@ -133,10 +133,8 @@ def grade(
     scorer = _scorer(family, json.dumps(config))
     try:
         score = float(scorer.score_answer(scored, entry))
-    except Exception:
-        scorer.score_answer(
-            entry["answer"] or "", entry
-        )  # raises, too, unless it was the answer that it could not read
+    except Exception:  # whatever the scorer raises for an answer that it cannot read
+        scorer.score_answer(entry["answer"] or "", entry)  # for the right one, too: then it is the scorer's failure
         return Grade(1.0, 0.0, 0.0, answer, "unparsed_answer")
     if not 0.0 <= score <= 1.0:
         raise ValueError(f"the score of reasoning-gym is {score}, which is not from 0 to 1")

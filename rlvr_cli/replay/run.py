@@ -136,13 +136,13 @@ def replay_run(run: StoredRun, *, most: int | None, advance: Callable[[int], Non
     if not replay.problems:
         return replay
     for seed in range(NUDGES):
-        replay = _allowing(replay, _replay(run, wanted=wanted, nudged_from=kept, seed=seed))
+        replay = allowing(replay, _replay(run, wanted=wanted, nudged_from=kept, seed=seed))
         if not replay.problems:
             break
     return replay
 
 
-def _allowing(replay: Replay, twin: Replay) -> Replay:
+def allowing(replay: Replay, twin: Replay) -> Replay:
     """The replay, allowed to differ from the run by what lies between it and a nudged one, or by what it was allowed before."""
     updates, moved = [], 0.0
     for update, other in zip(replay.updates, twin.updates, strict=True):

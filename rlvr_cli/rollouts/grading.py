@@ -191,10 +191,8 @@ def failure_kind_of(
     kind, ended_by = grade.failure_kind, episode["ended_by"] if episode else ""
     if ended_by == "error" and grade.error is not None:
         return "environment_error"
-    cut = ended_by in ("turns", "length")
-    if kind in UNFINISHED_KINDS or (
-        kind == "low_reward" and cut
-    ):  # the reward of an episode that was not played to its end
+    unplayed = kind == "low_reward" and ended_by in ("turns", "length")  # more turns might have been rewarded
+    if kind in UNFINISHED_KINDS or unplayed:
         return "out_of_turns" if ended_by == "turns" else "truncated" if finish_reason == "length" else kind
     if episode and kind in WRONG_KINDS:
         last = episode["num_turns"] - (1 if ended_by in ("turns", "environment") else 2)  # that was answered

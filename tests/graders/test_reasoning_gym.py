@@ -96,12 +96,12 @@ def test_the_score_is_the_reward():
 def test_the_prompt_says_where_the_answer_is():
     grade, example = resolve_grader("reasoning_gym"), {"prompt": "Answer in <answer> tags. Q"}
     boxed = r"so \boxed{7}, no, \boxed{12}"
-    assert grade(boxed, truth_of("12"), {"prompt": "Q"}).reward == 1.0  # type: ignore[call-arg]
+    assert grade(boxed, truth_of("12"), {"prompt": "Q"}).reward == 1.0
     assert grade(boxed, truth_of("12")).reward == 1.0  # a prompt that is not known
-    asked = grade(boxed, truth_of("12"), example)  # type: ignore[call-arg]
+    asked = grade(boxed, truth_of("12"), example)
     assert (asked.format_reward, asked.reward, asked.failure_kind) == (0.0, 0.0, "correct_but_unformatted")
-    assert grade("so 12", truth_of("12"), {"prompt": "Q"}).format_reward == 0.0  # type: ignore[call-arg]
-    assert grade(in_tags(r"\boxed{12}"), truth_of("12"), example).reward == 1.0  # type: ignore[call-arg]
+    assert grade("so 12", truth_of("12"), {"prompt": "Q"}).format_reward == 0.0
+    assert grade(in_tags(r"\boxed{12}"), truth_of("12"), example).reward == 1.0
     near = "so </think>\n<answer>12</answer>"
     assert grade(near, truth_of("12")).failure_kind == "malformed_tags"
     assert resolve_grader("reasoning_gym", format_rule="lenient")(near, truth_of("12")).reward == 1.0

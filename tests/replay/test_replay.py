@@ -16,7 +16,7 @@ from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.store.check import CheckConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.replay import formulas
-from rlvr_cli.replay.run import TOLERANCE, replay_run
+from rlvr_cli.replay.run import TOLERANCE, Replay, Update, _replay, allowing, replay_run
 from rlvr_cli.replay.sampling import broken_rule, log_prob_gaps
 from rlvr_cli.replay.stored import StoredRun, batches, read_stored
 from rlvr_cli.runs.readers import metadata_bytes
@@ -74,6 +74,21 @@ def test_rounding_alone_is_no_difference(run):
     assert found.problems == []
     assert [u.number for u in found.updates] == [0, 1, 2, 3]
     assert all(u.difference <= TOLERANCE for u in found.updates[:1])
+
+
+def test_the_farthest_of_the_nudged_replays_counts():
+    update = Update(0, 1.0, 1.001, 2.0, 2.0, difference=1e-3)
+    replay = Replay([update], 1, {"the final model": 1e-3})
+    near, far = (Replay([replace(update, objective=1.001 + d)], 1, {"1": d}) for d in (1e-6, 2e-4))
+    assert len(allowing(replay, near).problems) == 2
+    for first, second in ((near, far), (far, near)):
+        assert allowing(allowing(replay, first), second).problems == []
+
+
+def test_nudged_replays_differ(run):
+    stored = read_stored(run)
+    first, other, again = (_replay(stored, wanted=2, nudged_from={}, seed=seed).updates for seed in (0, 1, 0))
+    assert first == again != other
 
 
 @pytest.mark.slow

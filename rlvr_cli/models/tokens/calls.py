@@ -58,7 +58,7 @@ def form_of(chat: ChatTemplate, *, end: str) -> Callable[[str], list[Call]]:
             return form
     raise RlvrError(
         f"The chat template of {chat.name} writes the calls of tools in a form that is not known here: {text[:120]!r}.",
-        "The extra rlvr-cli[renderers] knows the forms of some more models; or use an environment of your own.",
+        "The package renderers knows the forms of more models: pip install -e '.[renderers]'. Or use an environment of your own.",
     )
 
 

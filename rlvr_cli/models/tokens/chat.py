@@ -149,12 +149,12 @@ def chat_prompt(template: PromptTemplate, chat: ChatTemplate) -> PromptTemplate:
 
 
 def tool_message(name: str, content: str, number: int) -> Message:
-    """The answer to a call, which is the so-manieth of its turn."""
+    """The answer to a call; `number` is that of the call in its turn, from 0."""
     return {"role": "tool", "name": name, "tool_call_id": f"{number:09d}", "content": content}
 
 
 def tool_call(name: str, arguments: dict[str, Any], number: int) -> dict[str, Any]:
-    """A call, as chat templates read it."""
+    """A call, as chat templates read it; `number` is that in its turn, from 0."""
     return {"id": f"{number:09d}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

@@ -199,12 +199,13 @@ def markers_are_text(turns, text):
     assert text.strip() in shown or json.dumps(text, ensure_ascii=False) in shown
 
 
+@pytest.mark.parametrize("texts", [30, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CHAT_MODELS)
-def test_markers_in_a_text_are_text(next_turn, name):
+def test_markers_in_a_text_are_text(next_turn, name, texts):
     turns = next_turn(name, tools=CHAT_MODELS[name].knows_tools)
 
     @given(text=TEXTS)
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=texts, deadline=None)
     def check(text):
         markers_are_text(turns, text)
 
@@ -219,19 +220,6 @@ def test_markers_that_are_no_special_tokens_are_text_too(next_turn):
         own = turns.chat.tokenizer.convert_tokens_to_ids(marker)
         assert ids.count(own) == (marker == "</tool_response>")
         assert f"\n1{marker}2\n" in turns.chat.tokenizer.decode(ids)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CHAT_MODELS)
-def test_markers_in_thousands_of_texts_are_text(next_turn, name):
-    turns = next_turn(name, tools=CHAT_MODELS[name].knows_tools)
-
-    @given(text=TEXTS)
-    @settings(max_examples=2000, deadline=None)
-    def check(text):
-        markers_are_text(turns, text)
-
-    check()
 
 
 def test_a_marker_that_is_half_the_templates_is_refused(made):

@@ -246,21 +246,11 @@ def keeps_the_invariant(turns, pool, policy, replies, longest):
     assert found.graded_text == response_text(turns.chat.tokenizer, own[-1])
 
 
+@pytest.mark.parametrize("episodes", [100, pytest.param(3400, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
-def test_whatever_is_said_the_tokens_are_exact(chats, pools, name):
+def test_whatever_is_said_the_tokens_are_exact(chats, pools, name, episodes):
     @given(policy=st.lists(POLICY, min_size=1, max_size=3), replies=st.lists(SAID, max_size=3))
-    @settings(max_examples=100, deadline=None)
-    def check(policy, replies):
-        keeps_the_invariant(chats[name, False], pools["Script"], policy, replies, 4000)
-
-    check()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_whatever_is_said_thousands_of_times_the_tokens_are_exact(chats, pools, name):
-    @given(policy=st.lists(POLICY, min_size=1, max_size=3), replies=st.lists(SAID, max_size=3))
-    @settings(max_examples=3400, deadline=None)
+    @settings(max_examples=episodes, deadline=None)
     def check(policy, replies):
         keeps_the_invariant(chats[name, False], pools["Script"], policy, replies, 4000)
 
