@@ -32,9 +32,8 @@ from rlvr_cli.types import Example
 
 SIZE = 500  # questions, where neither size nor a limit is given: the package's own number
 MAX_SEED = 999
-SEED_STRIDE = (
-    4_000_000  # the package draws question number i from seed + i: so far are our seeds apart there; below 2**32
-)
+# The package draws question number i from seed + i: so far are our seeds apart there; the last one is below 2**32.
+SEED_STRIDE = 4_000_000
 CHUNK = 500  # questions of one dataset of the package; what it makes may depend on the size
 VALIDATION_ONE_IN = 2  # questions, by hash
 GIVE_UP = 1_000  # questions in a row of which none is new

@@ -30,11 +30,8 @@ _FORMULA_NODES = (ast.BinOp, ast.UnaryOp, ast.Call, ast.Name, ast.Constant, ast.
 _FUNCTIONS = {
     "sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp", "log", "ln", "sqrt", "Abs", "Integral",
 }  # fmt: skip
-_EXAMPLE_ANSWERS = (
-    "possible_answer",
-    "example_answer",
-    "example_correct_answer",
-)  # of entries without the one right answer
+# Of entries without the one right answer.
+_EXAMPLE_ANSWERS = ("possible_answer", "example_answer", "example_correct_answer")
 
 
 def load() -> Any:

@@ -42,9 +42,8 @@ class EngineSettings:
     sampler_urls: str = ""  # of vLLM servers, separated by commas
     weights_dir: str = ""
     takes_weights: bool = False  # whether the engine will get those of a trainer
-    episodes: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # of a sampler in another process, see `config.shared.episodes`
+    # Of a sampler in another process, which plays them itself: `config.shared.episodes`.
+    episodes: Mapping[str, Any] = field(default_factory=dict)
     sleep_mode: bool = False  # make the engine's `sleep` give the device's memory back
 
     @property
