@@ -341,8 +341,10 @@ def test_a_signal_ends_the_sweep_with_its_run_saved_and_the_same_command_goes_on
     assert [row["status"] for row in rows] == ["begun", "new", "new", "new"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), pytest.param(signal.SIGINT, marks=pytest.mark.full)],
+)
 def test_twenty_kills_change_nothing(tmp_path, tiny_model_dir, number):
     found, expected = killed_and_resumed(tmp_path, tiny_model_dir, kills=10, number=number)
     assert found == expected

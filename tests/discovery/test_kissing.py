@@ -217,7 +217,7 @@ def changed_is_valid(points: Points, i: int, condition: int) -> bool:
     return min(least, condition) >= largest and any(points[i])
 
 
-@pytest.mark.parametrize("every", [1999, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [1999, pytest.param(1, marks=pytest.mark.full)])
 def test_each_change_of_an_entry_of_the_600_is_decided_exactly(every):
     points = rational_600()
     norms = [sum(x * x for x in p) for p in points]

@@ -159,8 +159,9 @@ def kill_at_random(victims: Victims, root: Path, *, seed: int, runs: int, kills:
     assert rows > 10 * runs * kills, "the children were killed before they wrote anything worth a test"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("runs", "kills"), [(1, 3), pytest.param(10, 20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("runs", "kills"), [pytest.param(3, 10, marks=pytest.mark.slow), pytest.param(10, 20, marks=pytest.mark.full)]
+)
 def test_killed_at_random_points_nothing_acknowledged_is_lost(victims: Victims, tmp_path: Path, runs: int, kills: int):
     kill_at_random(victims, tmp_path, seed=1, runs=runs, kills=kills)
 

@@ -208,8 +208,9 @@ def test_a_run_goes_on_with_another_number_of_trainers_and_says_so(forks: Forks,
     assert_readable(run)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", ["first", "second"])
+@pytest.mark.parametrize(
+    "victim", [pytest.param("first", marks=pytest.mark.slow), pytest.param("second", marks=pytest.mark.full)]
+)
 def test_trainers_killed_at_20_random_moments_end_the_same(forks: Forks, whole: Path, tmp_path: Path, victim: str):
     """After each kill the run goes on, and is killed again somewhere in what is left."""
     random_moments = random.Random(victim)
