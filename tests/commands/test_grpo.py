@@ -528,7 +528,9 @@ def test_on_vllm_reward_rises_too_and_a_resumed_run_ends_the_same(tmp_path, adap
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 @pytest.mark.parametrize("adapter", [{}, {"lora_rank": 16}], ids=["weights", "adapter"])
 def test_vllm_samples_ahead_in_a_process_of_its_own(train, adapter):
-    metrics = train(async_steps=1, engine="vllm", max_model_len=128, n_grpo_steps=3, learning_rate=1e-2, **adapter).metrics
+    metrics = train(
+        async_steps=1, engine="vllm", max_model_len=128, n_grpo_steps=3, learning_rate=1e-2, **adapter
+    ).metrics
     assert metrics["train", "sampling/lag"] == {0: 0, 1: 1, 2: 1}
     gaps = metrics["train", "mismatch/logprob_mean_abs"]
     assert 10 * gaps[0] < min(gaps[1], gaps[2])
