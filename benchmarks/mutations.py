@@ -1154,6 +1154,14 @@ EPISODES = [
         ("10 seconds a turn whatever is asked", "timeout=config.turn_timeout", "timeout=10.0", f"{IN_A_RUN} limits_of_episodes", "turn_timeout"),
     ),
     *mutations_of(
+        "environments/pool.py",
+        ("a constructor may take two minutes", "return worker.receive(within=self._timeout)", "return worker.receive(within=_START_SECONDS)", "tests/environments/test_pool.py -k constructor_that_hangs", "turn_timeout"),
+    ),
+    *mutations_of(
+        "analysis/statistics/at_k.py",
+        ("a majority of no answers", "majority_at_k=None if not answered else mean(votes)", "majority_at_k=mean(votes)", "tests/analysis/statistics/test_at_k.py -k no_majority"),
+    ),
+    *mutations_of(
         "environments/worker.py",
         ("forged answers are not counted", "turns[-1].count(marker) if marker else 0", "0", "tests/environments/test_pool.py -k keeps_its_state"),
         ("an episode that was lost begins at its last turn", "            for turn in turns[:-1]:\n                environment.answer(turn)\n", "", "tests/environments/test_pool.py -k keeps_its_state"),

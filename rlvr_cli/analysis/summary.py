@@ -81,7 +81,12 @@ class RunSummary:
         if self.at_k:
             columns = ("k", "questions", "pass_at_k", "low", "high", "interval", "best_at_k", "majority_at_k")
             rows = [
-                (a.k, a.questions, *_cells(a.pass_at_k), a.best_at_k and a.best_at_k.value, a.majority_at_k.value)
+                (
+                    a.k,
+                    a.questions,
+                    *_cells(a.pass_at_k),
+                    *(found and found.value for found in (a.best_at_k, a.majority_at_k)),
+                )
                 for a in self.at_k
             ]
             tables.append(Table(columns, rows, title="at_k"))

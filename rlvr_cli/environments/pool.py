@@ -74,7 +74,7 @@ class EnvironmentPool:
             "path": [entry for entry in sys.path if entry],
             "memory_bytes": int(memory_gb * 2**30),
         }
-        self._slots = [_Slot(self._arguments) for _ in range(workers)]
+        self._slots = [_Slot(self._arguments, title=spec.title, timeout=timeout) for _ in range(workers)]
         self._threads = [ThreadPoolExecutor(1, thread_name_prefix="environment") for _ in range(workers)]
         self._facts: dict[str, Any] | None = None
         self._closing = False
@@ -177,10 +177,16 @@ def _reply(said: Mapping[str, Any]) -> Reply:
 
 
 class _Slot:
-    """A place for one process, which is started when it is needed, and again after it was killed."""
+    """A place for one process, which is started when it is needed, and again after it was killed.
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._arguments = arguments
+    Args:
+        arguments: of `worker.serve`.
+        title: of the environment.
+        timeout: seconds that its constructor may take.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], *, title: str, timeout: float) -> None:
+        self._arguments, self._title, self._timeout = arguments, title, timeout
         self._worker: Worker | None = None
         self._asked = 0  # by this process
         self._facts: dict[str, Any] = {}
@@ -199,14 +205,26 @@ class _Slot:
                 guarded=True,
             )
             self._asked = 0
-            try:
-                self._facts = self._worker.receive(within=_START_SECONDS)
-            except TimeoutError:
-                self._facts = {"problem": "The process of an environment does not start.", "hint": _HINT}
+            self._facts = self._begun(self._worker)
         if "problem" in self._facts:
             self.kill()
             raise RlvrError(self._facts["problem"], self._facts["hint"])
         return self._facts
+
+    def _begun(self, worker: Worker) -> dict[str, Any]:
+        """What a new process says: first that it has run the user's files, then the facts of an instance."""
+        try:
+            loaded = worker.receive(within=_START_SECONDS)
+        except TimeoutError:
+            problem = f"The environment {self._title} could not be loaded within {_START_SECONDS:g} s."
+            return {"problem": problem, "hint": _HINT}
+        if "problem" in loaded:
+            return loaded
+        try:
+            return worker.receive(within=self._timeout)
+        except TimeoutError:
+            problem = f"The environment {self._title} was not made within {self._timeout:g} s (--turn-timeout)."
+            return {"problem": problem, "hint": "Its constructor is in the way: correct it, or raise --turn-timeout."}
 
     def ask(self, question: list[Any], *, timeout: float) -> dict[str, Any]:
         """Ask the process. One that died may have suffered from another episode: a new one is asked before it counts as a crash."""

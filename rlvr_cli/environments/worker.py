@@ -1,7 +1,7 @@
 """A process in which environments live, started by `pool.EnvironmentPool`: one instance for each episode under way.
 
 Enters: questions ["begin", "answer" or "play_again", seed, example, turns of the policy], or ["schemas"]. Leaves: what the environment says,
-or the error that it raised.
+or the error that it raised; before the first question {} once the files have been run, then what an instance says of itself.
 An episode that this process does not know, since the one before died, is played again up to the last turn.
 """
 
@@ -48,6 +48,7 @@ def serve(
     spec = EnvironmentSpec(name, tuple(tools), chat)
     try:
         make = load_environment(spec)
+        write(connection, {})  # what follows has the time of a turn
         first = make()
         check_sound(spec, first)
         facts = {

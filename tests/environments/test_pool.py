@@ -155,6 +155,31 @@ def test_a_file_that_cannot_be_run_is_an_error(tmp_path):
     assert "broken.py:2: not today" in error.value.problem
 
 
+def test_a_constructor_that_hangs_is_said_after_the_time_of_a_turn(tmp_path):
+    (tmp_path / "mine.py").write_text(f"import time\nclass Mine:\n    def __init__(self): time.sleep(60)\n{METHODS}")
+    began = time.monotonic()
+    pool = EnvironmentPool(EnvironmentSpec(f"{tmp_path}/mine.py:Mine"), workers=1, timeout=0.5)
+    with closing(pool), pytest.raises(RlvrError) as error:
+        _ = pool.stop
+    assert time.monotonic() - began < 30
+    assert error.value.problem.endswith("mine.py:Mine was not made within 0.5 s (--turn-timeout).")
+
+
+def test_a_beginning_that_hangs_costs_its_own_episode_and_is_said_once(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import time\nclass Mine:\n    def begin(self, example, seed):\n        if seed % 2: time.sleep(60)\n"
+        "    def answer(self, turn): pass\n"
+    )
+    said = []
+    spec = EnvironmentSpec(f"{tmp_path}/mine.py:Mine")
+    with closing(EnvironmentPool(spec, workers=1, timeout=0.5, report=said.append)) as pool:
+        begun = [pool.begin(Example("q", "Q", "1"), seed) for seed in range(4)]
+        assert [one.result().error for one in begun] == [None, "timeout", None, "timeout"]
+    assert said == [
+        f"the environment {spec.title} failed in an episode: timeout: no answer within 0.5 s (--turn-timeout)"
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -147,7 +147,7 @@ def summary_tables(infos: Sequence[RunInfo], *, timeout_seconds: float) -> list[
             "Of k samples",
             (*which, "k", "questions", "pass@k [95 % interval]", "best@k [95 % interval]", "majority@k [95 % interval]"),
             [
-                (*named(s), a.k, a.questions, _share(a.pass_at_k), a.best_at_k and _share(a.best_at_k), _share(a.majority_at_k))
+                (*named(s), a.k, a.questions, _share(a.pass_at_k), *(found and _share(found) for found in (a.best_at_k, a.majority_at_k)))
                 for s in summaries for a in s.at_k
             ],
         ),

@@ -24,7 +24,7 @@ class AtK:
     questions: int
     pass_at_k: Estimate
     best_at_k: Estimate | None  # None if the log-probability of a sample is missing: then there is no best sample
-    majority_at_k: Estimate
+    majority_at_k: Estimate | None  # None if no sample has an answer to vote for
 
 
 def at_k(kinds: Sequence[Kind], ks: Sequence[int] | None = None) -> list[AtK]:
@@ -43,14 +43,14 @@ def _at(k: int, kinds: Sequence[Kind]) -> AtK:
         return share_of(found, draws=draws) if all(0 <= value <= 1 for value, *_ in found) else mean_of(found)
 
     unscored = any(kind["unscored"] for kind in kinds)
+    answered = any(kind["answered"] for kind in kinds)
+    votes = (majority_at_k(kind["correct"], kind["wrong"], k, abstained=kind["abstained"]) for kind in kinds)
     return AtK(
         k=k,
         questions=sum(kind["questions"] for kind in kinds),
         pass_at_k=mean(pass_at_k(kind["n"], kind["correct"], k) for kind in kinds),
         best_at_k=None if unscored else mean(_best(kind["rewards"], k) for kind in kinds),
-        majority_at_k=mean(
-            majority_at_k(kind["correct"], kind["wrong"], k, abstained=kind["abstained"]) for kind in kinds
-        ),
+        majority_at_k=None if not answered else mean(votes),
     )
 
 

@@ -201,6 +201,13 @@ def why_nothing(database: Database, query: NamedQuery, parameters: Mapping[str, 
     if query.name == "graders" and not database.select("SELECT 1 FROM grades", limit=1).rows:
         paths = shlex.join(str(info.path) for info in infos)
         return f"no second grader has judged these rollouts: rlvr grade {paths} --grader NAME"
+    if query.name in ("turns", "tools"):
+        in_phase = "phase = coalesce($phase::VARCHAR, phase) AND episode IS NOT NULL"
+        episodes = database.select(f"SELECT count(*) FROM rollouts WHERE {in_phase}", parameters).rows[0][0]
+        where = f" of phase {parameters['phase']}" if parameters["phase"] else ""
+        if episodes:
+            return f"no tool was called in {episodes:,} episodes{where}"
+        return f"no episodes: the rollouts{where} were made without --environment and --tool"
     narrowed = any(parameters.get(name) not in (None, "") for name in ("step", "category", "failure_kind"))
     if query.name == "failures" and not narrowed:
         rows = database.select("SELECT 1 FROM rollouts WHERE phase = $phase", parameters, limit=1).rows

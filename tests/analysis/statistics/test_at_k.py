@@ -130,14 +130,34 @@ def test_without_log_probabilities_there_is_no_best(table):
     assert last["pass_at_k"] == 1.0
 
 
+def test_without_answers_there_is_no_majority(table, tmp_path):
+    """Such as of episodes whose environment gives the rewards, or of a grader that tells no answers."""
+    right = [sample(q, i, float(i < 3), answer=answer) for q, answer in (("x", None), ("y", " ")) for i in range(4)]
+    for row in table(right):
+        assert (row["majority_at_k"], row["majority_at_k_low"], row["majority_at_k_high"]) == (None, None, None)
+    assert row["pass_at_k"] == 1.0
+    (at_k,) = [t for t in summarize(tmp_path / "r").tables() if t.title == "at_k"]
+    assert [row[-1] for row in at_k.rows] == [None, None, None]
+
+
 def test_rewards_that_are_no_shares_have_students_interval():
     kinds = [
-        {"n": 2, "correct": 2, "rewards": [3.0, 1.0], "unscored": False, "wrong": [], "abstained": 0, "questions": 2},
+        {
+            "n": 2,
+            "correct": 2,
+            "rewards": [3.0, 1.0],
+            "unscored": False,
+            "answered": True,
+            "wrong": [],
+            "abstained": 0,
+            "questions": 2,
+        },
         {
             "n": 2,
             "correct": 0,
             "rewards": [-1.0, -1.0],
             "unscored": False,
+            "answered": True,
             "wrong": [2],
             "abstained": 0,
             "questions": 1,

@@ -320,6 +320,22 @@ def test_queries_count_turns_and_tools(folder, forks):
     assert (teacher["tool"], teacher["answers"]) == ("teacher", sum(row["episode"]["tool_calls"] for row in rows))
 
 
+def test_a_query_of_tools_without_rows_says_why(folder, forks):
+    """Nobody asks the calculator here; and a run without an environment has no episodes."""
+    given = ("--dataset", "arithmetic:64", "--limit", "4", "--sampling-max-tokens", "24", "--grader-workers", "1")
+    forks.run("eval", *given, "--environment", "calculator", "--run", "silent", cwd=folder, status=0)
+    forks.run("eval", *given, "--run", "alone", cwd=folder, status=0)
+    told = {
+        "silent": "no tool was called in 4 episodes",
+        "alone": "no episodes: the rollouts were made without --environment",
+    }
+    for name, why in told.items():
+        said = forks.run("analyze", "tools", f"runs/{name}", cwd=folder, status=0)
+        assert why in said.err, said.err
+    said = forks.run("analyze", "turns", "runs/alone", "--set", "phase=eval", cwd=folder, status=0)
+    assert "no episodes: the rollouts of phase eval were made" in said.err
+
+
 def test_an_environment_that_is_no_function_is_refused_before_it_trains(folder, capfd):
     spec = f"{folder}/mine.py:Rolls"
     given = {**COMMON, "environment": spec, "runs_dir": str(folder)}

@@ -6,7 +6,7 @@
 
 -- Kinds of questions, from which `rlvr analyze at_k` computes the three; without $k for 1, 2, 4, ... and the largest number
 -- of samples of a question. `rewards` are those of the samples with the highest mean log-probability, the 2nd highest, ...; tied
--- samples all have their mean. `wrong` are the votes for each wrong answer; samples without an answer abstain.
+-- samples all have their mean. `wrong` are the votes for each wrong answer; samples without an answer abstain. `answered`: whether any has one.
 WITH latest AS (
     SELECT run_id, max(step) AS step FROM rollouts WHERE phase = $phase GROUP BY run_id
 ), samples AS (
@@ -25,7 +25,8 @@ WITH latest AS (
         run_id, step, example_id,
         count(*) FILTER (correct) AS correct,
         list(tied ORDER BY logprob DESC, tied) AS rewards,
-        bool_or(logprob IS NULL) AS unscored
+        bool_or(logprob IS NULL) AS unscored,
+        bool_or(answer IS NOT NULL) AS answered
     FROM scored
     GROUP BY run_id, step, example_id
 ), votes AS (
@@ -37,8 +38,8 @@ WITH latest AS (
     GROUP BY run_id, example_id
 )
 SELECT
-    run_id, step, len(rewards) AS n, correct, rewards, unscored,
+    run_id, step, len(rewards) AS n, correct, rewards, unscored, answered,
     coalesce(wrong, []) AS wrong, coalesce(abstained, 0) AS abstained, count(*) AS questions
 FROM ranked LEFT JOIN votes USING (run_id, example_id)
 GROUP BY ALL
-ORDER BY run_id, step, n, correct, rewards, unscored, wrong, abstained;
+ORDER BY run_id, step, n, correct, rewards, unscored, answered, wrong, abstained;
