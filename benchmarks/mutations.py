@@ -1382,7 +1382,23 @@ VIEW = [
     ),
 ]  # fmt: skip
 
-MUTATIONS = [*WIRING, *MATHEMATICS, *EMULATED, *EPISODES, *REASONING_GYM, *VIEW]
+HANDOUT = "tests/test_handout.py -k "
+SUPPLEMENT = [
+    *mutations_of(
+        "handout.py",
+        ("packed documents have no EOS", "torch.tensor([*encoded[i], eos])", "torch.tensor(encoded[i])", f"{HANDOUT}packed_examples"),
+        ("packed documents are never shuffled", "torch.randperm(len(texts)).tolist() if shuffle", "range(len(texts)) if shuffle", f"{HANDOUT}shuffling_moves"),
+        ("batches are never shuffled", "shuffle=shuffle)", "shuffle=False)", f"{HANDOUT}one_epoch"),
+        ("the first answer of several counts", "letters[-1] if letters", "letters[0] if letters", f"{HANDOUT}parse_mmlu"),
+        ("letters without an option count", "LETTERS[: len(mmlu_example", "LETTERS[: 10 * len(mmlu_example", f"{HANDOUT}parse_mmlu"),
+        ("numbers keep their commas", 'number.replace(",", "").replace', "number.replace", f"{HANDOUT}parse_gsm8k"),
+        ("the pair's responses have no EOS", "tokenizer, append_eos=True)", "tokenizer)", f"{HANDOUT}unconditional"),
+        ("the pair has no reference", "(scores(lm) - reference).unbind()", "scores(lm).unbind()", f"{HANDOUT}unconditional"),
+    ),
+    Mutation("a packed example lacks its last label", "models/tokens/packing.py", "max(len(self._ids) - 1, 0)", "len(self._ids)", f"{HANDOUT}last_example"),
+]  # fmt: skip
+
+MUTATIONS = [*WIRING, *MATHEMATICS, *EMULATED, *EPISODES, *REASONING_GYM, *VIEW, *SUPPLEMENT]
 
 
 def applied(mutation: Mutation, source: str) -> str:

@@ -1,18 +1,28 @@
 """The functions of Stanford CS336 assignment 5, with the handout's names, arguments and return values, in one module.
 
-The reward functions are in `rlvr_cli.graders`. The training loops use the same building blocks; the three functions
-defined here exist only for the handout.
+The reward functions are in `rlvr_cli.graders`. The training loops use the same building blocks; the functions defined
+here exist only for the handout and its supplement on instruction tuning and DPO.
 """
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
+from torch.utils.data import DataLoader, Dataset
 
+from rlvr_cli.data.examples import usable_rows
+from rlvr_cli.data.files import BadRow, Row, file_rows, join_names, text_of
+from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.answers.choices import LETTERS, chosen_letters
+from rlvr_cli.graders.answers.extraction import last_number
 from rlvr_cli.models.log_probs import compute_entropy, get_response_log_probs
-from rlvr_cli.models.tokens.tokenization import tokenize_prompt_and_output
+from rlvr_cli.models.tokens.packing import PackedDataset
+from rlvr_cli.models.tokens.tokenization import collate, encode, encode_prompts, pad_id_of, tokenize_prompt_and_output
 from rlvr_cli.rollouts.collect import log_generations, make_rollout
 from rlvr_cli.rollouts.grading import utc_now_naive
 from rlvr_cli.rollouts.metrics import rollout_metrics
@@ -32,13 +42,18 @@ __all__ = [
     "compute_group_normalized_rewards",
     "compute_grpo_clip_loss",
     "compute_naive_policy_gradient_loss",
+    "compute_per_instance_dpo_loss",
     "compute_policy_gradient_loss",
     "evaluate_vllm",
+    "get_packed_sft_dataset",
     "get_response_log_probs",
     "grpo_microbatch_train_step",
+    "iterate_batches",
     "log_generations",
     "masked_mean",
     "masked_normalize",
+    "parse_gsm8k_response",
+    "parse_mmlu_response",
     "sft_microbatch_train_step",
     "tokenize_prompt_and_output",
 ]
@@ -190,3 +205,116 @@ def _grade_here(reward_fn: Callable[[str, str], dict[str, float]], response: str
         return Grade(rewards["format_reward"], rewards["answer_reward"], rewards["reward"])
     except Exception as e:  # as in a grader's worker: a failing reward function must not lose the generated responses
         return Grade(None, None, None, error=type(e).__name__)
+
+
+# The supplement
+
+
+def get_packed_sft_dataset(
+    tokenizer: Any, dataset_path: str | os.PathLike[str], seq_length: int, shuffle: bool
+) -> PackedDataset:
+    """Instruction-tuning examples in the Alpaca template, packed without gaps (supplement, section 3.2).
+
+    Each document is the template with prompt and response, tokenized as one text with the special tokens that the
+    tokenizer puts in front of it (Llama's BOS), and ends with EOS. The template's own last newline is left out.
+
+    Args:
+        tokenizer: with an EOS token.
+        dataset_path: a file that `rlvr` can read, such as JSON lines, with rows of {prompt, response}.
+        seq_length: tokens per example of the dataset.
+        shuffle: shuffle the documents before they are packed; `torch.manual_seed` determines the order.
+
+    Returns:
+        A dataset of `input_ids` and `labels`, int64, (seq_length,) each, the labels shifted by one (`PackedDataset`).
+
+    Raises:
+        RlvrError: the file or a row cannot be used, there is no EOS token, or `seq_length` is below 1.
+    """
+    eos: Any = tokenizer.eos_token_id
+    if eos is None or seq_length < 1:
+        what = "The tokenizer has no EOS token to end a document with" if eos is None else f"seq_length is {seq_length}"
+        raise RlvrError(f"{what}.", "Set tokenizer.eos_token." if eos is None else "Give at least 1.")
+    path, template = Path(dataset_path), load_prompt("alpaca")
+
+    def read(row: Row) -> str:
+        prompt, response = (text_of(row, name) for name in ("prompt", "response"))
+        if prompt is None or response is None:
+            raise BadRow(row.where, f"no prompt or no response; the keys are {join_names(row.keys)}.")
+        return template.fill(prompt) + response
+
+    texts, _ = usable_rows(file_rows(path), read, name=str(path), skip_bad_lines=False)
+    order = torch.randperm(len(texts)).tolist() if shuffle else range(len(texts))
+    encoded = encode_prompts(tokenizer, texts)
+    return PackedDataset([torch.tensor([*encoded[i], eos]) for i in order], seq_length)
+
+
+def iterate_batches(
+    dataset: Dataset[dict[str, Tensor]], batch_size: int, shuffle: bool
+) -> DataLoader[dict[str, Tensor]]:
+    """One epoch of a dataset in batches, the last of which may be smaller (supplement, section 3.2).
+
+    Args:
+        dataset: of `get_packed_sft_dataset`.
+        batch_size: examples per batch.
+        shuffle: shuffle the examples, anew in each iteration; `torch.manual_seed` determines the order.
+
+    Returns:
+        A loader of `input_ids` and `labels`, (batch, seq_length) each; its length is the number of batches.
+    """
+    return DataLoader(dataset, batch_size=batch_size, shuffle=shuffle)
+
+
+def parse_mmlu_response(mmlu_example: Mapping[str, Any], model_output: str) -> str | None:
+    """The letter of the option that a response chooses, or None (supplement, section 2.1).
+
+    Args:
+        mmlu_example: `subject`, `question`, `options` and `answer`; only the number of options is read.
+        model_output: the response. Where a letter counts: `graders.answers.choices`.
+    """
+    letters = chosen_letters(model_output, LETTERS[: len(mmlu_example["options"])])
+    return letters[-1] if letters else None
+
+
+def parse_gsm8k_response(model_output: str) -> str | None:
+    """The last number of a response as text, without dollar sign and thousands commas, or None (supplement, section 2.2)."""
+    number = last_number(model_output)
+    return None if number is None else number.replace(",", "").replace("$", "")
+
+
+def compute_per_instance_dpo_loss(
+    lm: Any,
+    lm_ref: Any,
+    tokenizer: Any,
+    beta: float,
+    prompt: str,
+    response_chosen: str,
+    response_rejected: str,
+) -> Tensor:
+    """The DPO loss of one pair: -log sigma(beta (h_w - h_l)), h = log p/p_ref of a response (supplement, section 5.3).
+
+    Log-probabilities are summed over the response and the EOS that ends it, given the prompt in the Alpaca template.
+    Prompt and response are tokenized separately, so that both responses have the same prompt tokens.
+
+    Args:
+        lm: the model that is trained; the loss has its gradient and is on its device.
+        lm_ref: the reference model, which may be on another device.
+        tokenizer: of both.
+        beta: factor of the difference.
+        prompt, response_chosen, response_rejected: texts.
+
+    Returns:
+        The loss, a scalar.
+    """
+    prompts = [load_prompt("alpaca").fill(prompt)] * 2
+    prompt_ids, response_ids = encode(prompts, [response_chosen, response_rejected], tokenizer, append_eos=True)
+    batch = collate(prompt_ids, response_ids, pad_id=pad_id_of(tokenizer))
+
+    def scores(model: Any) -> Tensor:
+        """The log-probability of both responses, (2,), nats."""
+        ids, labels, mask = (batch[name].to(model.device) for name in ("input_ids", "labels", "response_mask"))
+        return get_response_log_probs(model, ids, labels)["log_probs"].masked_fill(~mask, 0).sum(dim=1)
+
+    with torch.no_grad():
+        reference = scores(lm_ref).to(lm.device)
+    chosen, rejected = (scores(lm) - reference).unbind()
+    return -logsigmoid(beta * (chosen - rejected))

@@ -1,12 +1,15 @@
 """`rlvr_cli.handout` exports all functions of the course, with the handout's arguments."""
 
 import inspect
+import itertools
+import json
 from typing import get_args
 
 import pytest
 import torch
 
 from rlvr_cli import handout
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.handout import grpo_microbatch_train_step, sft_microbatch_train_step
 from rlvr_cli.training.losses.policy_gradient import HandoutLoss
 
@@ -25,6 +28,11 @@ ARGUMENTS = {
     "grpo_microbatch_train_step": "policy_log_probs response_mask gradient_accumulation_steps loss_type raw_rewards advantages "
     "old_log_probs cliprange",
     "evaluate_vllm": "vllm_model reward_fn prompts eval_sampling_params",
+    "get_packed_sft_dataset": "tokenizer dataset_path seq_length shuffle",
+    "iterate_batches": "dataset batch_size shuffle",
+    "parse_mmlu_response": "mmlu_example model_output",
+    "parse_gsm8k_response": "model_output",
+    "compute_per_instance_dpo_loss": "lm lm_ref tokenizer beta prompt response_chosen response_rejected",
 }  # fmt: skip
 
 
@@ -155,3 +163,183 @@ def test_equal_grpo_micro_batches_accumulate_to_their_union(loss_type):
     for size in (1, 2, 4):
         torch.testing.assert_close(accumulated(size)[0], gradient, rtol=1e-12, atol=1e-15)
         torch.testing.assert_close(accumulated(size)[1], loss, rtol=1e-12, atol=1e-15)
+
+
+# The supplement
+
+ROWS = [
+    {"prompt": "Add 1 and 1.", "response": "2"},
+    {"prompt": "Say {question}.", "response": "{question}\n"},
+    {"prompt": "And?", "response": "the end"},
+]
+ALPACA = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{}\n\n### Response:\n{}"
+)
+
+
+@pytest.fixture
+def instructions(tmp_path):
+    path = tmp_path / "sft.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def documents(tokenizer):
+    return [[*tokenizer(ALPACA.format(r["prompt"], r["response"])).input_ids, tokenizer.eos_token_id] for r in ROWS]
+
+
+@pytest.mark.parametrize("seq_length", [1, 7, 32])
+def test_packed_examples_are_the_documents_without_gaps_and_labels_are_shifted_by_one(
+    tiny_tokenizer, instructions, seq_length
+):
+    packed = handout.get_packed_sft_dataset(tiny_tokenizer, instructions, seq_length, shuffle=False)
+    ids = list(itertools.chain(*documents(tiny_tokenizer)))
+    assert len(packed) == (len(ids) - 1) // seq_length
+    whole = len(packed) * seq_length
+    assert [i for example in packed for i in example["input_ids"].tolist()] == ids[:whole]
+    assert [i for example in packed for i in example["labels"].tolist()] == ids[1 : whole + 1]
+    assert {(e[name].dtype, e[name].shape) for e in packed for name in e} == {(torch.int64, (seq_length,))}
+    with pytest.raises(IndexError):
+        packed[len(packed)]
+
+
+def test_a_last_example_without_its_last_label_is_dropped(tiny_tokenizer, instructions):
+    ids = list(itertools.chain(*documents(tiny_tokenizer)))
+    assert len(handout.get_packed_sft_dataset(tiny_tokenizer, instructions, len(ids), shuffle=False)) == 0
+    assert len(handout.get_packed_sft_dataset(tiny_tokenizer, instructions, len(ids) - 1, shuffle=False)) == 1
+
+
+def test_shuffling_moves_whole_documents(tiny_tokenizer, instructions):
+    torch.manual_seed(0)
+    seen = set()
+    for _ in range(20):
+        packed = handout.get_packed_sft_dataset(tiny_tokenizer, instructions, 1, shuffle=True)
+        text = tiny_tokenizer.decode([example["input_ids"].item() for example in packed])
+        seen.add(tuple(text.split(tiny_tokenizer.eos_token)))
+    whole = {tiny_tokenizer.decode(document[:-1]) for document in documents(tiny_tokenizer)}
+    assert {frozenset(order) for order in seen} == {frozenset(whole)}
+    assert len(seen) > 3
+
+
+def test_each_document_begins_with_the_tokenizers_bos(tiny_tokenizer, instructions, monkeypatch):
+    from tokenizers.processors import TemplateProcessing
+
+    kept = tiny_tokenizer.backend_tokenizer.post_processor
+    tiny_tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|pad|> $A", special_tokens=[("<|pad|>", tiny_tokenizer.pad_token_id)]
+    )
+    try:
+        packed = handout.get_packed_sft_dataset(tiny_tokenizer, instructions, 1, shuffle=False)
+    finally:
+        tiny_tokenizer.backend_tokenizer.post_processor = kept
+    ids = [example["input_ids"].item() for example in packed]
+    assert ids.count(tiny_tokenizer.pad_token_id) == len(ROWS)
+    assert ids[0] == tiny_tokenizer.pad_token_id
+
+
+def test_instructions_that_cannot_be_packed_are_an_error(tiny_tokenizer, instructions):
+    with pytest.raises(RlvrError, match="seq_length is 0"):
+        handout.get_packed_sft_dataset(tiny_tokenizer, instructions, 0, shuffle=False)
+    instructions.write_text('{"prompt": "a"}\n')
+    with pytest.raises(RlvrError, match=r"sft\.jsonl:1: no prompt or no response; the keys are prompt"):
+        handout.get_packed_sft_dataset(tiny_tokenizer, instructions, 4, shuffle=False)
+
+
+def test_iterate_batches_is_one_epoch(tiny_tokenizer, instructions):
+    packed = handout.get_packed_sft_dataset(tiny_tokenizer, instructions, 4, shuffle=False)
+    batches = handout.iterate_batches(packed, 8, shuffle=False)
+    assert len(batches) == -(-len(packed) // 8)
+    torch.testing.assert_close(torch.cat([b["labels"] for b in batches]), torch.stack([e["labels"] for e in packed]))
+    torch.manual_seed(0)
+    shuffled = torch.cat([b["input_ids"] for b in handout.iterate_batches(packed, 8, shuffle=True)]).tolist()
+    in_order = [e["input_ids"].tolist() for e in packed]
+    assert shuffled != in_order
+    assert sorted(shuffled) == sorted(in_order)
+
+
+@pytest.mark.parametrize(
+    ("output", "letter"),
+    [
+        ("The correct answer is B. There is only one human polyomavirus known at present.", "B"),
+        ("The correct answer is 10000 polyomaviruses.", None),
+        ("The answer is a virus. I say (C)", None),
+        ("The answer is (D), I think.", "D"),
+        ("First I thought that the answer is A. The correct answer is C.", "C"),
+        ("Answer: **B**", "B"),
+        ("B", "B"),
+        ("B) 1", "B"),
+        ("A virus is small.", None),
+        ("A-level answers vary.", None),
+        ("Option D is right.", "D"),
+        (r"so \boxed{C}", "C"),
+        ("it is </think> <answer> A </answer>", "A"),
+        ("The correct answer is E.", None),
+        ("", None),
+    ],
+)  # fmt: skip
+def test_parse_mmlu_response(output, letter):
+    example = {"subject": "virology", "question": "How many?", "options": ["100", "1", "10", "unknown"], "answer": "A"}
+    assert handout.parse_mmlu_response(example, output) == letter
+
+
+@pytest.mark.parametrize(
+    ("output", "number"),
+    [
+        ("Natalia sold 48/2 = 24 clips in May. Natalia sold 48+24 = 72 clips altogether in April and May.", "72"),
+        ("Natalia sold seventy-two clips altogether in April and May.", None),
+        ("It costs $1,250.50.", "1250.50"),
+        ("-3", "-3"),
+    ],
+)
+def test_parse_gsm8k_response(output, number):
+    assert handout.parse_gsm8k_response(output) == number
+
+
+def test_the_dpo_loss_is_that_of_the_unconditional_log_probabilities(tiny_model, tiny_tokenizer):
+    """The log-probability of the prompt cancels, as the supplement says; computed here with one row at a time."""
+    from copy import deepcopy
+
+    reference = deepcopy(tiny_model)
+    with torch.no_grad():
+        for parameter in tiny_model.parameters():
+            parameter.mul_(1.1)
+
+    def log_prob(model, response):
+        ids = tiny_tokenizer(ALPACA.format("The quick brown fox", response), return_tensors="pt").input_ids
+        ids = torch.cat([ids, torch.tensor([[tiny_tokenizer.eos_token_id]])], dim=1)
+        return model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None]).sum()
+
+    def loss(beta):
+        chosen, rejected = (log_prob(tiny_model, r) - log_prob(reference, r) for r in ("the lazy dog.", "2"))
+        return -torch.nn.functional.logsigmoid(beta * (chosen - rejected))
+
+    for beta in (0.1, 0.5):
+        found = handout.compute_per_instance_dpo_loss(
+            tiny_model, reference, tiny_tokenizer, beta, "The quick brown fox", "the lazy dog.", "2"
+        )
+        assert found.shape == ()
+        torch.testing.assert_close(found, loss(beta), rtol=1e-4, atol=1e-4)
+    found.backward()
+    assert all(parameter.grad is None for parameter in reference.parameters())
+    gradients = [parameter.grad.clone() for parameter in tiny_model.parameters()]
+    tiny_model.zero_grad()
+    loss(0.5).backward()
+    torch.testing.assert_close(gradients, [p.grad for p in tiny_model.parameters()], rtol=1e-2, atol=1e-3)
+
+
+def test_the_dpo_loss_of_a_gpt2(tiny_tokenizer):
+    """The course's test has one: its head has another name, and it has positions of its own."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, reference = (
+            GPT2LMHeadModel(GPT2Config(vocab_size=len(tiny_tokenizer), n_embd=16, n_layer=2, n_head=2)).eval()
+            for _ in range(2)
+        )
+    arguments = (tiny_tokenizer, 0.5, "The quick brown fox", "the lazy dog.", "their frog.")
+    same = handout.compute_per_instance_dpo_loss(model, model, *arguments)
+    torch.testing.assert_close(same, torch.tensor(2.0).log())
+    other = handout.compute_per_instance_dpo_loss(model, reference, *arguments)
+    assert abs(other.item() - same.item()) > 1e-4

@@ -20,11 +20,12 @@ def test_the_built_in_prompts_are_the_handouts_to_the_byte(name):
 
 
 def test_the_built_in_prompts_filled():
-    assert prompt_names() == sorted(HANDOUT)
+    assert prompt_names() == sorted([*HANDOUT, "alpaca"])
     assert load_prompt("question_only").fill("What is 1+1?") == "What is 1+1?"
     filled = load_prompt("r1_zero").fill("What is 1+1?")
     assert filled.endswith("answer here </answer>.\nUser: What is 1+1?\nAssistant: <think>")
     assert filled.count("What is 1+1?") == 1
+    assert load_prompt("alpaca").fill("Add.").endswith("request.\n\n### Instruction:\nAdd.\n\n### Response:\n")
 
 
 @given(question=st.text() | st.sampled_from(["{question}", "{answer}", "{0}", "{}", "%s", "\\1", "{x.__class__}"]))

@@ -18,7 +18,7 @@ FORMAT_RULE = "Format rule of the graders with tags: literal requires exactly '<
 class PromptOptions:
     prompt: str = knob(
         "r1_zero",
-        "Prompt template: r1_zero, question_only, or a file that contains {question}.",
+        "Prompt template: r1_zero, question_only, alpaca, or a file that contains {question}.",
         group="Data",
         common=True,
         completes="prompt",

@@ -1,0 +1,43 @@
+r"""Multiple choice: which option a response chooses.
+
+A letter counts where the response says that it is the answer: in `<answer>` tags or a ``\boxed{}``; else after "answer
+is" or "answer:"; else after "option" or "choice"; else where the response begins with a letter and a mark, "B.", "(B)",
+or its first line is nothing else. Of several places of one kind the last counts.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from rlvr_cli.graders.answers.extraction import last_boxed, tagged_answer
+
+LETTERS = "ABCDEFGHIJ"
+_LETTER = r"[*$\s]*\(?([A-J])(?![\w'\u2019-])\)?"
+_STATED = (
+    re.compile(rf"(?i:\banswer\s+is|\banswer)\s*:?{_LETTER}"),
+    re.compile(rf"(?i:\b(?:option|choice))\s*:?{_LETTER}"),
+)
+_WHOLE = re.compile(r"[\s*$]*\(?([A-J])\)?[\s*$.]*")
+_FIRST = re.compile(r"[\s*]*(?:\(([A-J])\)|([A-J])(?:[.):*]|\s*$))", re.MULTILINE)
+
+
+def chosen_letters(response: str, letters: Sequence[str]) -> list[str]:
+    """The letters that a response gives as its answer, in order: the last one counts; empty if there is none.
+
+    Args:
+        letters: those of the options; others do not count.
+    """
+    for found in _places(response):
+        known = [letter for letter in found if letter in letters]
+        if known:
+            return known
+    return []
+
+
+def _places(response: str) -> Iterator[list[str]]:
+    for marked in (tagged_answer(response), last_boxed(response)):
+        match = _WHOLE.fullmatch(marked or "")
+        yield [match[1]] if match else []
+    for pattern in _STATED:
+        yield pattern.findall(response)
+    match = _FIRST.match(response)
+    yield [match[1] or match[2]] if match else []
