@@ -7,7 +7,8 @@
 Each mutation replaces a text that occurs once in a file, in a copy of the package, and runs the named tests there. Most are
 faults of wiring: an option that is read and then lost, or used in the wrong place. At least one stands for each option that
 reaches training, sampling or evaluation. Prints a table, killed by or survived; the exit status is 1 if one survives without
-an explanation, cannot be applied, or breaks the import. Those of reasoning-gym need its extra. Torch and transformers are imported once and shared by fork.
+an explanation, cannot be applied, or breaks the import. Those of reasoning-gym need its extra, those of
+object storage `storage-test`. Torch and transformers are imported once and shared by fork.
 """
 
 # ruff: noqa: E501  (a table of cases)
@@ -1382,6 +1383,32 @@ VIEW = [
     ),
 ]  # fmt: skip
 
+COPIES = "tests/runs/remote/test_copies.py::test_"
+STORAGE = [
+    *mutations_of(
+        "runs/remote/copies.py",
+        ("what was sent is not read back", "if _received(store.stream(key)) != file:", "if False:", f"{COPIES}what_did_not_arrive_as_it_was_sent_is_noticed"),
+        ("a damaged object is fetched", "        if found != files[path]:", "        if False:", f"{COPIES}a_damaged_copy_is_not_fetched"),
+        ("an older state of a run replaces its copy", "if lost or index.wall_seconds < before.wall_seconds:", "if False:", f"{COPIES}a_run_goes_on_elsewhere_and_comes_back"),
+        ("another run replaces a copy", "if (index.run_id, index.created_at) != (before.run_id, before.created_at):", "if False:", f"{COPIES}a_run_goes_on_elsewhere_and_comes_back"),
+        ("the second of two writers replaces the index", "replaces=found[1] if found else None)", "replaces=store.read(INDEX)[1] if store.read(INDEX) else None)", f"{COPIES}the_second_of_two_writers_is_refused"),
+        ("old versions stay in the store", "        store.delete(sorted(known", "        sorted(sorted(known", f"{COPIES}the_index_comes_last_and_old_versions_go"),
+        ("everything is sent again", "missing = [path for path in fresh if", "missing = [path for path in index.keys if True or", f"{COPIES}a_run_comes_back_as_it_was_and_nothing_is_sent_twice"),
+        ("a damaged part is copied", "if entry.path != METRICS and index.files", "if False and index.files", f"{COPIES}bad_input_is_an_error"),
+        ("a fetched run appears before it is whole", 'root / name, root / f".{name}.fetch"', "root / name, root / name", f"{COPIES}a_killed_fetch_goes_on"),
+    ),
+    *mutations_of(
+        "runs/remote/index.py",
+        ("an index leads out of the run", 'part not in ("", ".", "..")', "part", f"{COPIES}an_index_cannot_lead_out_of_the_run"),
+        ("a file keeps its key when it changes", "{pure.stem}.{sha256[:16]}{pure.suffix}", "{pure.stem}.{len(sha256)}{pure.suffix}", f"{COPIES}a_store_that_stays_broken_leaves_the_earlier_copy"),
+    ),
+    *mutations_of(
+        "runs/remote/store.py",
+        ("a mistyped address shows its password", "{shown(safe)} is not", "{shown(text)} is not", f"{COPIES}secrets_are_sent_nowhere_and_written_nowhere"),
+        ("a lost answer counts as another writer", "if found is None or found[0] != data:", "if True:", f"{COPIES}faults_of_the_store_cost_nothing_but_time"),
+    ),
+]  # fmt: skip
+
 HANDOUT = "tests/test_handout.py -k "
 SUPPLEMENT = [
     *mutations_of(
@@ -1398,7 +1425,7 @@ SUPPLEMENT = [
     Mutation("a packed example lacks its last label", "models/tokens/packing.py", "max(len(self._ids) - 1, 0)", "len(self._ids)", f"{HANDOUT}last_example"),
 ]  # fmt: skip
 
-MUTATIONS = [*WIRING, *MATHEMATICS, *EMULATED, *EPISODES, *REASONING_GYM, *VIEW, *SUPPLEMENT]
+MUTATIONS = [*STORAGE, *WIRING, *MATHEMATICS, *EMULATED, *EPISODES, *REASONING_GYM, *VIEW, *SUPPLEMENT]
 
 
 def applied(mutation: Mutation, source: str) -> str:

@@ -51,7 +51,8 @@ COMMANDS = {
     "runs": "List the runs.",
     "analyze": "Analyze runs with SQL, named queries or an HTML report.",
     "view": "Show runs in a browser while they run.",
-    "export": "Send runs to W&B, TensorBoard or Trackio, or write CSV.",
+    "export": "Send runs to W&B, TensorBoard, Trackio or object storage, or write CSV.",
+    "fetch": "Get runs from object storage, to read or to resume them here.",
     "check": "Verify a run: every file against its sha256.",
     "doctor": "Say whether this machine can do what rlvr does.",
 }

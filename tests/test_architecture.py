@@ -64,6 +64,7 @@ HEAVY = {
     "jinja2",
     "starlette",
     "uvicorn",
+    "obstore",
 }
 # Rooms or files in which a library may be imported.
 HOMES = {
@@ -87,6 +88,7 @@ HOMES = {
     "wandb": {"trackers/wandb_run"},
     "tensorboard": {"trackers/tensorboard_events"},
     "trackio": {"trackers/trackio_run"},
+    "obstore": {"runs/remote/store"},
     "math_verify": {"graders"},
     "reasoning_gym": {"graders/reasoning_gym"},
     "mpmath": {"graders/answers"},

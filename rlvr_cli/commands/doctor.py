@@ -41,6 +41,7 @@ EXTRAS = {
     "wandb": "wandb",
     "tensorboard": "tensorboard",
     "trackio": "trackio",
+    "obstore": "storage",
 }
 REINSTALL = "Install it again, in a version that rlvr's pyproject.toml allows."
 GET_TORCH = "Install PyTorch's build for CUDA, or a driver that is new enough for it: see Get Started on pytorch.org."

@@ -4,7 +4,7 @@ import importlib
 
 from rlvr_cli.config.parsing.options import Provenance
 
-ON_STORED_RUNS = ("analyze", "check", "export", "filter", "grade", "runs", "view")
+ON_STORED_RUNS = ("analyze", "check", "export", "fetch", "filter", "grade", "runs", "view")
 
 
 def module_of(command: str) -> str:

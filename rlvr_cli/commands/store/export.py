@@ -1,6 +1,7 @@
-"""`rlvr export`: the metrics of runs, sent to a tracker or written as CSV.
+"""`rlvr export`: the metrics of runs, sent to a tracker or written as CSV; or whole runs, copied to object storage.
 
-Enters: an ExportConfig. Leaves: in each tracker the complete rows of each run that it did not have, by the code that `--track` uses.
+Enters: an ExportConfig. Leaves: in each tracker the complete rows of each run that it did not have, by the code that `--track` uses;
+in object storage a copy of each run, by `runs.remote`.
 """
 
 import contextlib
@@ -10,6 +11,8 @@ from pathlib import Path
 from rlvr_cli.config.store.export import ExportConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import latest_run, read_run, resolve_runs
+from rlvr_cli.runs.remote.copies import export_run
+from rlvr_cli.runs.remote.store import is_address, parsed_address
 from rlvr_cli.terminal import console
 from rlvr_cli.trackers.open import check_installed, open_tracker
 from rlvr_cli.trackers.rows import complete_rows
@@ -17,7 +20,9 @@ from rlvr_cli.trackers.rows import complete_rows
 
 def run(config: ExportConfig) -> None:
     """Export runs. Raises RlvrError for user errors, such as a tracker that cannot be reached."""
-    check_installed(config.to)
+    places = [parsed_address(name) for name in config.to if is_address(name)]
+    trackers = [name for name in config.to if not is_address(name)]
+    check_installed(trackers)
     named = resolve_runs(config.runs, config.runs_dir)
     console.report_passed_over(named.others)
     paths = named.runs or [latest_run(config.runs_dir)]
@@ -26,8 +31,11 @@ def run(config: ExportConfig) -> None:
             "Two of the runs have the same name: in --out one would replace the other.", "Export them apart."
         )
     for path in paths:
-        for name in dict.fromkeys(config.to):
+        for name in dict.fromkeys(trackers):
             export(path, name, project=config.track_project, out=Path(config.out) if config.out else None)
+        for place in dict.fromkeys(places):
+            sent = export_run(path, place)
+            console.say(f"{path.name}: {sent.files} files, {sent.moved} of them sent to {sent.place}")
 
 
 def export(path: Path, name: str, *, project: str, out: Path | None) -> None:

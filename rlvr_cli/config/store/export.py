@@ -1,22 +1,22 @@
 """The options of `rlvr export`."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-from rlvr_cli.config.parsing.options import Provenance, check_values, knob
+from rlvr_cli.config.parsing.options import Provenance, check_values, knob, nearest
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.text import redacted
 
-Target = Literal["wandb", "tensorboard", "trackio", "csv"]
+TARGETS = ("wandb", "tensorboard", "trackio", "csv")
 
 
 @dataclass(frozen=True)
 class ExportConfig(Provenance):
-    """Send runs to W&B, TensorBoard or Trackio, or write CSV: their metrics. What a tracker already has is not sent again.
+    """Send runs to W&B, TensorBoard, Trackio or object storage, or write CSV. What is there already is not sent again.
 
     Examples:
         rlvr export my-grpo --to tensorboard
         rlvr export 'abl-*' --to csv --out tables
-        rlvr export 'abl-*' --to wandb --track-project ablations
+        rlvr export my-grpo --to s3://bucket/runs
     """
 
     runs: tuple[str, ...] = knob(
@@ -26,8 +26,11 @@ class ExportConfig(Provenance):
         argument=True,
         completes="run",
     )
-    to: tuple[Target, ...] = knob(
-        (), "Where to; repeatable. tensorboard and csv write files: see --out.", group="Output", common=True
+    to: tuple[str, ...] = knob(
+        (),
+        "Where to: wandb, trackio; tensorboard, csv (files: see --out); or s3://BUCKET/PREFIX, below which each whole run is copied. Repeatable.",
+        group="Output",
+        common=True,
     )
     out: str = knob(
         "",
@@ -43,6 +46,15 @@ class ExportConfig(Provenance):
     def __post_init__(self) -> None:
         check_values(self)
         if not self.to:
-            raise RlvrError("Nothing says where to.", "Add --to wandb, tensorboard, trackio or csv.")
+            raise RlvrError(
+                "Nothing says where to.", "Add --to wandb, tensorboard, trackio, csv or s3://BUCKET/PREFIX."
+            )
+        for name in self.to:
+            if name not in TARGETS and not name.startswith("s3://"):
+                near = nearest(name, TARGETS)
+                raise RlvrError(
+                    f"--to is {redacted(name)!r}." + (f" Did you mean {near[0]}?" if near else ""),
+                    f"Choose one of {', '.join(TARGETS)}, or write s3://BUCKET/PREFIX.",
+                )
         if self.out and (servers := [name for name in self.to if name in ("wandb", "trackio")]):
             raise RlvrError(f"--out is for files, and {servers[0]} has a place of its own.", "Leave --out out.")

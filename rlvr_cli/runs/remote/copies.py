@@ -1,0 +1,192 @@
+"""A run to object storage and back: its files first, each read back and compared, its index last.
+
+Enters: a run directory and an address, or the other way round. Leaves: the copy, or an RlvrError; whenever either is
+ended, what was there before is still whole, and doing it again goes on where it was cut.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.faults import fault_point
+from rlvr_cli.runs.lock import Lock
+from rlvr_cli.runs.manifest import FOLDERS, METRICS, ROLLOUTS
+from rlvr_cli.runs.readers import RUN_FILE, RUN_NAME, read_index, read_metadata
+from rlvr_cli.runs.remote.index import (
+    INDEX,
+    File,
+    Index,
+    file_at,
+    index_bytes,
+    key_of,
+    local_files,
+    of_run,
+    parsed_index,
+)
+from rlvr_cli.runs.remote.store import Address, Store
+from rlvr_cli.runs.storage.files import damaged_file, fsync_directory, os_errors_as_user_errors, shown
+from rlvr_cli.terminal import console
+
+THREADS = 8
+
+
+class Sent(NamedTuple):
+    """What was done."""
+
+    place: Address  # of the copy
+    files: int  # of the run
+    moved: int  # of them, those that were not there
+
+
+def export_run(run: Path, address: Address) -> Sent:
+    """Copy a run that nobody writes to `address`/NAME, where an earlier copy of it may be.
+
+    Raises:
+        RlvrError: it is being written, one of its committed files is damaged; another run, or rows that this one does not
+            have, are at that place; or the store refuses.
+    """
+    metadata = read_metadata(run)  # first: no lock file in a directory that is not a run
+    store = Store(address.below(run.name))
+    lock = Lock(run)
+    try:
+        entries = read_index(run).entries
+        index = of_run(metadata, {path: file_at(run / path) for path in local_files(run)})
+        for entry in entries:
+            if entry.path != METRICS and index.files.get(entry.path) != (entry.bytes, entry.sha256):
+                raise damaged_file(run / entry.path, "it is missing, or its sha256 differs from the manifest")
+        found = store.read(INDEX)
+        before = parsed_index(found[0], where=f"{store.address}/{INDEX}") if found else None
+        if before is not None:
+            _check_continues(index, before, place=store.address)
+        known = set(before.keys.values()) if before else set()
+        there = store.sizes()
+        fresh = [
+            path for path, key in index.keys.items() if key not in known or there.get(key) != index.files[path].bytes
+        ]
+        missing = [path for path in fresh if there.get(index.keys[path]) != index.files[path].bytes]
+        _each(partial(_send, store, run, index.files, set(missing)), fresh, what="files sent")
+        if before != index:
+            fault_point("upload.index")
+            store.put(INDEX, index_bytes(index), replaces=found[1] if found else None)
+        fault_point("upload.done")
+        store.delete(sorted(known & there.keys() - set(index.keys.values())))
+        return Sent(store.address, len(index.files), len(missing))
+    finally:
+        lock.release()
+
+
+def _check_continues(index: Index, before: Index, *, place: Address) -> None:
+    """Raise RlvrError unless the run is the one of an earlier copy, with at least the copy's rows."""
+    if (index.run_id, index.created_at) != (before.run_id, before.created_at):
+        raise RlvrError(f"{place} is another run, created at {shown(before.created_at)}.", "Choose another prefix.")
+    parts = {path: file for path, file in before.files.items() if path.split("/")[0] in FOLDERS}
+    lost = [path for path, file in parts.items() if index.files.get(path) != file]
+    if lost or index.wall_seconds < before.wall_seconds:
+        what = f"it has {shown(lost[0])}, which this one has not" if lost else "it was worked on for longer"
+        raise RlvrError(f"The copy at {place} has gone on elsewhere: {what}.", f"Get it with rlvr fetch {place}")
+
+
+def _send(store: Store, run: Path, files: Mapping[str, File], missing: set[str], path: str) -> None:
+    """Put a file that is missing, and read it back: only what was seen to be there is named by an index."""
+    key, file = key_of(path, files[path].sha256), files[path]
+    if path in missing:
+        fault_point("upload")
+        store.put_file(key, run / path)
+    if _received(store.stream(key)) != file:
+        store.delete([key])
+        raise RlvrError(f"{store.address}/{shown(key)} did not arrive as it was sent.", "Export the run again.")
+
+
+def _received(pieces: Iterable[bytes], write: Callable[[bytes], object] = len) -> File:
+    digest, size = hashlib.sha256(), 0
+    for piece in pieces:
+        digest.update(piece)
+        size += len(piece)
+        write(piece)
+    return File(size, digest.hexdigest())
+
+
+def fetch_run(place: Address, root: Path) -> tuple[Path, Sent]:
+    """Copy a run from object storage to `root`/NAME, which appears when it is whole; where it was cut, it goes on.
+
+    Raises:
+        RlvrError: there is none, it is damaged, or another run, or another state of it, has that name here.
+    """
+    name = place.prefix.rpartition("/")[2]
+    if not RUN_NAME.fullmatch(name):
+        raise RlvrError(f"{place} does not end with the name of a run.", "Write s3://BUCKET/PREFIX/RUN.")
+    store = Store(place)
+    index = read_remote_index(store)
+    target, temporary = root / name, root / f".{name}.fetch"
+    if os.path.lexists(target):
+        if not target.is_dir() or any(_differs(target, *file) for file in index.files.items()):
+            raise RlvrError(f"{shown(target)} exists already, and is not as the copy.", "Use another --runs-dir.")
+        return target, Sent(place, len(index.files), 0)
+    with os_errors_as_user_errors(temporary):
+        (temporary / ROLLOUTS).mkdir(parents=True, exist_ok=True)
+    lock = Lock(temporary)
+    try:
+        for path in local_files(temporary):
+            if path not in index.files:  # of an earlier state of the copy
+                (temporary / path).unlink()
+        missing = [path for path, file in index.files.items() if _differs(temporary, path, file)]
+        _each(partial(_receive, store, temporary, index.files), missing, what="files fetched")
+        with os_errors_as_user_errors(target):
+            fsync_directory(temporary)
+            fault_point("fetch.rename")
+            os.rename(temporary, target)
+            fsync_directory(root)
+        lock.run = target
+    finally:
+        lock.release()
+    return target, Sent(place, len(index.files), len(missing))
+
+
+def read_remote_index(store: Store) -> Index:
+    """Return the index of the copy in a store. Raises RlvrError."""
+    found = store.read(INDEX)
+    if found is None:
+        raise RlvrError(f"There is no run at {store.address}.", "rlvr export RUN --to s3://BUCKET/PREFIX makes a copy.")
+    index = parsed_index(found[0], where=f"{store.address}/{INDEX}")
+    if RUN_FILE not in index.files:
+        raise RlvrError(f"{store.address}/{INDEX} is damaged: it names no {RUN_FILE}.", "Export the run again.")
+    return index
+
+
+def _differs(run: Path, path: str, file: File) -> bool:
+    """Whether a file of a run is not there as it should be."""
+    here = run / path
+    return not here.is_file() or here.is_symlink() or here.stat().st_size != file.bytes or file_at(here) != file
+
+
+def _receive(store: Store, run: Path, files: Mapping[str, File], path: str) -> None:
+    fault_point("fetch")
+    target, key = run / path, key_of(path, files[path].sha256)
+    temporary = target.with_name(f".{target.name}.tmp")
+    with os_errors_as_user_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as out:
+            found = _received(store.stream(key), out.write)
+            out.flush()
+            os.fsync(out.fileno())
+        if found != files[path]:
+            temporary.unlink()
+            raise damaged_file(Path(f"{store.address}/{key}"), "its sha256 is not the one in the copy's index")
+        os.replace(temporary, target)
+        fsync_directory(target.parent)
+
+
+def _each(do: Callable[[str], None], paths: list[str], *, what: str) -> None:
+    """Do something with each of some files, several at a time; the first error ends it."""
+    with console.progress(what, len(paths)) as bar, ThreadPoolExecutor(THREADS) as pool:
+        try:
+            for _ in pool.map(do, paths):
+                bar.advance(1)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise

@@ -1,0 +1,105 @@
+"""What a copy of a run consists of: its index, the one object that is ever replaced, and the keys of its files.
+
+Enters: a run's files, or the bytes of an index. Leaves: an `Index`, or an RlvrError if the bytes are none.
+
+A file is an object of its own, whose key has the file's path and the start of its sha256, so that it is never replaced:
+`rollouts/train-000000-0000.0f3a….parquet`. A copy is what its index says, the one before or the new one, whenever it is read.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.lock import LOCK
+from rlvr_cli.runs.run_dir import RESERVE
+from rlvr_cli.runs.storage.files import os_errors_as_user_errors, refuse_links, shown
+
+INDEX = "index.json"
+FORMAT = 1
+_OF_THIS_MACHINE = (LOCK, f"{LOCK}.exclusive", RESERVE)
+
+
+class File(NamedTuple):
+    """A file of a run."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """The files of a copy, and which run it is of."""
+
+    run_id: str
+    created_at: str
+    wall_seconds: float
+    files: Mapping[str, File]  # by path in the run
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """Path in the run -> key of the object."""
+        return {path: key_of(path, file.sha256) for path, file in self.files.items()}
+
+
+def key_of(path: str, sha256: str) -> str:
+    """Return the key of a version of a file."""
+    pure = PurePosixPath(path)
+    return str(pure.with_name(f"{pure.stem}.{sha256[:16]}{pure.suffix}"))
+
+
+def index_bytes(index: Index) -> bytes:
+    files = {path: file._asdict() for path, file in sorted(index.files.items())}
+    return json.dumps({"format": FORMAT} | asdict(index) | {"files": files}, indent=1).encode() + b"\n"
+
+
+def parsed_index(data: bytes, *, where: str) -> Index:
+    """Read an index, which may come from anyone. Raises RlvrError, also if a path in it leads out of the run."""
+    try:
+        record = json.loads(data)
+        if record["format"] != FORMAT:
+            raise RlvrError(f"{shown(where)} has format {record['format']!r:.20}.", "Upgrade rlvr-cli.")
+        files = {str(path): File(int(f["bytes"]), str(f["sha256"])) for path, f in record["files"].items()}
+        texts = (str(record["run_id"]), str(record["created_at"]), float(record["wall_seconds"]))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise RlvrError(f"{shown(where)} is not the index of a run.", "Export the run again.") from None
+    for path, file in files.items():
+        plain = all(part not in ("", ".", "..") for part in path.split("/")) and path.isprintable() and "\\" not in path
+        if not plain or _stays_here(path) or file.bytes < 0 or len(file.sha256) != 64:
+            raise RlvrError(f"{shown(where)} is damaged: it names a file {shown(path)}.", "Export the run again.")
+    return Index(*texts, files)
+
+
+def local_files(run: Path) -> Iterator[str]:
+    """Yield the paths of a run's files, relative to it, but for locks and temporary files. Raises RlvrError at a link or device."""
+    with os_errors_as_user_errors(run, "read"):
+        for path in sorted(run.rglob("*")):
+            relative = path.relative_to(run).as_posix()
+            if _stays_here(relative):
+                continue
+            refuse_links(run, relative)
+            if path.is_file():
+                yield relative
+            elif not path.is_dir():
+                raise RlvrError(f"{shown(path)} is not a regular file.", "Move it out of the run.")
+
+
+def _stays_here(path: str) -> bool:
+    """Whether a file is of the process that writes, or of a write that was cut."""
+    names = path.split("/")
+    return path in _OF_THIS_MACHINE or any(n.startswith(".") and n.endswith((".tmp", ".lock")) for n in names)
+
+
+def file_at(path: Path) -> File:
+    """Return size and sha256 of a file. Raises RlvrError."""
+    with os_errors_as_user_errors(path, "read"), path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return File(file.tell(), digest)
+
+
+def of_run(metadata: Mapping[str, Any], files: Mapping[str, File]) -> Index:
+    """Return the index of a run with this run.json and these files."""
+    return Index(metadata["run_id"], metadata["created_at"], float(metadata.get("wall_seconds") or 0.0), files)
