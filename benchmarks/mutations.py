@@ -1157,6 +1157,16 @@ EPISODES = [
     *mutations_of(
         "environments/pool.py",
         ("a constructor may take two minutes", "return worker.receive(within=self._timeout)", "return worker.receive(within=_START_SECONDS)", "tests/environments/test_pool.py -k constructor_that_hangs", "turn_timeout"),
+        ("rewards that nobody counts are not said", 'if reply.reward is not None and not self._slots[place].facts()["gives_rewards"]:', "if False:", "tests/environments/test_pool.py -k nobody_counts"),
+    ),
+    *mutations_of(
+        "rollouts/inputs.py",
+        ("a grader is named that judges nothing", 'facts["grader"] == ENVIRONMENT', "False", f"{IN_A_RUN} a_plan_says"),
+        ("answers are needed that nobody reads", "needs_answers=not (isinstance(config, EpisodeOptions) and gives_rewards(config)),", "", f"{IN_A_RUN} an_answer_is_needed"),
+    ),
+    *mutations_of(
+        "runs/provenance.py",
+        ("a file of an environment that has changed has no name", 'files = now.get("files")', "files = None", f"{IN_A_RUN} that_has_changed"),
     ),
     *mutations_of(
         "analysis/statistics/at_k.py",

@@ -26,6 +26,7 @@ class Role:
     noun: str  # "grader"
     num_arguments: int | None  # None: any
     signature: str  # "(response: str, ground_truth: str) -> dict[str, float]"
+    kind: str = "function"  # or "class"
     optional_parameter: str = ""  # name of an optional extra parameter, passed by keyword
 
 
@@ -43,7 +44,7 @@ def find(spec: str, role: Role) -> tuple[Path, str]:
     """
     path_text, _, name = spec.rpartition(":")
     if not path_text or not name.isidentifier():
-        raise RlvrError(f"{spec} names no function.", "Write path/to/file.py:function.")
+        raise RlvrError(f"{spec} names no {role.kind}.", f"Write path/to/file.py:{role.kind}.")
     path = Path(path_text)
     if not path.is_file():
         raise RlvrError(f"There is no {role.noun} file {path}.", f"Relative paths start at {Path.cwd()}.")
@@ -54,9 +55,10 @@ def find(spec: str, role: Role) -> tuple[Path, str]:
         raise RlvrError(f"{path}{f':{line}' if line else ''} is not Python: {error}", "Correct the file.") from error
     defined = set(_top_level_names(tree))
     if name not in defined and "*" not in defined:
-        functions = sorted(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+        sought = ast.ClassDef if role.kind == "class" else ast.FunctionDef
+        others = sorted(node.name for node in tree.body if isinstance(node, sought))
         raise RlvrError(
-            f"{path} defines no function {name}.", f"It defines: {', '.join(functions) or 'no function at all'}."
+            f"{path} defines no {role.kind} {name}.", f"It defines: {', '.join(others) or f'no {role.kind} at all'}."
         )
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
@@ -87,7 +89,7 @@ def load(spec: str, role: Role) -> Callable[..., Any]:
         raise RlvrError(f"{path} could not be loaded: {type(error).__name__}: {error}", "Correct the file.") from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise RlvrError(f"{name} in {path} is not a function.", "Write path/to/file.py:function.")
+        raise RlvrError(f"{name} in {path} is not a {role.kind}.", f"Write path/to/file.py:{role.kind}.")
     if role.num_arguments is None:
         return function
     with suppress(ValueError):  # some C functions have no signature
@@ -154,8 +156,10 @@ def _check_signature(node: ast.FunctionDef, path: Path, role: Role) -> None:
 
 def _uncallable(name: str, role: Role) -> RlvrError:
     assert role.num_arguments is not None
-    count = {1: "one argument", 2: "two arguments"}.get(role.num_arguments, f"{role.num_arguments} arguments")
-    more = f" It may also take a parameter {role.optional_parameter}." if role.optional_parameter else ""
-    return RlvrError(
-        f"{name} cannot be called with {count}.", f"A {role.noun} has the signature {role.signature}.{more}"
+    count = {0: "no arguments", 1: "one argument", 2: "two arguments"}.get(
+        role.num_arguments, f"{role.num_arguments} arguments"
     )
+    article = "An" if role.noun[0] in "aeiou" else "A"
+    has = "is a" if role.kind == "class" else "has the signature"
+    more = f" It may also take a parameter {role.optional_parameter}." if role.optional_parameter else ""
+    return RlvrError(f"{name} cannot be called with {count}.", f"{article} {role.noun} {has} {role.signature}.{more}")

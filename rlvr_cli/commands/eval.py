@@ -23,9 +23,9 @@ from rlvr_cli.models.identity import model_facts, model_line
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import log_generations
 from rlvr_cli.rollouts.grading import grader_pool
-from rlvr_cli.rollouts.inputs import chat_line, input_facts, load_questions, load_template
+from rlvr_cli.rollouts.inputs import chat_line, input_facts, load_questions, load_template, rewards_line
 from rlvr_cli.runs.provenance import name_of, open_run, resumed_config
-from rlvr_cli.samplers.episodes.open import environment_facts, open_environment
+from rlvr_cli.samplers.episodes.open import environment_facts, episodes_line, open_environment
 from rlvr_cli.samplers.open import Engine, choose_engine, open_sampler, sampler_facts, settings_of
 from rlvr_cli.terminal import console
 from rlvr_cli.trackers.children import tracked
@@ -73,7 +73,7 @@ def run(config: EvalConfig) -> None:
     configs = config_of_each_run(config, about=[name_of(model), *(d.name for d in datasets.values())])
     check_budgets(config, ending)  # before a run is made
     evaluated: dict[Path, Dataset] = {}
-    with StopRequest() as stop, open_environment(config, grader=config.grader) as environment, ExitStack() as opened:
+    with StopRequest() as stop, open_environment(config) as environment, ExitStack() as opened:
 
         @cache
         def sampler() -> Sampler:
@@ -155,7 +155,9 @@ def say_inputs(
     config: EvalConfig, dataset: Dataset, facts: dict[str, Any], engine: Engine, devices: Sequence[str]
 ) -> None:
     """Print what is evaluated, and on what."""
-    console.say(f"dataset  {dataset.name}: {len(dataset.examples)} questions; grader {facts['grader']}")
+    console.say(f"dataset  {dataset.name}: {len(dataset.examples)} questions; {rewards_line(facts)}")
+    if playing := episodes_line(config):
+        console.say(f"episodes {playing}")
     if config.chat:
         console.say(f"prompt   {chat_line(facts['prompt'])}")
     console.say(f"model    {model_line(facts['model'])}")

@@ -113,6 +113,7 @@ def load_dataset(
     skip_bad_lines: bool = False,
     seed: int = 0,
     purpose: Purpose = "eval",
+    needs_answers: bool = True,
 ) -> Dataset:
     """Load questions with their ground truths; see the module's docstring for `spec` and for how a row is read.
 
@@ -126,6 +127,7 @@ def load_dataset(
         purpose: "eval" takes the evaluation split, also of generated data, so that no training question is evaluated;
             "train" takes the training split; "traces" takes the training split for SFT: every example has a response
             or a worked solution, and its ground truth may be "".
+        needs_answers: whether a grader reads the ground truth of an example; else it may be "".
 
     Raises:
         RlvrError: an unknown name, an unreadable file, a bad row, no rows, no network, a missing extra.
@@ -155,6 +157,7 @@ def load_dataset(
         answer_form=None if answer_field else source.answer_form,
         prompt_is_question=question_field == "prompt",
         traces=purpose == "traces",
+        needs_answers=needs_answers,
     )
     with closing(source.rows) as rows:  # else the traceback of an error would keep the file open
         examples, skipped = reader.examples(rows, name=source.name, limit=limit, skip_bad_lines=skip_bad_lines)

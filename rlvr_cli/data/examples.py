@@ -80,6 +80,7 @@ class RowReader:
     answer_form: str | None
     prompt_is_question: bool  # --question-field prompt: it is not formatted yet, even in a row with a response
     traces: bool  # for SFT: a row needs a response but no ground truth
+    needs_answers: bool = True  # a grader reads the ground truth
     where_is: dict[str, str] = field(default_factory=dict)  # id -> FILE:LINE of its row
     num_puzzles: int = 0
     num_marked: int = 0  # answers found by #### or a box
@@ -135,12 +136,7 @@ class RowReader:
     def question(self, row: Row, question_field: str | None) -> str:
         question = text_of(row, question_field) if question_field else None
         if question is None or not question.strip():
-            looked_for = self.question_field or join_names(QUESTION_FIELDS)
-            raise BadRow(
-                row.where,
-                f"no question: looked for {looked_for}; the keys are {join_names(row.keys)}.",
-                "Name its field: --question-field.",
-            )
+            raise _nothing(row, "question", self.question_field, QUESTION_FIELDS, found=question_field)
         self.question_field = question_field
         return question
 
@@ -148,14 +144,9 @@ class RowReader:
         answer_field = self.answer_field or _first(ANSWER_FIELDS, row.keys)
         answer = text_of(row, answer_field) if answer_field else None
         if answer is None or not answer.strip():
-            if self.traces:
+            if self.traces or not self.needs_answers:
                 return ""
-            looked_for = self.answer_field or join_names(ANSWER_FIELDS)
-            raise BadRow(
-                row.where,
-                f"no answer: looked for {looked_for}; the keys are {join_names(row.keys)}.",
-                "Name its field: --answer-field.",
-            )
+            raise _nothing(row, "answer", self.answer_field, ANSWER_FIELDS, found=answer_field)
         self.answer_field = answer_field
         form, truth = final_answer(answer)
         if not truth:
@@ -239,6 +230,17 @@ def _puzzle(row: Row, numbers_field: str) -> tuple[str, str]:
         raise BadRow(row.where, f"{numbers_field!r} is not a list of integers with an integer 'target' beside it.")
     *numbers, target = map(int, integers)
     return countdown_question(numbers, target), json.dumps({"numbers": numbers, "target": target})
+
+
+def _nothing(row: Row, what: str, given: str | None, names: Sequence[str], *, found: str | None) -> BadRow:
+    """What is wrong with a row without a question or an answer: it has no such field, or nothing is in it."""
+    if found in row.keys:
+        return BadRow(
+            row.where, f"no {what}: its field {join_names([found])} is empty.", f"Or name another: --{what}-field."
+        )
+    looked_for = given or join_names(names)
+    said = f"no {what}: looked for {looked_for}; the keys are {join_names(row.keys)}."
+    return BadRow(row.where, said, f"Name its field: --{what}-field.")
 
 
 def _first(names: Sequence[str], keys: Sequence[str]) -> str | None:

@@ -17,7 +17,7 @@ from rlvr_cli.environments.interface import Environment
 from rlvr_cli.environments.tools import TOOL, ChatTools, Tools, load_function, load_tool
 from rlvr_cli.errors import RlvrError
 
-ENVIRONMENT = user_code.Role("environment", 0, "class with begin(example, seed) and answer(turn)")
+ENVIRONMENT = user_code.Role("environment", 0, "class with begin(example, seed) and answer(turn)", kind="class")
 # Built-in tools: the name of the environment -> the module with the name of its tag, and the function.
 BUILT_IN = {"calculator": ("calculator", "calculate"), "python": ("python", "run_python")}
 
@@ -51,7 +51,8 @@ class EnvironmentSpec:
         """What run.json stores: a resumed run must have the same."""
         if not self.title:
             return {}
-        return {"environment": {"name": self.title, "sha256": [user_code.sha256(file) for file in self.files]}}
+        own = {"files": list(self.files)} if self.files else {}
+        return {"environment": {"name": self.title, **own, "sha256": [user_code.sha256(file) for file in self.files]}}
 
     @property
     def files(self) -> tuple[str, ...]:

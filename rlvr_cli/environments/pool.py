@@ -77,8 +77,12 @@ class EnvironmentPool:
         self._slots = [_Slot(self._arguments, title=spec.title, timeout=timeout) for _ in range(workers)]
         self._threads = [ThreadPoolExecutor(1, thread_name_prefix="environment") for _ in range(workers)]
         self._facts: dict[str, Any] | None = None
-        self._closing = False
+        self._closing = self._judged = False
         self.unrepeated = REPEATED
+
+    def start(self) -> None:
+        """Start the first process. Raises RlvrError if the environment cannot be loaded."""
+        assert self._of_environment
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -155,14 +159,27 @@ class EnvironmentPool:
             return Answer(error=error, detail=said["detail"], seconds=seconds)
         if "prompt" in said:
             return Answer(prompt=said["prompt"], seconds=seconds)
-        forged = said.pop("forged")
-        return Answer(reply=_reply(said), forged=forged, seconds=seconds)
+        forged, reply = said.pop("forged"), _reply(said)
+        if reply.reward is not None and not self._slots[place].facts()["gives_rewards"]:
+            self._say_judged()
+        return Answer(reply=reply, forged=forged, seconds=seconds)
 
     def _played_again(self, place: int, question: list[Any]) -> Answer:
         said = self._slots[place].ask(question, timeout=self.timeout * (1 + len(question[-1])))
         if "replies" not in said:
             return Answer(error=said["error"], detail=said["detail"])
         return Answer(prompt=said["prompt"], replies=tuple(map(_reply, said["replies"])))
+
+    def _say_judged(self) -> None:
+        """Say once that rewards of turns are not the episode's."""
+        with self._lock:
+            if self._closing or self._judged:
+                return
+            self._judged = True
+        self._report(
+            f"the environment {self.spec.title} returns rewards and does not have gives_rewards = True: the grader judges its episodes, and "
+            "these rewards are only stored, in episode.turn_rewards"
+        )
 
     def _say(self, error: str, detail: str) -> None:
         with self._lock:

@@ -10,8 +10,9 @@ from rlvr_cli.data.datasets import Dataset, load_dataset
 from rlvr_cli.data.examples import Purpose
 from rlvr_cli.data.prompts import PromptTemplate, load_prompt
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.samplers.episodes.turns import told_tools
+from rlvr_cli.samplers.episodes.turns import gives_rewards, told_tools
 from rlvr_cli.terminal import console
+from rlvr_cli.types import ENVIRONMENT
 
 
 def load_questions(
@@ -33,6 +34,7 @@ def load_questions(
         answer_field=config.answer_field,
         skip_bad_lines=config.skip_bad_lines,
         purpose=purpose,
+        needs_answers=not (isinstance(config, EpisodeOptions) and gives_rewards(config)),
     )
     console.report_skipped_lines(dataset.num_skipped, dataset.skipped)
     for note in [*dataset.notes, *([dataset.too_few] if asked and dataset.too_few else [])]:
@@ -63,6 +65,11 @@ def load_template(config: PromptOptions, *, model: str) -> PromptTemplate:
 def chat_line(prompt: Mapping[str, str]) -> str:
     """What --chat sends, in one line. `prompt` is of `input_facts`."""
     return f"{prompt['name']} in the model's chat template: {prompt['text']!r}"
+
+
+def rewards_line(facts: Mapping[str, Any]) -> str:
+    """What gives the rewards, in two words. `facts` are of run.json."""
+    return "rewards of the environment" if facts["grader"] == ENVIRONMENT else f"grader {facts['grader']}"
 
 
 def input_facts(

@@ -165,6 +165,10 @@ def _check_facts(metadata: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
 def _differences(was: Any, now: Any) -> list[tuple[str, Any, Any]]:
     """Return (key, was, now) for each difference. Weights with hashes are compared by hash, not by location."""
     if isinstance(was, dict) and isinstance(now, dict) and was.get("sha256") and now.get("sha256"):
+        files = now.get("files")
+        if files and len(was["sha256"]) == len(files):
+            each = zip(files, was["sha256"], now["sha256"], strict=True)
+            return [(f"{file}: sha256", before, after) for file, before, after in each if before != after]
         was, now = ({k: v for k, v in facts.items() if k.endswith("sha256")} for facts in (was, now))
     if isinstance(was, dict) and isinstance(now, dict):
         return [(k, was.get(k), now.get(k)) for k in sorted(was.keys() | now.keys()) if was.get(k) != now.get(k)]

@@ -27,6 +27,7 @@ from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template
 from rlvr_cli.runs.provenance import open_run
 from rlvr_cli.samplers.episodes.open import environment_facts, open_environment
+from rlvr_cli.samplers.episodes.turns import gives_rewards
 from rlvr_cli.samplers.open import Engine, choose_engine, engine_kind, sampler_facts
 from rlvr_cli.terminal import console
 from rlvr_cli.text import printable
@@ -233,6 +234,7 @@ def load_eval_dataset(config: TrainingConfig) -> Dataset | None:
         question_field=None if named else config.question_field,
         answer_field=None if named else config.answer_field,
         skip_bad_lines=config.skip_bad_lines,
+        needs_answers=not gives_rewards(config),
     )
     console.report_skipped_lines(questions.num_skipped, questions.skipped)
     for note in questions.notes:
@@ -269,7 +271,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
         inputs.pool,
         StopRequest() as stop,
         tracked(config.track, project=config.track_project) as trackers,
-        open_environment(config, grader=config.grader) as environment,
+        open_environment(config) as environment,
         open_run(config, command=command, facts=inputs.facts) as run,
         Trainer(
             config,

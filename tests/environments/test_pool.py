@@ -1,6 +1,7 @@
 """Environments in processes: one that hangs, crashes or raises costs its own episode, and the others are played on."""
 
 import os
+import re
 import time
 from contextlib import closing
 
@@ -106,8 +107,16 @@ def test_what_fails_costs_its_own_episode_and_is_said_once(pool, turn, error, de
     assert [answer.error for answer in found] == [error, error]
     assert detail in found[0].detail
     assert ask(pool, "a!", seed=3).reply.text == "[Q 3: 1 a!]"
-    (said,) = pool.said
+    said = next(one for one in pool.said if "failed" in one)
+    assert len(pool.said) == 2  # and that its rewards are not counted
     assert said.startswith(f"the environment {pool.spec.title} failed in an episode: {error}")
+
+
+def test_rewards_that_nobody_counts_are_said_once(pool):
+    for seed in (1, 2):
+        assert ask(pool, "a!", seed=seed).reply.reward == 0.5
+    (said,) = pool.said
+    assert said.endswith("the grader judges its episodes, and these rewards are only stored, in episode.turn_rewards")
 
 
 def test_a_flood_is_cut_and_the_policy_is_told(pool):
@@ -144,7 +153,7 @@ def test_what_is_asked_when_it_is_closed_is_no_failure(pool):
     time.sleep(0.2)
     pool.close()
     assert asked.result().error == "crash"
-    assert pool.said == []
+    assert [said for said in pool.said if "failed" in said] == []
 
 
 def test_a_file_that_cannot_be_run_is_an_error(tmp_path):
@@ -187,10 +196,18 @@ def test_a_beginning_that_hangs_costs_its_own_episode_and_is_said_once(tmp_path)
         ("class Mine:\n    stop = ('',)\n" + METHODS, "no tuple of strings"),
         ("class Mine:\n    def begin(self, example, seed): pass\n", "makes Mine, which has no method answer"),
         ("def Mine(): pass\n", "makes NoneType, which has no method begin"),
+        ("class Other:\n    pass\n", "mine.py defines no class Mine\\."),
+        ("class Mine:\n    def __init__(self, size): pass\n", "mine.py: Mine cannot be called with no arguments"),
     ],
 )
 def test_what_is_no_environment_is_said_at_the_start(tmp_path, text, problem):
     (tmp_path / "mine.py").write_text(text)
-    pool = EnvironmentPool(EnvironmentSpec(f"{tmp_path}/mine.py:Mine"), workers=1)
-    with closing(pool), pytest.raises(RlvrError, match=problem):
-        _ = pool.stop
+
+    def opened():
+        with closing(EnvironmentPool(EnvironmentSpec(f"{tmp_path}/mine.py:Mine"), workers=1)) as pool:
+            return pool.stop
+
+    with pytest.raises(RlvrError, match=problem) as error:
+        opened()
+    assert "function" not in f"{error.value}"
+    assert not re.search(r"\bA environment", f"{error.value.hint}")

@@ -10,31 +10,41 @@ from typing import Any
 from rlvr_cli.config.shared.episodes import EpisodeOptions
 from rlvr_cli.environments.open import check_environment
 from rlvr_cli.environments.pool import EnvironmentPool
-from rlvr_cli.errors import RlvrError
 from rlvr_cli.samplers.episodes.sampler import EpisodeSampler
-from rlvr_cli.samplers.episodes.turns import ChatTurns, chat_turns, environment_spec
+from rlvr_cli.samplers.episodes.turns import ChatTurns, chat_turns, environment_spec, gives_rewards
 from rlvr_cli.terminal import console
-from rlvr_cli.types import Sampler
+from rlvr_cli.types import ENVIRONMENT, Sampler
 
 
 def environment_facts(config: EpisodeOptions) -> dict[str, Any]:
-    """What run.json stores of --environment and --tool. Raises RlvrError unless they exist; files are read, but not run."""
-    spec = environment_spec(config)
-    check_environment(spec)
-    return spec.facts
+    """What run.json stores of --environment and --tool: where the environment gives the rewards, it is named in the grader's place.
+
+    Raises:
+        RlvrError: there are no such ones, or as `gives_rewards`.
+    """
+    check_environment(environment_spec(config))
+    return environment_spec(config).facts | ({"grader": ENVIRONMENT} if gives_rewards(config) else {})
+
+
+def episodes_line(config: EpisodeOptions) -> str:
+    """What plays episodes with the policy, and how long they may be; empty if nothing does."""
+    if not config.plays_episodes:
+        return ""
+    tools = ", ".join(config.tool)
+    what = ", ".join(filter(None, (config.environment, tools and f"tools {tools}")))
+    longest = f"{config.longest_response(config.sampling_max_tokens):,} tokens with what the environment says"
+    return f"{what}; up to {config.max_turns} turns, {longest}"
 
 
 @contextmanager
-def open_environment(config: EpisodeOptions, *, grader: str, quiet: bool = False) -> Iterator[EnvironmentPool | None]:
+def open_environment(config: EpisodeOptions, *, quiet: bool = False) -> Iterator[EnvironmentPool | None]:
     """Open the processes of --environment and --tool until the block ends; None where there are none.
 
     Args:
-        grader: --grader.
         quiet: another process says how the turns of a chat model follow each other.
 
     Raises:
-        RlvrError: the environment cannot be loaded, the chat template cannot go on after a turn, or the environment gives the rewards
-            and there is a grader, too.
+        RlvrError: the environment cannot be loaded, or the chat template cannot go on after a turn.
     """
     if not config.plays_episodes:
         yield None
@@ -47,10 +57,7 @@ def open_environment(config: EpisodeOptions, *, grader: str, quiet: bool = False
         report=lambda sentence: console.say(f"note: {sentence}"),
     )
     with closing(pool):
-        if pool.gives_rewards and grader:
-            raise RlvrError(
-                f"The environment {spec.title} gives the rewards, and so does --grader {grader}.", "Leave --grader out."
-            )
+        pool.start()
         if config.chat:
             way = chat_turns(config).way
             if not quiet:

@@ -10,6 +10,7 @@ from contextlib import closing
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
+from rlvr_cli import user_code
 from rlvr_cli.config.shared.episodes import EpisodeOptions
 from rlvr_cli.environments.interface import Reply
 from rlvr_cli.environments.open import EnvironmentSpec
@@ -128,6 +129,29 @@ def told_tools(config: EpisodeOptions) -> list[dict[str, Any]]:
         RlvrError: there is no such tool, or it lacks types or descriptions.
     """
     return _schemas(environment_spec(config)) if config.plays_episodes and environment_spec(config).calls else []
+
+
+def gives_rewards(config: EpisodeOptions) -> bool:
+    """Whether the environment gives the rewards, and no grader judges; a process is started that runs a user's file.
+
+    Raises:
+        RlvrError: the environment cannot be loaded, or there is a --grader, too.
+    """
+    spec = environment_spec(config)
+    if not user_code.is_file_spec(spec.name) or not _gives_rewards(spec, config.turn_timeout):
+        return False
+    if config.grader:
+        raise RlvrError(
+            f"The environment {spec.title} gives the rewards, and so does --grader {config.grader}.",
+            "Leave --grader out.",
+        )
+    return True
+
+
+@cache
+def _gives_rewards(spec: EnvironmentSpec, timeout: float) -> bool:
+    with closing(EnvironmentPool(spec, workers=1, timeout=timeout)) as pool:
+        return pool.gives_rewards
 
 
 @cache

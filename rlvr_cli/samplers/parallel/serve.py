@@ -134,7 +134,7 @@ def playing(
         yield sampler
         return
     config = EpisodeOptions(**with_tuples({**episodes}))
-    with open_environment(config, grader="", quiet=True) as pool:
+    with open_environment(config, quiet=True) as pool:
         yield played(sampler, config, load_tokenizer(model_path(model)), pool, trains=takes_weights)
 
 

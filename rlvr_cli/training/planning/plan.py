@@ -14,7 +14,8 @@ from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.models.compute.device import dtype_name
 from rlvr_cli.models.identity import model_line, model_path, model_shape
-from rlvr_cli.rollouts.inputs import chat_line
+from rlvr_cli.rollouts.inputs import chat_line, rewards_line
+from rlvr_cli.samplers.episodes.open import episodes_line
 from rlvr_cli.terminal import console
 from rlvr_cli.training.losses.distillation import DIVERGENCES
 from rlvr_cli.training.losses.policy_gradient import KL_TYPES, Loss, clip_range
@@ -47,6 +48,8 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs,
     """
     engine, shape = inputs.engine.name, model_shape(model_path(config.model))
     computes = dtype_name(compute_dtype(config, inputs.placement.trainer))
+    if playing := episodes_line(config):
+        lines = {**lines, "episodes": playing}
     if config.lora_rank:
         lines = {**lines, "adapter": adapter_line(config, shape)}
     more = {
@@ -118,7 +121,7 @@ def online_dpo_plan(config: DpoConfig, facts: Mapping[str, Any]) -> dict[str, st
     reference = "without the adapter" if config.lora_rank else "the first policy"
     return {
         "model": model_line(facts["model"]),
-        "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
+        "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, {rewards_line(facts)}",
         **_chat(config, facts),
         "rounds": f"{config.n_dpo_steps}, each of {config.n_prompts_per_rollout_batch} questions x {config.group_size} samples, "
         f"at most {config.pairs_per_question} pairs of a question",
@@ -136,7 +139,7 @@ def ei_plan(config: EiConfig, facts: Mapping[str, Any]) -> dict[str, str]:
     """The plan of `rlvr ei`, line by line."""
     return {
         "model": model_line(facts["model"]),
-        "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
+        "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, {rewards_line(facts)}",
         **_chat(config, facts),
         "rounds": f"{config.n_ei_steps}, each of {config.ei_batch_size} questions x {config.group_size} samples",
         "updates": f"{config.sft_epochs} epochs over a round's distinct correct responses, {config.train_batch_size} an update, "
@@ -175,7 +178,7 @@ def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any], *, loss: Loss) -> di
     )
     return {
         "model": model_line(facts["model"]),
-        "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
+        "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, {rewards_line(facts)}",
         **_chat(config, facts),
         "rollouts": f"{config.n_grpo_steps} batches of {config.n_prompts_per_rollout_batch} questions x {config.group_size} samples{rounds}{order}",
         **({"partial rollouts": partial_rollouts} if config.partial_rollout_tokens else {}),
@@ -209,7 +212,7 @@ def ppo_plan(config: PpoConfig, facts: Mapping[str, Any]) -> dict[str, str]:
     }[config.critic]
     return {
         "model": model_line(facts["model"]),
-        "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
+        "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, {rewards_line(facts)}",
         **_chat(config, facts),
         "rollouts": f"{config.n_ppo_steps} batches of {config.n_prompts_per_rollout_batch} questions x {config.group_size} samples",
         "updates": f"{updates} per batch ({config.epochs_per_rollout_batch} epochs, {config.train_batch_size} responses each), "
@@ -231,7 +234,7 @@ def distill_plan(config: DistillConfig, facts: Mapping[str, Any]) -> dict[str, s
     return {
         "model": model_line(facts["model"]),
         "teacher": facts["teacher"]["name"] + (f", on {config.teacher_url}" if config.teacher_url else ""),
-        "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, grader {facts['grader']}",
+        "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, {rewards_line(facts)}",
         **_chat(config, facts),
         "rollouts": f"{config.n_distill_steps} batches of {questions} questions x {config.group_size} samples",
         "updates": f"{config.n_distill_steps} of {config.rollout_batch_size} responses, one per batch: on-policy",

@@ -279,6 +279,60 @@ def test_an_environment_gives_the_rewards(folder):
     assert not (folder / "refused").exists()
 
 
+@pytest.mark.parametrize("command", ["eval", "grpo"])
+def test_a_plan_says_what_plays_and_what_rewards(folder, forks, command):
+    given = (command, "--dataset", "arithmetic:64", "--sampling-max-tokens", "24", "--max-turns", "3", "--dry-run")
+    if command == "grpo":
+        given += ("--group-size", "4", "--rollout-batch-size", "16", "--train-batch-size", "16")
+        given += ("--gradient-accumulation-steps", "4")
+    for name, judge in (("Rewarded", "rewards of the environment"), ("Sums", "grader r1_zero")):
+        said = forks.run(*given, "--environment", f"mine.py:{name}", cwd=folder, status=0)
+        (line,) = [line for line in said.err.splitlines() if line.startswith("episodes")]
+        assert line.split(maxsplit=1)[1] == f"mine.py:{name}; up to 3 turns, 48 tokens with what the environment says"
+        assert judge in said.err
+        assert ("grader" in said.err) == (name == "Sums")
+    said = forks.run(*given, "--environment", "calculator", "--tool", "mine.py:teacher", cwd=folder, status=0)
+    assert "calculator, tools mine.py:teacher; up to 3 turns" in said.err
+    said = forks.run(*given, "--environment", "mine.py:Rewarded", "--grader", "r1_zero", cwd=folder)
+    assert (said.status, "gives the rewards, and so does --grader r1_zero" in said.err) == (1, True)
+
+
+def test_an_answer_is_needed_where_a_grader_judges(folder, forks):
+    (folder / "games.jsonl").write_text('{"question": "1+1="}\n{"question": "2+1=", "answer": ""}\n')
+    given = ("eval", "--dataset", "games.jsonl", "--sampling-max-tokens", "8", "--grader-workers", "1", "--environment")
+    forks.run(*given, "mine.py:Rewarded", "--run", "games", cwd=folder, status=0)
+    rows = read_rollouts(folder / "runs/games").to_pylist()
+    assert [(row["ground_truth"], row["grader"]) for row in rows] == [("", "environment")] * 2
+    assert read_run(folder / "runs/games").metadata["facts"]["grader"] == "environment"
+    said = forks.run(*given, "mine.py:Sums", cwd=folder)
+    assert (said.status, "games.jsonl:1: no answer: looked for" in said.err) == (1, True)
+    (folder / "games.jsonl").write_text('{"question": "2+1=", "answer": ""}\n')
+    said = forks.run(*given, "mine.py:Sums", cwd=folder)
+    assert (said.status, "games.jsonl:1: no answer: its field answer is empty." in said.err) == (1, True)
+
+
+def test_a_file_that_has_changed_is_named_by_a_resumed_run(folder, forks, tmp_path):
+    (tmp_path / "game.py").write_text(SUMS)
+    (tmp_path / "tool.py").write_text("def hints(text): return text\n")
+    given = (
+        "eval",
+        "--dataset",
+        "arithmetic:64",
+        "--limit",
+        "2",
+        "--sampling-max-tokens",
+        "8",
+        "--grader-workers",
+        "1",
+    )
+    forks.run(*given, "--tool", "game.py:teacher", "--tool", "tool.py:hints", "--run", "r", cwd=tmp_path, status=0)
+    (tmp_path / "tool.py").write_text("def hints(text): return text + '!'\n")
+    said = forks.run("eval", "--resume", "runs/r", cwd=tmp_path)
+    assert said.status == 1
+    assert "r was made from other inputs: its environment tool.py:hints: sha256 was " in said.err
+    assert "game.py" not in said.err
+
+
 def test_a_run_of_episodes_has_their_metrics_and_its_report_their_curves(folder):
     """Each step's are the means of its rows; a run without an environment has none."""
     metrics = metrics_of(folder / "grpo")
