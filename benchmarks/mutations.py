@@ -1401,7 +1401,6 @@ STORAGE = [
         ("a damaged object is fetched", "        if found != files[path]:", "        if False:", f"{COPIES}a_damaged_copy_is_not_fetched"),
         ("an older state of a run replaces its copy", "if lost or index.wall_seconds < before.wall_seconds:", "if False:", f"{COPIES}a_run_goes_on_elsewhere_and_comes_back"),
         ("another run replaces a copy", "if (index.run_id, index.created_at) != (before.run_id, before.created_at):", "if False:", f"{COPIES}a_run_goes_on_elsewhere_and_comes_back"),
-        ("the second of two writers replaces the index", "replaces=found[1] if found else None)", "replaces=store.read(INDEX)[1] if store.read(INDEX) else None)", f"{COPIES}the_second_of_two_writers_is_refused"),
         ("old versions stay in the store", "        store.delete(sorted(known", "        sorted(sorted(known", f"{COPIES}the_index_comes_last_and_old_versions_go"),
         ("everything is sent again", "missing = [path for path in fresh if", "missing = [path for path in index.keys if True or", f"{COPIES}a_run_comes_back_as_it_was_and_nothing_is_sent_twice"),
         ("a damaged part is copied", "if entry.path != METRICS and index.files", "if False and index.files", f"{COPIES}bad_input_is_an_error"),
@@ -1415,6 +1414,7 @@ STORAGE = [
     *mutations_of(
         "runs/remote/store.py",
         ("a mistyped address shows its password", "{shown(safe)} is not", "{shown(text)} is not", f"{COPIES}secrets_are_sent_nowhere_and_written_nowhere"),
+        ("the second of two writers replaces the index", 'mode="create" if replaces is None else {"e_tag": replaces}', 'mode="overwrite"', f"{COPIES}the_second_of_two_writers_is_refused"),
         ("a lost answer counts as another writer", "if found is None or found[0] != data:", "if True:", f"{COPIES}faults_of_the_store_cost_nothing_but_time"),
     ),
 ]  # fmt: skip
