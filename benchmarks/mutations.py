@@ -1420,6 +1420,8 @@ STORAGE = [
 ]  # fmt: skip
 
 HANDOUT = "tests/test_handout.py -k "
+CHOICES = "tests/graders/test_multiple_choice.py"
+MULTIPLE_CHOICE = "tests/data/test_mmlu.py"
 SUPPLEMENT = [
     *mutations_of(
         "handout.py",
@@ -1432,6 +1434,24 @@ SUPPLEMENT = [
         ("the pair's responses have no EOS", "tokenizer, append_eos=True)", "tokenizer)", f"{HANDOUT}unconditional"),
         ("the pair has no reference", "(scores(lm) - reference).unbind()", "scores(lm).unbind()", f"{HANDOUT}unconditional"),
     ),
+    *mutations_of(
+        "graders/multiple_choice.py",
+        ("the first letter of several is graded", "if letters[-1] == right:", "if letters[0] == right:", CHOICES),
+        ("an option inside of another is named, too", "and not any(own < other for other in found)", "", CHOICES),
+        ("any option in words counts as the right one", "said == [LETTERS.index(right)]", "said", CHOICES),
+    ),
+    *mutations_of(
+        "data/mmlu.py",
+        ("subjects of MMLU do not take turns", "itertools.zip_longest(*(_of_subject(path, split) for path in files))", "([row] for path in files for row in _of_subject(path, split))", MULTIPLE_CHOICE),
+        ("the subject keeps the split's name", 'path.stem.removesuffix(f"_{split}")', "path.stem", MULTIPLE_CHOICE),
+    ),
+    *mutations_of(
+        "data/examples.py",
+        ("an option's place counts from 1", "letters[int(answer)]", "letters[int(answer) - 1]", MULTIPLE_CHOICE),
+        ("options are not shown", "[self.question(row, question_field), *lines]", "[self.question(row, question_field)]", MULTIPLE_CHOICE),
+        ("multiple choice has no grader of its own", ', self.num_choices: "multiple_choice"', "", MULTIPLE_CHOICE),
+    ),
+    Mutation("subjects are not told apart", "analysis/queries/sql/subjects.sql", "'$.subject')", "'$.options')", "tests/analysis/queries/test_sql.py -k by_subject"),
     Mutation("a packed example lacks its last label", "models/tokens/packing.py", "max(len(self._ids) - 1, 0)", "len(self._ids)", f"{HANDOUT}last_example"),
 ]  # fmt: skip
 

@@ -2,7 +2,7 @@ r"""Load a dataset, by name or path, as a list of `Example`s.
 
 Enters: ``arithmetic``, ``countdown``, ``gsm8k`` or ``math`` (recipes in datasets/NAME.toml); the first two also as
 ``NAME:SIZE[:SEED]``, generated; ``reasoning-gym:FAMILY[,KEY=VALUE...]``;
-``hf:ORG/NAME[:CONFIG]`` from the hub; a .jsonl, .json, .csv or .parquet file; a
+``mmlu:FOLDER``; ``hf:ORG/NAME[:CONFIG]`` from the hub; a .jsonl, .json, .csv or .parquet file; a
 directory of such files, one per split. Leaves: examples whose texts can be stored as UTF-8 (a lone surrogate is
 escaped), with the SHA-256 of their content. A row that cannot be used is reported as FILE:LINE with its keys; none is
 dropped silently.
@@ -15,6 +15,8 @@ How a row is read, unless an option names the field:
   line, thousands commas removed, else the content of the last balanced ``\boxed{}``. A number stays as it is written.
 - ``nums`` (or ``numbers``) and ``target`` without a question are a Countdown puzzle.
 - response: ``response``, else ``completion``. SFT also accepts a worked solution with ``####`` or a box in its place.
+- ``options`` (or ``choices``): multiple choice. The options go below the question, one a line with its letter; the answer is a
+  letter, the place of the right option, from 0, or its text.
 - id: ``id``, else ``unique_id``, else the file's stem and the row's number.
 """
 
@@ -34,6 +36,7 @@ from rlvr_cli.config.shared.questions import REASONING_GYM
 from rlvr_cli.data import reasoning_gym
 from rlvr_cli.data.examples import SHOWN_BAD_ROWS, Purpose, RowReader
 from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, join_names
+from rlvr_cli.data.mmlu import MMLU, mmlu_rows
 from rlvr_cli.data.synthetic import SPLITS, arithmetic, check_split, countdown, multiplication
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.runs.readers import RUN_FILE
@@ -146,6 +149,8 @@ def load_dataset(
         return generate(spec, split, limit=limit, seed=seed, purpose=purpose)
     if name in dataset_names():
         source = _from_recipe(recipe(name), split, purpose=purpose)
+    elif spec.startswith(MMLU):
+        source = _from_mmlu(spec, split or ("test" if purpose == "eval" else "dev"))
     elif spec.startswith("hf:"):
         source = _from_hub(spec, split, purpose=purpose)
     else:
@@ -169,7 +174,7 @@ def load_dataset(
         fingerprint=_fingerprint(examples),
         source=storable(source.source),
         license=source.license,
-        default_grader=source.grader or ("countdown" if reader.num_puzzles == len(examples) else None),
+        default_grader=source.grader or reader.grader_of(len(examples)),
         skipped=[storable(str(bad)) for bad in skipped[:SHOWN_BAD_ROWS]] + ([f"and {more:,} more"] if more > 0 else []),
         num_skipped=len(skipped),
         notes=reader.notes(),
@@ -282,6 +287,11 @@ def _from_recipe(made_from: Recipe, split: str | None, *, purpose: Purpose) -> _
         answer_field=made_from.hub.get("answer_field"),
         answer_form=made_from.hub.get("answer_form"),
     )
+
+
+def _from_mmlu(spec: str, split: str) -> _Source:
+    folder = Path(spec.removeprefix(MMLU))
+    return _Source(spec, split, mmlu_rows(folder, split), stem=f"mmlu-{split}", source=str(folder), license="MIT")
 
 
 def _from_hub(spec: str, split: str | None, *, purpose: Purpose) -> _Source:

@@ -10,6 +10,8 @@ from rlvr_cli.data.conversations import conversation_of
 from rlvr_cli.data.files import BadRow, Row, join_names, text_of
 from rlvr_cli.data.synthetic import countdown_question
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.answers.choices import LETTERS
+from rlvr_cli.graders.multiple_choice import reference_response, truth_of
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example
 
@@ -21,6 +23,7 @@ ANSWER_FIELDS = ("ground_truth", "answer", "final_answer", "expected_answer", "t
 RESPONSE_FIELDS = ("response", "completion")
 ID_FIELDS = ("id", "unique_id")
 NUMBERS_FIELDS = ("nums", "numbers")
+OPTIONS_FIELDS = ("options", "choices")
 SHOWN_BAD_ROWS = 5
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
@@ -83,6 +86,7 @@ class RowReader:
     needs_answers: bool = True  # a grader reads the ground truth
     where_is: dict[str, str] = field(default_factory=dict)  # id -> FILE:LINE of its row
     num_puzzles: int = 0
+    num_choices: int = 0
     num_marked: int = 0  # answers found by #### or a box
     whole: list[str] = field(default_factory=list)  # FILE:LINE of the rows whose whole text is the answer
 
@@ -101,8 +105,10 @@ class RowReader:
         conversation = conversation_of(row) if self.traces and response_field is None else None
         if conversation is not None:
             response, response_field = conversation.text, "messages"
-        solution = self.solution(row) if self.traces and response_field is None else None
-        if self.traces and not (response or "").strip() and not solution:
+        options_field = _first(OPTIONS_FIELDS, row.keys) if conversation is None else None
+        is_trace = self.traces and response_field is None
+        solution = self.solution(row) if is_trace and options_field is None else None
+        if self.traces and not (response or "").strip() and not solution and options_field is None:
             raise BadRow(
                 row.where,
                 f"no response to train on: looked for {join_names(RESPONSE_FIELDS)}; the keys are {join_names(row.keys)}.",
@@ -115,6 +121,9 @@ class RowReader:
         elif question_field is None and numbers_field is not None and "target" in row.keys:
             question, truth = _puzzle(row, numbers_field)
             self.num_puzzles += 1
+        elif options_field is not None and row.values.get(options_field) is not None:
+            question, truth = self.choice(row, question_field, options_field)
+            solution = reference_response(truth) if is_trace else None
         else:
             question = self.question(row, question_field)
             truth = self.truth(row)
@@ -158,6 +167,38 @@ class RowReader:
         else:
             self.num_marked += 1
         return truth
+
+    def choice(self, row: Row, question_field: str | None, options_field: str) -> tuple[str, str]:
+        """The question with its options, one a line, and the ground truth of `graders.multiple_choice`."""
+        options = row.values[options_field]
+        if not isinstance(options, list) or not 2 <= len(options) <= len(LETTERS):
+            raise BadRow(row.where, f"its {options_field!r} are not a list of 2 to {len(LETTERS)} options.")
+        texts = [storable(str(option)) for option in options]
+        answer_field = self.answer_field or _first(ANSWER_FIELDS, row.keys)
+        answer = ((text_of(row, answer_field) if answer_field else None) or "").strip()
+        letters = LETTERS[: len(texts)]
+        if answer in tuple(letters):
+            letter = answer
+        elif texts.count(answer) == 1:
+            letter = letters[texts.index(answer)]
+        elif answer.isdecimal() and int(answer) < len(texts):
+            letter = letters[int(answer)]
+        else:
+            what = f"the answer {answer[:40]!r}" if answer_field else "no answer"
+            raise BadRow(
+                row.where,
+                f"{what} names none of its {len(texts)} options.",
+                "Give its letter, its place from 0, or its text.",
+            )
+        self.answer_field = answer_field
+        self.num_choices += 1
+        lines = [f"{name}. {text}" for name, text in zip(letters, texts, strict=True)]
+        subject = text_of(row, "subject") if "subject" in row.keys else None
+        return "\n".join([self.question(row, question_field), *lines]), truth_of(letter, texts, subject)
+
+    def grader_of(self, rows: int) -> str | None:
+        """The grader of a source whose rows are all of one kind."""
+        return {self.num_puzzles: "countdown", self.num_choices: "multiple_choice"}.get(rows)
 
     def solution(self, row: Row) -> str | None:
         """The text of a worked solution, without GSM8K's #### answer and calculator marks; None for a bare answer."""

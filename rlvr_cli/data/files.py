@@ -44,14 +44,18 @@ class BadRow(Exception):
         return f"{self.where}: {self.problem}"
 
 
-def file_rows(path: Path) -> Generator[Row | BadRow]:
-    """Yield the rows of a file, read lazily. Raises RlvrError when the file as a whole cannot be read."""
+def file_rows(path: Path, *, header: Sequence[str] = ()) -> Generator[Row | BadRow]:
+    """Yield the rows of a file, read lazily. Raises RlvrError when the file as a whole cannot be read.
+
+    Args:
+        header: the columns of a CSV file that has no header of its own.
+    """
     suffix = path.suffix.lower()
     try:
         if suffix == ".parquet":
             yield from _parquet_rows(path)
         elif suffix == ".csv":
-            yield from _csv_rows(path)
+            yield from _csv_rows(path, header)
         elif suffix == ".json" and _starts_an_array(path):
             yield from _json_array_rows(path)
         else:
@@ -160,14 +164,14 @@ def _row(value: Any, where: str, number: int) -> Row | BadRow:
     )
 
 
-def _csv_rows(path: Path) -> Generator[Row | BadRow]:
+def _csv_rows(path: Path, given: Sequence[str] = ()) -> Generator[Row | BadRow]:
     # undecodable bytes become lone surrogates, so that the error can name their row
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         lines: list[str] = []  # of the row being read
         reader = csv.reader((lines.append(line) or line for line in file), strict=True)
         limit = csv.field_size_limit(MAX_LINE_BYTES)
         try:
-            header = next((cells for cells in reader if not _is_blank(cells)), [])
+            header = list(given) or next((cells for cells in reader if not _is_blank(cells)), [])
             if len(set(header)) != len(header):
                 raise RlvrError(f"{path}:{reader.line_num}: two columns have the same name: {join_names(header)}.")
             number = 0

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rlvr_cli.data.datasets import dataset_names, load_dataset
 from rlvr_cli.data.prompts import PromptTemplate, after, opens_thinking, prompt_of
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders import multiple_choice
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.runs.readers import is_run, read_rollouts, read_run, resolve_run
 from rlvr_cli.types import ENVIRONMENT, Example
@@ -106,6 +107,8 @@ def response_from_solution(example: Example) -> str | None:
         return None
     prompt = example.prompt or ""
     solution = after(prompt, example.solution)
+    if example.solution == multiple_choice.reference_response(example.ground_truth):
+        return solution
     if opens_thinking(prompt):
         return f"{solution} </think> <answer> {example.ground_truth} </answer>"
     if "\\boxed" in solution:

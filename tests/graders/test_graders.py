@@ -154,7 +154,9 @@ def test_the_extracted_answer_is_kept():
 @pytest.mark.parametrize("grader", GRADERS)
 @pytest.mark.parametrize("answer", ["6" * 5_000, "6" + "+1" * 2_500])
 def test_no_grader_keeps_a_long_answer_whole(grader, answer):
-    truth = {"countdown": PUZZLE, "python": "assert f() == 5", "reasoning_gym": ENTRY}.get(grader, "5")
+    truth = {"countdown": PUZZLE, "python": "assert f() == 5", "reasoning_gym": ENTRY, "multiple_choice": "A"}.get(
+        grader, "5"
+    )
     if grader == "reasoning_gym":
         pytest.importorskip("reasoning_gym")
     for response in (in_tags(answer), rf"\boxed{{{answer}}}", answer):
@@ -322,12 +324,14 @@ def _apply(operation: str, a: Fraction, b: Fraction) -> Fraction:
     return {"+": lambda: a + b, "-": lambda: a - b, "*": lambda: a * b, "/": lambda: a / b}[operation]()
 
 
+CHOICE = '{"answer": "B", "options": ["10", "100", "1"], "subject": "virology"}'
 TRUTHS = {
     "r1_zero": [r"\frac{1}{2}", r"\boxed{x^2+1}", r"\text{even}"],
     "question_only": [r"(-\infty, 3] \cup \{5\}"],
     "math_verify": [r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"],
     "gsm8k": ["48/2 = 24\n#### 1,072"],
     "countdown": [PUZZLE],
+    "multiple_choice": ["D", CHOICE],
     "reasoning_gym": [ENTRY],
     "python": ["assert f(2) == 4", '[{"input": "2", "output": "4"}, {"input": "3", "output": "6"}]'],
 }

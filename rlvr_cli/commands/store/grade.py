@@ -130,7 +130,7 @@ def check(config: GradeConfig) -> None:
 
 def explain(config: GradeConfig, text: str) -> None:
     """Print how the verdict on one answer or response comes about."""
-    from rlvr_cli.graders.explain import explained, response_of
+    from rlvr_cli.analysis.explained_grade import explained, response_of
 
     (truth,) = config.run
     grader = config.grader or "r1_zero"

@@ -8,7 +8,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import ChatThinking, FormatRule
 
 GraderName = Literal[  # modules of graders/
-    "r1_zero", "question_only", "math_verify", "gsm8k", "countdown", "python", "reasoning_gym"
+    "r1_zero", "question_only", "math_verify", "gsm8k", "countdown", "python", "reasoning_gym", "multiple_choice"
 ]  # fmt: skip
 GraderChoice = Literal["", GraderName]  # "" where it is not given
 FORMAT_RULE = "Format rule of the graders with tags: literal requires exactly '</think> <answer>', lenient allows any white space between."

@@ -12,7 +12,7 @@ _BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
 class QuestionOptions:
     dataset: str = knob(
         "arithmetic",
-        "arithmetic, countdown (or NAME:SIZE[:SEED] to generate), gsm8k, math, a .jsonl/.json/.csv/.parquet file, hf:ORG/NAME, "
+        "arithmetic, countdown (or NAME:SIZE[:SEED] to generate), gsm8k, math, a .jsonl/.json/.csv/.parquet file, mmlu:FOLDER, hf:ORG/NAME, "
         "or reasoning-gym:FAMILY[,KEY=VALUE...].",
         group="Data",
         common=True,

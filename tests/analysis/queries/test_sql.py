@@ -17,6 +17,7 @@ from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.statistics.estimators import best_at_k, pass_at_k, share_interval, share_of
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.multiple_choice import truth_of
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.training.credit.advantages import batch_normalized, group_advantages
@@ -771,3 +772,18 @@ def test_an_unknown_choice_of_an_objective_is_refused(ask, wrong, said):
     rows = [row("q", i, float(i), phase="train") for i in range(2)]
     with pytest.raises(RlvrError, match=said):
         ask("objective", rows, metadata={"r": {"config": OBJECTIVE}}, **wrong)
+
+
+def test_accuracy_by_subject(ask):
+    def asked(example, subject, reward, kind=None):
+        truth = truth_of("A", ["1", "2"], subject)
+        return row(example, reward=reward, ground_truth=truth, grader="multiple_choice", failure_kind=kind)
+
+    rows = [asked(f"v{i}", "virology", float(i < 3), None if i < 3 else "unparsed_answer") for i in range(10)]
+    rows += [asked(f"a{i}", "astronomy", 1.0) for i in range(4)] + [asked("n", None, 0.0, "wrong_answer")]
+    found = ask("subjects", [*rows, row("other", ground_truth="not JSON")])
+    assert columns(found, "subject", "questions", "accuracy", "unparsed_share") == [
+        ("astronomy", 4, 1.0, 0.0), ("virology", 10, pytest.approx(0.3), pytest.approx(0.7)), (None, 1, 0.0, 0.0),
+    ]  # fmt: skip
+    for group, share, n in zip(found, (1.0, 0.3, 0.0), (4, 10, 1), strict=True):
+        assert (group["low"], group["high"]) == pytest.approx(share_interval(share, n), abs=0.02)

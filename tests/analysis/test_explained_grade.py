@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from rlvr_cli.analysis.explained_grade import explained, response_of
 from rlvr_cli.graders import GRADERS, resolve_grader
-from rlvr_cli.graders.explain import explained, response_of
 
 CASES = [
     json.loads(line)
@@ -78,7 +78,7 @@ def test_a_response_without_the_format_ends_there():
     assert steps[-1][-1].startswith("nothing")
 
 
-@pytest.mark.parametrize("grader", sorted(set(GRADERS) - {"countdown", "python", "reasoning_gym"}))
+@pytest.mark.parametrize("grader", sorted(set(GRADERS) - {"countdown", "python", "reasoning_gym", "multiple_choice"}))
 @pytest.mark.parametrize("text", ["5", "6", "", "five\ud800 \x1b[31m", "\\int x", "it is 5.", "(" * 500])
 def test_every_grader_explains_any_text(grader, text):
     verdict, steps = steps_of(text, "5", grader)

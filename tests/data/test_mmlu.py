@@ -1,0 +1,78 @@
+"""Multiple choice as data: MMLU's folder of CSV files, and any file with options."""
+
+import json
+
+import pytest
+
+from rlvr_cli.data.datasets import load_dataset
+from rlvr_cli.data.prompts import load_prompt
+from rlvr_cli.data.traces import load_traces
+from rlvr_cli.errors import RlvrError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for split in ("dev", "val", "test"):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / f"virology_{split}.csv").write_text(
+            f'"How many, ""in {split}""?",100,1,10,unknown,A\nTwo?,1,2,3,4,B\n'
+        )
+        (tmp_path / split / f"abstract_algebra_{split}.csv").write_text("Three?,1,2,3,4,C\n")
+    return tmp_path
+
+
+def test_mmlu_is_read_as_it_was_released(folder):
+    dataset = load_dataset(f"mmlu:{folder}", limit=2)
+    assert [e.id for e in dataset.examples] == ["mmlu-test-abstract_algebra-1", "mmlu-test-virology-1"]
+    assert dataset.examples[1].question == 'How many, "in test"?\nA. 100\nB. 1\nC. 10\nD. unknown'
+    assert json.loads(dataset.examples[1].ground_truth) == {
+        "answer": "A",
+        "options": ["100", "1", "10", "unknown"],
+        "subject": "virology",
+    }
+    assert json.loads(dataset.examples[0].ground_truth)["subject"] == "abstract algebra"
+    assert dataset.default_grader == "multiple_choice"
+    assert len(load_dataset(f"mmlu:{folder}").examples) == 3
+    assert '"in val"' in load_dataset(f"mmlu:{folder}", split="val").examples[1].question
+    assert '"in dev"' in load_dataset(f"mmlu:{folder}", purpose="train").examples[1].question
+
+
+def test_mmlu_as_traces(folder):
+    traces = load_traces(f"mmlu:{folder}", load_prompt("alpaca"))
+    assert [e.response for e in traces.examples] == [f"The correct answer is {letter}." for letter in "CAB"]
+
+
+def test_a_folder_without_mmlu_is_an_error(folder):
+    with pytest.raises(RlvrError, match=r"no file .*SUBJECT_test\.csv"):
+        load_dataset(f"mmlu:{folder / 'test'}")
+    with pytest.raises(RlvrError, match="no split 'train'"):
+        load_dataset(f"mmlu:{folder}", split="train")
+    (folder / "test" / "virology_test.csv").write_text("How many?,1,2\n")
+    with pytest.raises(RlvrError, match=r"virology_test\.csv:1: row 1 has 3 cells"):
+        load_dataset(f"mmlu:{folder}")
+
+
+@pytest.mark.parametrize(("field", "answer"), [("options", "B"), ("choices", 1), ("options", "two")])
+def test_any_file_with_options(tmp_path, field, answer):
+    path = tmp_path / "quiz.jsonl"
+    path.write_text(json.dumps({"question": "1+1?", field: ["one", "two", "three"], "answer": answer}) + "\n")
+    dataset = load_dataset(str(path))
+    assert dataset.examples[0].question == "1+1?\nA. one\nB. two\nC. three"
+    assert json.loads(dataset.examples[0].ground_truth) == {"answer": "B", "options": ["one", "two", "three"]}
+    assert dataset.default_grader == "multiple_choice"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"answer": "D"}, "the answer 'D' names none of its 3 options"),
+        ({"answer": 3}, "the answer '3' names none"),
+        ({"options": ["one"]}, "not a list of 2 to 10 options"),
+        ({"options": "one"}, "not a list of 2 to 10 options"),
+    ],
+)
+def test_options_that_cannot_be_used_are_an_error(tmp_path, change, message):
+    path = tmp_path / "quiz.jsonl"
+    path.write_text(json.dumps({"question": "1+1?", "options": ["one", "two", "three"], "answer": "B"} | change) + "\n")
+    with pytest.raises(RlvrError, match=message):
+        load_dataset(str(path))

@@ -1,0 +1,42 @@
+"""The grader of multiple choice: which responses choose which option, and why others are not rewarded."""
+
+import pytest
+
+from rlvr_cli.graders.multiple_choice import grade, letter_of, truth_of
+
+TRUTH = truth_of("B", ["New York", "York", "The city of New York", "none"], "geography")
+
+
+@pytest.mark.parametrize(
+    ("response", "reward", "answer", "kind"),
+    [
+        ("The correct answer is B.", 1.0, "B", None),
+        ("it is </think> <answer> B </answer>", 1.0, "B", None),
+        ("The answer is A. No, the answer is B.", 1.0, "B", None),
+        ("The answer is B. No, the answer is A.", 0.0, "A", "multiple_answers"),
+        ("The correct answer is D.", 0.0, "D", "wrong_answer"),
+        ("The correct answer is E.", 0.0, None, "unparsed_answer"),
+        ("It must be york!", 0.0, None, "correct_but_unformatted"),
+        ("It must be New York.", 0.0, None, "unparsed_answer"),
+        ("York or none", 0.0, None, "unparsed_answer"),
+        ("Yorkshire", 0.0, None, "unparsed_answer"),
+        (" ", 0.0, None, "empty"),
+    ],
+)
+def test_grades(response, reward, answer, kind):
+    verdict = grade(response, TRUTH)
+    assert (verdict.reward, verdict.extracted_answer, verdict.failure_kind) == (reward, answer, kind)
+    assert verdict.format_reward == float(answer is not None)
+
+
+def test_a_bare_letter_is_a_truth_of_four_options():
+    assert grade("B", "B").reward == 1.0
+    assert grade("The answer is E", "B").failure_kind == "unparsed_answer"
+
+
+@pytest.mark.parametrize(
+    "truth", ["", "E", "AB", "7", "{}", '{"answer": "C", "options": ["1", "2"]}', '{"answer": "A", "options": [1]}']
+)
+def test_other_truths_are_an_error(truth):
+    with pytest.raises(ValueError, match="neither a letter nor options"):
+        letter_of(truth)
