@@ -51,6 +51,7 @@ WITHOUT_EFFECT = dict.fromkeys(
     "cuda_graphs": "needs a CUDA device",
     "sampler_urls": "where vLLM is; tests/samplers/parallel/test_servers.py",
     "weights_dir": "where vLLM is; tests/samplers/parallel/test_servers.py",
+    "cluster": "needs Ray; tests/parallel/test_cluster.py",
     "nodes": "where the trainers are; tests/training/parallel/test_trainers.py",
     "rendezvous": "where the trainers are; tests/training/parallel/test_trainers.py",
     "node_rank": "where the trainers are; tests/training/parallel/test_trainers.py",
@@ -107,6 +108,7 @@ def mutations_of(file: str, *rows: tuple[str, str, str, str] | tuple[str, str, s
 ON_POLICY = "tests/commands/test_dpo.py -k own_pairs"
 FAILING = "tests/commands/test_rewards.py -k share_that_may_fail"
 DISCOVER = "tests/commands/test_discover.py -k"
+PLACES = "tests/parallel/test_places.py -k"
 BUDGETS = "tests/commands/test_end_to_end.py -k each_thinking_budget"
 EVALUATED = "tests/replay/test_wiring.py::test_an_evaluation_is_what_its_options_give"
 LOSSES = "tests/training/losses/test_losses.py"
@@ -634,6 +636,17 @@ WIRING = [
         "parallel/worker.py",
         ("children of a worker outlive it", "os.killpg(self.pid, signal.SIGKILL)", "self._process.kill()", "tests/parallel/test_worker.py -k its_children"),
         ("a worker sees all devices", 'if device.startswith("cuda:"):', "if False:", "tests/parallel/test_worker.py -k its_own_device"),
+    ),
+    *mutations_of(
+        "parallel/places.py",
+        ("all go to the first node", "max(left, key=lambda name: left[name])", "nodes[0].name", f"{PLACES} most_are_left"),
+        ("nodes give more than they have", "if left[node] < 1:", "if False:", f"{PLACES} too_little"),
+        ("the first trainer is anywhere", "if number == 0 and trainers:", "if False:", f"{PLACES} too_little"),
+        ("a GPU's number elsewhere is its number here", 'return "cuda:0" if node and device.startswith("cuda") else device', "return device", f"{PLACES} own_gpu"),
+    ),
+    *mutations_of(
+        "training/parallel/placement.py",
+        ("trainers of other nodes look for the first on theirs", "return self.nodes[0].address if any(map(node_of, self.trainers)) else LOOPBACK", "return LOOPBACK", f"{PLACES} on_one_line"),
     ),
     *mutations_of(
         "parallel/child.py",

@@ -58,6 +58,7 @@ HEAVY = {
     "bitsandbytes",
     "liger_kernel",
     "openai",
+    "ray",
     "math_verify",
     "sympy",
     "matplotlib",
@@ -77,6 +78,7 @@ HOMES = {
     "typer": {"cli"},
     "click": set(),  # use typer instead, which bundles it
     "openai": {"samplers/openai"},
+    "ray": {"parallel/cluster"},
     "vllm": {"samplers/vllm"},
     "bitsandbytes": {"models/compute/bitsandbytes"},
     "liger_kernel": {"models/compute/liger"},

@@ -173,7 +173,7 @@ def open_proposer(config: DiscoverConfig, engine: Engine, responses: list[str]) 
             return mutate()
         case "replay":
             return replay(responses)
-    devices = sampler_devices(config.device, engine=engine.name, samplers=config.samplers)
+    devices = sampler_devices(config.device, engine=engine.name, samplers=config.samplers, cluster=config.cluster)
     return open_sampler(engine.name, settings_of(config), devices=devices)
 
 

@@ -64,7 +64,7 @@ def run(config: EvalConfig) -> None:
     engine = choose_engine(
         config.engine, base_url=config.base_url, api_key_env=config.api_key_env, sampler_urls=config.sampler_urls
     )
-    devices = sampler_devices(config.device, engine=engine.name, samplers=config.samplers)
+    devices = sampler_devices(config.device, engine=engine.name, samplers=config.samplers, cluster=config.cluster)
     model = model_facts(config.model, base_url=config.base_url, fetch=not config.dry_run)
     shared = Shared(config, datasets, template, engine, devices, model, ending)
     if config.dry_run:

@@ -18,7 +18,7 @@ from rlvr_cli.environments.open import EnvironmentSpec, check_environment
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import described_error
 from rlvr_cli.graders.pool import environment as variables
-from rlvr_cli.parallel.worker import Worker
+from rlvr_cli.parallel.worker import LocalWorker
 from rlvr_cli.types import Example
 
 _START_SECONDS = 120.0  # for a process to import the environment
@@ -204,7 +204,7 @@ class _Slot:
 
     def __init__(self, arguments: Mapping[str, Any], *, title: str, timeout: float) -> None:
         self._arguments, self._title, self._timeout = arguments, title, timeout
-        self._worker: Worker | None = None
+        self._worker: LocalWorker | None = None
         self._asked = 0  # by this process
         self._facts: dict[str, Any] = {}
         self._closed = False
@@ -212,7 +212,7 @@ class _Slot:
     def facts(self) -> dict[str, Any]:
         """What the environment says of itself. Raises RlvrError if it cannot be loaded."""
         if self._worker is None:
-            self._worker = Worker(
+            self._worker = LocalWorker(
                 "environment",
                 "rlvr_cli.environments.worker:serve",
                 arguments={**self._arguments, "parent": os.getpid()},
@@ -228,7 +228,7 @@ class _Slot:
             raise RlvrError(self._facts["problem"], self._facts["hint"])
         return self._facts
 
-    def _begun(self, worker: Worker) -> dict[str, Any]:
+    def _begun(self, worker: LocalWorker) -> dict[str, Any]:
         """What a new process says: first that it has run the user's files, then the facts of an instance."""
         try:
             loaded = worker.receive(within=_START_SECONDS)

@@ -1,4 +1,4 @@
-"""The process of a `worker.Worker`, which starts it: `python -m rlvr_cli.parallel.child MODULE:FUNCTION CONNECTION PARENT`.
+"""The process of a `worker.LocalWorker`, which starts it: `python -m rlvr_cli.parallel.child MODULE:FUNCTION CONNECTION PARENT`.
 
 What takes long to import is imported last: before that, the process sees to it that it dies with its parent.
 """

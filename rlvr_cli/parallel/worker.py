@@ -1,7 +1,8 @@
 """A process that works for this one: a trainer, a sampler. It is started, called, watched, and killed.
 
 Enters: a function, `module:function`, and its arguments. Leaves: a `Worker`, which exchanges JSON messages with the function.
-The process is `python -m rlvr_cli.parallel.child`; it dies with the thread that started it.
+The process of a `LocalWorker` is `python -m rlvr_cli.parallel.child`; it dies with the thread that started it. One on another
+node of a cluster (`cluster`) is the `LocalWorker` of a process there.
 """
 
 import json
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import rlvr_cli
 from rlvr_cli.errors import RlvrError
@@ -23,7 +24,50 @@ from rlvr_cli.process import stoppable
 _GUARD_SECONDS = 10.0  # for a guard to end everything that its process has started
 
 
-class Worker:
+class Worker(Protocol):
+    """A process that works for this one, on this machine or on another."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id, where it is."""
+        ...
+
+    @property
+    def status(self) -> int | None:
+        """The status with which it has ended, negative for a signal; None while it runs."""
+        ...
+
+    def check(self) -> None:
+        """Raise RlvrError if it has ended."""
+        ...
+
+    def send(self, message: Any) -> None:
+        """Send a message. Raises RlvrError if it has ended."""
+        ...
+
+    def share(self) -> None:
+        """Let it see what was written into the memory that it was given, before the next message."""
+        ...
+
+    def receive(self, *, within: float | None = None) -> Any:
+        """Wait for its next message.
+
+        Args:
+            within: seconds; None: for as long as it takes.
+
+        Raises:
+            RlvrError: it has ended.
+            TimeoutError: there is none in time.
+            Interrupted: a signal arrived.
+        """
+        ...
+
+    def kill(self) -> None:
+        """Kill it and its children; killing twice is allowed."""
+        ...
+
+
+class LocalWorker:
     """A process of this machine, in a session of its own: it gets no Ctrl-C, and is killed together with its children.
 
     Args:
@@ -37,6 +81,7 @@ class Worker:
         descriptors: of files that it inherits, under the same numbers.
         variables: its environment; None: that of this process.
         guarded: whether the function calls `process.fork_guarded`: what it has started, in whatever session, ends with it.
+        errors: the descriptor of a file for what it writes to stderr; None: that of this process.
     """
 
     def __init__(
@@ -52,6 +97,7 @@ class Worker:
         descriptors: Sequence[int] = (),
         variables: Mapping[str, str] | None = None,
         guarded: bool = False,
+        errors: int | None = None,
     ) -> None:
         self._title, self._hint, self._guarded = title, hint, guarded
         self._connection, theirs = Pipe()
@@ -68,6 +114,7 @@ class Worker:
                 [sys.executable, *child],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # stdout is for results
+                stderr=errors,
                 env=environment,
                 pass_fds=[theirs.fileno(), *descriptors],
                 start_new_session=True,
@@ -93,21 +140,19 @@ class Worker:
         with self._losses_as_user_errors():
             write(self._connection, message)
 
+    def share(self) -> None:
+        """Do nothing: it maps the memory itself."""
+
     def receive(self, *, within: float | None = None) -> Any:
-        """Wait for its next message.
-
-        Args:
-            within: seconds; None: for as long as it takes.
-
-        Raises:
-            RlvrError: it has ended.
-            TimeoutError: there is none in time.
-            Interrupted: a signal arrived.
-        """
+        """As `Worker.receive`."""
         with self._losses_as_user_errors(), stoppable():
             if within is None or self._connection.poll(within):
                 return read(self._connection)
         raise TimeoutError
+
+    def wait(self) -> int:
+        """Wait until it has ended. Returns its status."""
+        return self._process.wait()
 
     def interrupt(self) -> None:
         """Have the guard end it; who waits for its message sees that it has ended."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlvr_cli.config.shared.addresses import KEY_ENV, endpoint_key
 from rlvr_cli.config.shared.model import ModelOptions
 from rlvr_cli.errors import RlvrError, missing_extra
+from rlvr_cli.parallel.start import reserve
 from rlvr_cli.types import Sampler
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def open_sampler(engine: str, settings: EngineSettings, *, devices: Sequence[str
     """Load the model into the engine.
 
     Args:
-        devices: if there are several, that many processes load it, each on its device.
+        devices: if there are several, that many processes load it, each on its device or at its place on a cluster.
 
     Raises:
         RlvrError: an unknown engine, a missing extra, an unreadable model, an endpoint without a key.
@@ -162,6 +163,7 @@ def open_sampler(engine: str, settings: EngineSettings, *, devices: Sequence[str
     if len(devices) < 2:
         return kind.open(settings)
     dtype = replace(settings, device=devices[0]).resolved_dtype
+    reserve(devices)
     options = asdict(settings) | {"param_dtype": dtype, "compute_dtype": dtype}
     return resolve_name("rlvr_cli.samplers.parallel.processes:SamplingProcesses")(engine, options, devices=devices)
 

@@ -22,6 +22,7 @@ from rlvr_cli.models.compute.liger import check_liger
 from rlvr_cli.models.directory import adapter_settings
 from rlvr_cli.models.identity import model_facts, model_path, model_shape
 from rlvr_cli.models.tokens.tokenization import encode_prompts
+from rlvr_cli.parallel.start import join
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template
@@ -33,7 +34,7 @@ from rlvr_cli.terminal import console
 from rlvr_cli.text import printable
 from rlvr_cli.trackers.children import tracked
 from rlvr_cli.training.divergence import Diverged
-from rlvr_cli.training.parallel.placement import Placement, place
+from rlvr_cli.training.parallel.placement import Placement, place, place_on
 from rlvr_cli.training.planning.memory import MemoryPlan, memory_plan
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.types import Example
@@ -192,14 +193,12 @@ def divide_devices(config: TrainingConfig, *, engine: str, rows: int) -> tuple[P
         check_liger()
     resolve_device(config.device)
     capacities = cuda_devices()
-    placement = place(
-        config.device,
-        engine=engine,
-        in_process=not config.samples_apart,
-        cuda_devices=[*capacities],
-        trainers=config.trainers // config.nodes,
-        samplers=config.samplers,
-    )
+    how = {"engine": engine, "in_process": not config.samples_apart, "samplers": config.samplers}
+    if config.cluster:
+        placement = place_on(join(config.cluster).nodes, config.device, trainers=config.trainers, **how)
+    else:
+        each = config.trainers // config.nodes
+        placement = place(config.device, cuda_devices=[*capacities], trainers=each, **how)
     shape = model_shape(model_path(config.model))
     return placement, memory_plan(config, shape, placement, engine=engine, rows=rows, capacities=capacities)
 
@@ -277,7 +276,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
             config,
             run,
             engine=inputs.engine.name,
-            placement=inputs.placement,
+            placement=inputs.placement.reserved(),
             memory=inputs.memory,
             num_updates=num_updates,
             eval_dataset=inputs.eval_dataset,

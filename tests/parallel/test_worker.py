@@ -12,7 +12,7 @@ import pytest
 
 import working
 from rlvr_cli.errors import Interrupted, RlvrError
-from rlvr_cli.parallel.worker import Worker
+from rlvr_cli.parallel.worker import LocalWorker
 from rlvr_cli.process import STOP_SIGNALS, StopRequest
 
 HELPERS = Path(working.__file__).parent
@@ -23,9 +23,9 @@ def start(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HELPERS))
     started = []
 
-    def start(name="worker", **given) -> Worker:
+    def start(name="worker", **given) -> LocalWorker:
         how = {"arguments": {"greeting": "hello"}, "title": "The worker", "hint": "Look at it."} | given
-        started.append(Worker(name, "working:answer", **how))
+        started.append(LocalWorker(name, "working:answer", **how))
         assert started[-1].receive() == ["hello", started[-1].pid]
         return started[-1]
 
@@ -93,8 +93,8 @@ def test_signals_to_stop_are_its_parents(start):
 
 def test_it_dies_with_its_parent(tmp_path):
     code = (
-        "import sys, time\nfrom rlvr_cli.parallel.worker import Worker\n"
-        "worker = Worker('worker', 'working:answer', arguments={'greeting': ''}, title='', hint='')\n"
+        "import sys, time\nfrom rlvr_cli.parallel.worker import LocalWorker\n"
+        "worker = LocalWorker('worker', 'working:answer', arguments={'greeting': ''}, title='', hint='')\n"
         "pid = worker.receive()[1]\nworker.send('busy')\nprint(pid, flush=True)\ntime.sleep(600)"
     )
     path = os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])

@@ -39,6 +39,12 @@ class EngineOptions:
         free_on_resume=True,
         at_least=1,
     )
+    cluster: str = knob(
+        "",
+        "Ray cluster on whose nodes --trainers and --samplers are started: its address, or auto for the one of this machine.",
+        group="Model",
+        free_on_resume=True,
+    )
     sampler_urls: str = knob(
         "",
         "Sample from vLLM servers that you started, such as http://a:8000,http://b:8000, in place of an --engine.",
@@ -75,7 +81,26 @@ def check_engine(config: EngineOptions) -> None:
         )
 
 
+def check_cluster(config: EngineOptions) -> None:
+    if not config.cluster:
+        return
+    if config.sampler_urls:
+        raise RlvrError(
+            "--cluster starts samplers on its nodes, and --sampler-urls names servers that run.",
+            "Leave one of them out.",
+        )
+    if getattr(config, "nodes", 1) > 1:
+        raise RlvrError("--cluster starts the trainers of all machines; --nodes has you do it.", "Leave out --nodes.")
+    processes = config.samplers > 1 or getattr(config, "trainers", 1) > 1 or getattr(config, "async_steps", 0)
+    if not processes:
+        raise RlvrError(
+            "--cluster has nothing to place: there is one process.",
+            "Add --samplers" + (", --trainers or --async-steps." if hasattr(config, "trainers") else "."),
+        )
+
+
 def check_servers(config: EngineOptions) -> None:
+    check_cluster(config)
     if not config.sampler_urls.strip():
         if config.sampler_urls:
             raise RlvrError("--sampler-urls names no server.", "Give their addresses, or leave it out.")

@@ -19,8 +19,9 @@ from torch import Tensor
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.device import dtype_name
 from rlvr_cli.models.policy import Policy
+from rlvr_cli.parallel.places import device_of
 from rlvr_cli.parallel.shared_tensors import SharedTensors
-from rlvr_cli.parallel.worker import Worker
+from rlvr_cli.parallel.start import start_worker
 from rlvr_cli.samplers.weight_check import Probe, fixed_logprobs, verify_weights
 from rlvr_cli.types import Completion, Episode, Grade, Request, SamplingParams, Turn, TurnFacts
 
@@ -46,7 +47,8 @@ class SamplingProcess:
 
     Args:
         engine: its name.
-        engine_options: the other arguments of `serve.open_engine`. Of a `device` such as cuda:1 the process sees no other.
+        engine_options: the other arguments of `serve.open_engine`. Its `device` is one of this machine, such as cuda:1, or a place on a
+            cluster; the process sees no other.
         name: of its fault points (`faults`), such as sampler1.completion.
         threads: of torch, on a CPU; 0: as many as it likes.
         shared: where new weights are written, by whoever calls `take_weights`; None: it has memory of its own for them.
@@ -76,17 +78,18 @@ class SamplingProcess:
         self._last_probe: Probe | None = None
         self._facts: dict[str, Any] | None = None  # seeding and notes of the engine, sent once it is open
         self._shared, self._shares = shared or SharedTensors(), shared is not None
-        device = engine_options["device"]
-        own = {"weights": self._shared.descriptor, "device": "cuda" if device.startswith("cuda") else device}
-        self.worker = Worker(
+        place = engine_options["device"]
+        device = device_of(place)
+        self.worker = start_worker(
             name,
             "rlvr_cli.samplers.parallel.serve:serve",
-            arguments={"engine": engine, **engine_options, **own},
+            place=place,
+            arguments={"engine": engine, **engine_options, "device": "cuda" if device.startswith("cuda") else device},
             title="The sampling process",
             hint=ENDED,
-            device=device,
+            sees_only=True,
             threads=threads,
-            descriptors=[self._shared.descriptor],
+            memory=self._shared,
         )
 
     @property
@@ -156,6 +159,7 @@ class SamplingProcess:
         assert self._greeting  # waits for the greeting: below, `_receive` must return the reply to the weights
         while any(job.seconds is None for job in self._jobs):
             self._receive()
+        self.worker.share()
         self.worker.send(["load", sent.version, sent.sizes])
 
     def verify_weights(self, sent: "SentWeights") -> None:

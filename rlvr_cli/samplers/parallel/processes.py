@@ -4,13 +4,15 @@ Enters: an engine, its options, and a device for each; then requests, and new we
 they arrive. A process that dies is started again, and gets the current weights before it is asked again.
 """
 
-import os
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
+from rlvr_cli.parallel.places import node_of
 from rlvr_cli.parallel.shared_tensors import SharedTensors
+from rlvr_cli.parallel.start import cores_of
 from rlvr_cli.samplers.open import UTILIZATION
 from rlvr_cli.samplers.parallel.process import SamplingProcess, SentWeights, send_weights
 from rlvr_cli.samplers.parallel.several import SeveralSamplers
@@ -23,7 +25,7 @@ class SamplingProcesses(SeveralSamplers[SamplingProcess]):
     Args:
         engine: its name.
         engine_options: the other arguments of `serve.open_engine`.
-        devices: of each process, such as cuda:1. On the CPU they divide the cores, and vLLM's share of the memory.
+        devices: of each process: such as cuda:1, or places on a cluster. On a CPU they divide its cores, and vLLM's share of its memory.
     """
 
     def __init__(self, engine: str, engine_options: Mapping[str, Any], *, devices: Sequence[str]) -> None:
@@ -31,11 +33,7 @@ class SamplingProcesses(SeveralSamplers[SamplingProcess]):
         self.plays_episodes = bool(engine_options.get("episodes"))  # see `process.SamplingProcess`
         self._options = dict(engine_options)
         self._numbers = {f"{number} ({device})": number for number, device in enumerate(devices)}
-        self._devices, self._threads_each = devices, 0
-        if not devices[0].startswith("cuda"):
-            self._threads_each = max((os.cpu_count() or 1) // len(devices), 1)
-            share = self._options["gpu_memory_utilization"] or UTILIZATION
-            self._options["gpu_memory_utilization"] = share / len(devices)
+        self._devices = devices
         self._shared = SharedTensors()
         self._sent: SentWeights | None = None
         self._started_again: dict[str, SamplingProcess] = {}  # they do not have the weights yet
@@ -43,11 +41,16 @@ class SamplingProcesses(SeveralSamplers[SamplingProcess]):
 
     def _start(self, name: str) -> SamplingProcess:
         number = self._numbers[name]
+        device, options, threads = self._devices[number], {**self._options}, 0
+        if "cuda" not in device:
+            beside = Counter(map(node_of, self._devices))[node_of(device)]
+            threads = max(cores_of(device) // beside, 1)
+            options["gpu_memory_utilization"] = (options["gpu_memory_utilization"] or UTILIZATION) / beside
         return SamplingProcess(
             self.engine,
-            self._options | {"device": self._devices[number]},
+            options | {"device": device},
             name=f"sampler{number}",
-            threads=self._threads_each,
+            threads=threads,
             shared=self._shared,
         )
 
@@ -92,7 +95,10 @@ class SamplingProcesses(SeveralSamplers[SamplingProcess]):
             raise error
         super().leave_out(name, error, why=why)
         process.close()
-        self._started_again[name] = self._start(name)
+        try:
+            self._started_again[name] = self._start(name)
+        except RlvrError as gone:  # the node, with all that was on it
+            self.note(f"The sampler {name} cannot be started again, and is left out: {gone.problem}")
 
     def sleep(self) -> None:
         """Do nothing: the processes have devices of their own."""

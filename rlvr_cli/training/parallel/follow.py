@@ -12,24 +12,27 @@ import torch
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.models.compute.device import out_of_memory_as_user_error
+from rlvr_cli.parallel.places import device_of
+from rlvr_cli.parallel.start import start_worker
 from rlvr_cli.parallel.worker import Worker
 from rlvr_cli.terminal import console
 from rlvr_cli.training.parallel.ranks import LOOPBACK, Elsewhere, RankLost, alive, announce, connect, join
 from rlvr_cli.training.parallel.sharded_replica import open_replica
 
 
-def start_trainer(rank: int, *, size: int, address: str, device: str) -> Worker:
-    """Start a trainer on this machine.
+def start_trainer(rank: int, *, size: int, address: str, place: str) -> Worker:
+    """Start a trainer.
 
     Args:
         size: how many trainers there are.
         address: where rank 0 listens, HOST:PORT.
-        device: of the trainer.
+        place: of the trainer: a device of this machine, or a place on a cluster.
     """
-    return Worker(
+    return start_worker(
         f"trainer{rank}",
         "rlvr_cli.training.parallel.follow:follow",
-        arguments={"rank": rank, "size": size, "address": address, "device": device},
+        place=place,
+        arguments={"rank": rank, "size": size, "address": address, "device": device_of(place)},
         title=f"Trainer {rank}",
         hint="Its own messages are above. Status -9 usually means that memory ran out. What was committed is kept: "
         "resume with --resume, also with another number of --trainers.",

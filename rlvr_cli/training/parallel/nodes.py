@@ -69,7 +69,7 @@ def lend_trainers(config: TrainingConfig) -> bool:
     statuses: list[int | None] = [None]
     try:
         for number, device in enumerate(placed.trainers, start=first):
-            workers.append(start_trainer(number, size=config.trainers, address=config.rendezvous, device=device))
+            workers.append(start_trainer(number, size=config.trainers, address=config.rendezvous, place=device))
         with StopRequest() as stop:
             said = False
             while None in statuses and not any(statuses):

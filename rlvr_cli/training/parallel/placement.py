@@ -1,12 +1,14 @@
 """Which device computes what: the trainer, and the sampling engine.
 
-Enters: --device, the engine, and the CUDA devices that are visible. Leaves: a `Placement`. Nothing is opened.
+Enters: --device, the engine, and the CUDA devices that are visible, or the nodes of a cluster. Leaves: a `Placement`. Nothing is opened.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.parallel.places import LOOPBACK, Node, divide, node_of, places_line
+from rlvr_cli.parallel.start import join, reserve
 from rlvr_cli.process import available_cores
 from rlvr_cli.samplers.open import engine_kind
 
@@ -24,6 +26,7 @@ class Placement:
         unused: the CUDA devices on which nothing computes.
         others: the devices of the other trainers (--trainers).
         other_engines: the devices of the engine's other processes (--samplers).
+        nodes: of the cluster, where `others` and the engine's may be places on it (`parallel.places`).
     """
 
     trainer: str
@@ -31,6 +34,21 @@ class Placement:
     unused: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     other_engines: tuple[str, ...] = ()
+    nodes: tuple[Node, ...] = ()
+
+    @property
+    def address(self) -> str:
+        """At which other trainers reach the first one."""
+        return self.nodes[0].address if any(map(node_of, self.trainers)) else LOOPBACK
+
+    def reserved(self) -> "Placement":
+        """Have the cluster keep the places, if there is one. Raises RlvrError if others have taken them."""
+        if not self.nodes:
+            return self
+        first = f"{self.nodes[0].name}/{self.trainer}"
+        apart = [place for place in self.engines if node_of(place)]
+        own = reserve([first, *self.others, *apart], first=True)
+        return replace(self, trainer=own, engine=self.engine if apart else own) if own else self
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -106,6 +124,36 @@ def place(
     return Placement(trainer, sampler, tuple(d for d in cuda_devices if d not in (trainer, sampler)))
 
 
+def place_on(
+    nodes: Sequence[Node], device: str, *, engine: str, in_process: bool, trainers: int, samplers: int
+) -> Placement:
+    """Place the trainers and the engine on the nodes of a cluster. The first trainer is on the first node, this machine.
+
+    Args:
+        device: --device. With cpu, or where no node has a GPU, all is on CPUs.
+
+    Raises:
+        RlvrError: the cluster has too little.
+    """
+    apart = 0 if in_process else samplers
+    first, *others = _places_on(nodes, device, engine=engine, trainers=trainers, samplers=apart)
+    here = first.rpartition("/")[2]
+    engines = others[trainers - 1 :] or [here]
+    return Placement(here, engines[0], (), tuple(others[: trainers - 1]), tuple(engines[1:]), tuple(nodes))
+
+
+def _places_on(nodes: Sequence[Node], device: str, *, engine: str, trainers: int, samplers: int) -> list[str]:
+    if not samplers:
+        _check_divisible(engine, trainers)
+    if device not in ("auto", "cpu", "cuda"):
+        raise RlvrError(
+            f"--device {device} names one device, and --cluster has many.", "Use cpu or cuda, or leave it out."
+        )
+    gpus = device == "cuda" or (device == "auto" and any(node.gpus for node in nodes))
+    sampling = gpus or (engine_kind(engine).share is None and any(node.gpus for node in nodes))
+    return divide(nodes, trainers=trainers, samplers=samplers, gpus_for=(gpus, sampling))
+
+
 def place_samplers(device: str, *, engine: str, samplers: int, cuda_devices: Sequence[str]) -> list[str]:
     """Place the processes of an engine where nobody trains. Raises RlvrError if there are fewer devices."""
     if samplers == 1:
@@ -113,10 +161,16 @@ def place_samplers(device: str, *, engine: str, samplers: int, cuda_devices: Seq
     return _divide(device, engine=engine, samplers=samplers, cuda_devices=cuda_devices, trainers=0)
 
 
-def sampler_devices(device: str, *, engine: str, samplers: int) -> list[str]:
-    """Return the device of each process of --samplers; without them, --device. Raises RlvrError if there are too few."""
+def sampler_devices(device: str, *, engine: str, samplers: int, cluster: str = "") -> list[str]:
+    """Return the device of each process of --samplers; without them, --device. Raises RlvrError if there are too few.
+
+    Args:
+        cluster: --cluster. Its nodes are joined.
+    """
     if samplers == 1:
         return [device]
+    if cluster:
+        return _places_on(join(cluster).nodes, device, engine=engine, trainers=0, samplers=samplers)
     from rlvr_cli.models.compute.device import cuda_devices, resolve_device  # here: endpoints do without torch
 
     resolve_device(device)
@@ -126,11 +180,8 @@ def sampler_devices(device: str, *, engine: str, samplers: int) -> list[str]:
 def _divide(device: str, *, engine: str, samplers: int, cuda_devices: Sequence[str], trainers: int) -> list[str]:
     """Return the device of each trainer and then of each sampler; there are none if the trainers sample."""
     kind = engine_kind(engine)
-    if not samplers and kind.share is None:
-        raise RlvrError(
-            f"{kind.title} in the trainer's process samples for one trainer, and --trainers is {trainers}.",
-            "Use --engine transformers: each trainer samples a share with its own weights. Or --samplers 2, or --trainers 1.",
-        )
+    if not samplers:
+        _check_divisible(engine, trainers)
     who = _who(trainers, samplers)
     if device.startswith("cuda:") or device == "mps":
         raise RlvrError(
@@ -156,6 +207,14 @@ def _divide(device: str, *, engine: str, samplers: int, cuda_devices: Sequence[s
     return ["cpu"] * (trainers + samplers - len(gpus)) + gpus
 
 
+def _check_divisible(engine: str, trainers: int) -> None:
+    if (kind := engine_kind(engine)).share is None:
+        raise RlvrError(
+            f"{kind.title} in the trainer's process samples for one trainer, and --trainers is {trainers}.",
+            "Use --engine transformers: each trainer samples a share with its own weights. Or --samplers 2, or --trainers 1.",
+        )
+
+
 def _who(trainers: int, samplers: int) -> str:
     """The processes in words; one sampler is that of --async-steps."""
     trains = f"{trainers} trainer{'s' * (trainers > 1)}" if trainers else ""
@@ -166,6 +225,8 @@ def _who(trainers: int, samplers: int) -> str:
 def placement_line(placement: Placement, *, engine: str) -> str:
     """The placement on one line of the plan."""
     title = engine_kind(engine).title
+    if placement.nodes:
+        return places_line(placement.nodes, placement.trainers, placement.engines)
     trainers = ", ".join(dict.fromkeys(placement.trainers))
     if len(placement.trainers) > 1:
         trainers += f" ({len(placement.trainers)} trainers)"

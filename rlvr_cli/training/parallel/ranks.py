@@ -24,12 +24,13 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[reportPrivateImportUsage]  # they are public
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from rlvr_cli.parallel.places import LOOPBACK
+
 WITHIN_AN_UPDATE = timedelta(minutes=30)  # a rank that is this much later than another one hangs
 BETWEEN_UPDATES = timedelta(days=365)  # rank 0 may sample, grade or evaluate for hours while the others wait
 PULSE = 1.0  # seconds between two signs of life
 ASKED_WITHIN = timedelta(seconds=10)  # rank 0's own store, for these signs
 BUCKET = 2**25  # numbers that are summed over the ranks at a time
-LOOPBACK = "127.0.0.1"
 
 
 class RankLost(Exception):

@@ -49,11 +49,14 @@ class Trainers:
         sample: whether all of them sample, each with the weights of its own replica.
     """
 
-    def __init__(self, config: TrainingConfig, *, devices: Sequence[str], check: Callable[[], None]) -> None:
-        """Start the other trainers of this machine, wait for those of others, and load the model in all of them.
+    def __init__(
+        self, config: TrainingConfig, *, devices: Sequence[str], check: Callable[[], None], address: str = LOOPBACK
+    ) -> None:
+        """Start the other trainers of this machine or cluster, wait for those of others, and load the model in all of them.
 
         Args:
-            devices: of each trainer of this machine, this process first.
+            devices: of each trainer of this machine or cluster, this process first.
+            address: at which those of the cluster reach this process.
             check: called while this process waits; it ends that by raising an error.
 
         Raises:
@@ -64,15 +67,17 @@ class Trainers:
         self.sample = False
         try:
             if config.trainers > 1:
-                self._start(config, devices, check=check)
+                self._start(config, devices, check=check, address=address)
             with self._losses_as_user_errors():
                 self.replica = open_replica(config, device=devices[0], ranks=self._ranks)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, config: TrainingConfig, devices: Sequence[str], *, check: Callable[[], None]) -> None:
-        host, port = rendezvous(config) if config.nodes > 1 else (LOOPBACK, 0)
+    def _start(
+        self, config: TrainingConfig, devices: Sequence[str], *, check: Callable[[], None], address: str
+    ) -> None:
+        host, port = rendezvous(config) if config.nodes > 1 else (address, 0)
         try:
             store, address = listen(host, port)
         except OSError as error:
@@ -82,7 +87,7 @@ class Trainers:
             ) from error
         size = config.trainers
         for rank, device in enumerate(devices[1:], start=1):
-            self._workers.append(start_trainer(rank, size=size, address=address, device=device))
+            self._workers.append(start_trainer(rank, size=size, address=address, place=device))
 
         def wait() -> None:
             check()

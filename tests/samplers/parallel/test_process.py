@@ -10,7 +10,7 @@ import torch
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.policy import Policy, distinct_tensors
-from rlvr_cli.parallel.worker import Worker
+from rlvr_cli.parallel.worker import LocalWorker
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.parallel.process import SamplingProcess
 from rlvr_cli.types import Request, SamplingParams
@@ -118,14 +118,14 @@ def test_abandoned_completions_do_not_reach_the_next_request(there, tiny_model, 
 
 
 def test_prefetched_requests_can_be_canceled(there, tiny_model, tiny_tokenizer, monkeypatch):
-    kinds, receive = Counter(), Worker.receive
+    kinds, receive = Counter(), LocalWorker.receive
 
     def counted(worker):
         message = receive(worker)
         kinds[message[0]] += 1
         return message
 
-    monkeypatch.setattr(Worker, "receive", counted)
+    monkeypatch.setattr(LocalWorker, "receive", counted)
     there.load_weights(Policy(tiny_model), 0)
     long = SamplingParams(max_tokens=150, min_tokens=150, stop=())
     many = [Request(f"What is 12 + {i}?", tuple(range(100 * i, 100 * i + 64))) for i in range(40)]

@@ -1,0 +1,282 @@
+"""A Ray cluster on which workers of a run are started. All that is known of Ray is here.
+
+Enters: --cluster, and places. Leaves: the nodes, and a `RayWorker` for each place. On its node a worker is the `LocalWorker` of a
+`Host`, an actor; whatever happens to the command, Ray ends the actor, and that its worker.
+"""
+
+import os
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.faults import environment_of
+from rlvr_cli.parallel.host import Host
+from rlvr_cli.parallel.places import Node, node_of
+from rlvr_cli.parallel.shared_memory import SharedMemory
+from rlvr_cli.parallel.worker import Worker
+from rlvr_cli.process import STOP_SIGNALS, stoppable
+
+_START_SECONDS = 60.0  # for the cluster to give what it has, and to start a process
+_SLICE = 0.2  # seconds between two looks at signals
+_OURS = ("RLVR_", "HF_", "OMP_", "MKL_", "CUBLAS_", "NCCL_", "GLOO_")  # variables that a worker has from the command
+_joined: "Cluster | None" = None
+
+
+class Cluster:
+    """The cluster that this command has joined. Use `join`.
+
+    Attributes:
+        nodes: the machines that are there; this one, n1, first.
+    """
+
+    def __init__(self, address: str) -> None:
+        try:
+            _check_listens(address)
+            with _own_signals():
+                ray.init(
+                    address=address,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    runtime_env={"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}},
+                )
+                # Ray prints of nodes that died on stdout, which is for results; a worker's loss is told by us.
+                with suppress(AttributeError):
+                    ray._private.worker.global_worker.gcs_error_subscriber.close()
+        except (OSError, RuntimeError, ValueError, RayError) as error:
+            raise RlvrError(
+                f"There is no cluster at {address}: {str(error).splitlines()[0]}",
+                "Start one with: ray start --head, and on each other machine: ray start --address HOST:6379.",
+            ) from error
+        here = ray.get_runtime_context().get_node_id()
+        alive = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: (n["NodeID"] != here, n["NodeID"]))
+        self.nodes = [
+            Node(
+                f"n{number}",
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                int(node["Resources"].get("CPU", 0)),
+                int(node["Resources"].get("GPU", 0)),
+            )
+            for number, node in enumerate(alive, start=1)
+        ]
+        self._group: Any = None
+        self._bundles: list[str] = []  # the node of each of the group's
+        self._contents: dict[int, tuple[int, Any]] = {}
+
+    def reserve(self, places: Sequence[str], *, first: bool) -> str:
+        """Have the cluster keep these places for this run, instead of those that it kept.
+
+        Args:
+            first: whether the first place is this process's own.
+
+        Returns:
+            The CUDA device that is this process's own; empty if it has none.
+
+        Raises:
+            RlvrError: others have taken them.
+        """
+        if self._group is not None:
+            remove_placement_group(self._group)
+        self._bundles = [n.name for n in self.nodes if any(node_of(place) == n.name for place in places)]
+        wanted = []
+        for name in self._bundles:
+            on_node = [place for place in places if node_of(place) == name]
+            gpus = sum(not place.endswith("cpu") for place in on_node)
+            wanted.append({what: count for what, count in (("CPU", len(on_node) - gpus), ("GPU", gpus)) if count})
+        selectors = [{"ray.io/node-id": self._node(name).id} for name in self._bundles]
+        self._group = placement_group(wanted, strategy="PACK", bundle_label_selector=selectors)
+        if not self._group.wait(_START_SECONDS):
+            remove_placement_group(self._group)
+            self._group = None
+            raise RlvrError(
+                f"The cluster did not give {len(places)} places within {_START_SECONDS:.0f} s: others have taken them, or a node has gone.",
+                "Wait until they have ended (ray status shows what is free), or use fewer --trainers or --samplers.",
+            )
+        if not first or places[0].endswith("cpu"):
+            return ""
+        self._keeper = self._actor(_Keeper, places[0])
+        with stoppable():
+            return f"cuda:{ray.get(self._keeper.device.remote(), timeout=_START_SECONDS)}"
+
+    def start(self, place: str, started: dict[str, Any], *, memory: SharedMemory | None) -> "RayWorker":
+        """Start a worker at one of the places that are kept. Raises RlvrError if its node has left the cluster.
+
+        Args:
+            started: the arguments of `LocalWorker`.
+        """
+        node = self._node(node_of(place) or "")
+        if not any(n["NodeID"] == node.id and n["Alive"] for n in ray.nodes()):
+            raise RlvrError(f"The node {node.name} ({node.address}) has left the cluster.", "Resume with --resume.")
+        variables = environment_of(started["name"])
+        kept = {name: value for name, value in variables.items() if name.startswith(_OURS) or name == "PYTHONPATH"}
+        host = self._actor(Host, place, variables=kept, weights=memory is not None, started=started)
+        return RayWorker(
+            host, self, title=f"{started['title']} on {node.name} ({node.address})", hint=started["hint"], memory=memory
+        )
+
+    def content(self, memory: SharedMemory) -> Any:
+        """What is in the memory, in the cluster's object store: it goes to each node once, however many workers read it there."""
+        written, reference = self._contents.get(id(memory), (0, None))
+        if written != memory.writes:
+            reference = ray.put(np.frombuffer(memory.mapped(), dtype=np.uint8))
+            self._contents[id(memory)] = memory.writes, reference
+        return reference
+
+    def _node(self, name: str) -> Node:
+        return next(node for node in self.nodes if node.name == name)
+
+    def _actor(self, kind: type, place: str, **arguments: Any) -> Any:
+        on_gpu = not place.endswith("cpu")
+        group = PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=self._bundles.index(node_of(place) or "")
+        )
+        actor = ray.remote(
+            num_cpus=0 if on_gpu else 1,
+            num_gpus=int(on_gpu),
+            max_restarts=0,
+            concurrency_groups={"send": 1, "receive": 1, "wait": 1},
+            scheduling_strategy=group,
+        )
+        return actor(kind).remote(**arguments)
+
+
+class _Keeper:
+    """Keeps the GPU of the first trainer, which is no actor."""
+
+    def device(self) -> int:
+        return int(ray.get_gpu_ids()[0])
+
+
+class RayWorker(Worker):
+    """A worker on a node of the cluster. Messages to it are in order; what it says arrives as it is said.
+
+    Args:
+        host: the actor of a `Host`.
+        memory: what it gets to read, see `share`.
+        title, hint: as of `LocalWorker`.
+    """
+
+    def __init__(self, host: Any, cluster: Cluster, *, title: str, hint: str, memory: SharedMemory | None) -> None:
+        self._host, self._cluster, self._title, self._hint, self._memory = host, cluster, title, hint, memory
+        self._inbox: deque[Any] = deque()
+        self._receiving: Any = None
+        self._shared = 0  # what it has of the memory
+        self._end: tuple[int, str] | None = None
+        self._pid_asked = host.pid.remote()
+        self._ending = host.wait.options(concurrency_group="wait").remote()
+        self._until = time.monotonic() + _START_SECONDS
+
+    @property
+    def pid(self) -> int:
+        return ray.get(self._pid_asked)
+
+    @property
+    def status(self) -> int | None:
+        if self._end is None and ray.wait([self._ending], timeout=0)[0]:
+            try:
+                self._end = ray.get(self._ending)
+            except RayError as error:
+                self._end = -signal.SIGKILL, f"its node or its host is gone: {str(error).splitlines()[0]}"
+        if self._end is None and time.monotonic() > self._until:
+            if not ray.wait([self._pid_asked], timeout=0)[0]:
+                self._end = -signal.SIGKILL, f"it did not start within {_START_SECONDS:.0f} s"
+            self._until = float("inf")
+        return None if self._end is None else self._end[0]
+
+    def check(self) -> None:
+        if self.status is not None:
+            raise self._ended()
+
+    def send(self, message: Any) -> None:
+        self.check()
+        self._host.send.options(concurrency_group="send").remote(message)
+
+    def share(self) -> None:
+        memory = self._memory
+        if memory is not None and memory.writes != self._shared:
+            self._host.load.options(concurrency_group="send").remote(self._cluster.content(memory))
+            self._shared = memory.writes
+
+    def receive(self, *, within: float | None = None) -> Any:
+        until = None if within is None else time.monotonic() + within
+        while not self._inbox:
+            if self._receiving is None:
+                self._receiving = self._host.receive.options(concurrency_group="receive").remote()
+            left = _SLICE if until is None else min(_SLICE, max(until - time.monotonic(), 0))
+            with stoppable():
+                arrived, _ = ray.wait([self._receiving], timeout=left)
+            if arrived:
+                with suppress(RayError):  # `check` says that it has ended
+                    self._inbox.extend(ray.get(self._receiving))
+                self._receiving = None
+                if not self._inbox:
+                    ray.wait([self._ending], timeout=_START_SECONDS)
+                    self.check()
+            elif until is not None and time.monotonic() >= until:
+                self.check()
+                raise TimeoutError
+            else:
+                self.check()
+        return self._inbox.popleft()
+
+    def kill(self) -> None:
+        with suppress(RayError):  # it is gone already
+            ray.wait([self._host.kill.remote()], timeout=_SLICE * 10)
+            ray.kill(self._host)
+        if self._end is None:
+            self._end = -signal.SIGKILL, ""
+
+    def _ended(self) -> RlvrError:
+        assert self._end is not None
+        status, errors = self._end
+        said = "".join(f"\n    {line}" for line in errors.splitlines())
+        return RlvrError(f"{self._title} ended with status {status}.{said}", self._hint)
+
+
+def join(address: str) -> Cluster:
+    """Join the cluster at this address, or auto: the one of this machine. Joining again gives the same one.
+
+    Raises RlvrError if there is no cluster.
+    """
+    global _joined
+    if _joined is None:
+        _joined = Cluster(address)
+    return _joined
+
+
+def joined() -> Cluster:
+    """The cluster that was joined."""
+    assert _joined is not None
+    return _joined
+
+
+def _check_listens(address: str) -> None:
+    """Raise OSError or ValueError if nobody listens at HOST:PORT, for which Ray itself waits for minutes."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        raise ValueError("an address is HOST:PORT, or auto")
+    socket.create_connection((host, int(port)), timeout=_START_SECONDS / 6).close()
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep our handlers of signals within the block, in which Ray sets its own."""
+    own = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in own.items():
+            signal.signal(number, handler)
