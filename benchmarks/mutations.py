@@ -1173,6 +1173,10 @@ EPISODES = [
         ("rewards that nobody counts are not said", 'if reply.reward is not None and not self._slots[place].facts()["gives_rewards"]:', "if False:", "tests/environments/test_pool.py -k nobody_counts"),
     ),
     *mutations_of(
+        "samplers/parallel/serve.py",
+        ("a process that samples for training takes it for an evaluation", "pool, trains=takes_weights)", "pool, trains=False)", f"{IN_A_RUN} samples_for_training_refuses"),
+    ),
+    *mutations_of(
         "rollouts/inputs.py",
         ("a grader is named that judges nothing", 'facts["grader"] == ENVIRONMENT', "False", f"{IN_A_RUN} a_plan_says"),
         ("answers are needed that nobody reads", "needs_answers=not (isinstance(config, EpisodeOptions) and gives_rewards(config)),", "", f"{IN_A_RUN} an_answer_is_needed"),

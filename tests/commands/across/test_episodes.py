@@ -463,6 +463,17 @@ def test_episodes_are_played_ahead(folder, forked):
     )
 
 
+def test_a_process_that_samples_for_training_refuses_what_is_no_function(folder, forked):
+    with pytest.raises(RlvrError, match="Rolls is not a function of the example, the seed and the turns"):
+        grpo.run(
+            GrpoConfig(
+                **COMMON | TRAINED | {"samplers": 2, "n_grpo_steps": 1},
+                environment=f"{folder}/mine.py:Rolls", runs_dir=str(folder), run="apart",
+            )
+        )  # fmt: skip
+    assert rows_of(folder / "apart", phase="train") == []
+
+
 def test_options_without_an_environment_have_no_effect():
     with pytest.raises(RlvrError, match="--max-turns has no effect without --environment or --tool"):
         GrpoConfig(max_turns=3, sources={"max_turns": "flag"})
