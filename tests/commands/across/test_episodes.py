@@ -463,6 +463,7 @@ def test_episodes_are_played_ahead(folder, forked):
     )
 
 
+@pytest.mark.slow
 def test_a_process_that_samples_for_training_refuses_what_is_no_function(folder, forked):
     with pytest.raises(RlvrError, match="Rolls is not a function of the example, the seed and the turns"):
         grpo.run(
