@@ -17,7 +17,7 @@ def folder(tmp_path):
         (tmp_path / split / f"virology_{split}.csv").write_text(
             f'"How many, ""in {split}""?",100,1,10,unknown,A\nTwo?,1,2,3,4,B\n'
         )
-        (tmp_path / split / f"abstract_algebra_{split}.csv").write_text("Three?,1,2,3,4,C\n")
+        (tmp_path / split / f"abstract_algebra_{split}.csv").write_text("Three?,1,2,3,4,C\nFour?,1,2,3,4,D\n")
     return tmp_path
 
 
@@ -32,14 +32,14 @@ def test_mmlu_is_read_as_it_was_released(folder):
     }
     assert json.loads(dataset.examples[0].ground_truth)["subject"] == "abstract algebra"
     assert dataset.default_grader == "multiple_choice"
-    assert len(load_dataset(f"mmlu:{folder}").examples) == 3
+    assert len(load_dataset(f"mmlu:{folder}").examples) == 4
     assert '"in val"' in load_dataset(f"mmlu:{folder}", split="val").examples[1].question
     assert '"in dev"' in load_dataset(f"mmlu:{folder}", purpose="train").examples[1].question
 
 
 def test_mmlu_as_traces(folder):
     traces = load_traces(f"mmlu:{folder}", load_prompt("alpaca"))
-    assert [e.response for e in traces.examples] == [f"The correct answer is {letter}." for letter in "CAB"]
+    assert [e.response for e in traces.examples] == [f"The correct answer is {letter}." for letter in "CADB"]
 
 
 def test_a_folder_without_mmlu_is_an_error(folder):

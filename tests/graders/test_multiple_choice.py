@@ -29,6 +29,12 @@ def test_grades(response, reward, answer, kind):
     assert verdict.format_reward == float(answer is not None)
 
 
+def test_the_right_option_in_words_may_contain_another():
+    truth = truth_of("A", ["New York", "York"])
+    assert grade("It must be New York.", truth).failure_kind == "correct_but_unformatted"
+    assert grade("It must be York.", truth).failure_kind == "unparsed_answer"
+
+
 def test_a_bare_letter_is_a_truth_of_four_options():
     assert grade("B", "B").reward == 1.0
     assert grade("The answer is E", "B").failure_kind == "unparsed_answer"

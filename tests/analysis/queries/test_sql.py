@@ -776,10 +776,19 @@ def test_an_unknown_choice_of_an_objective_is_refused(ask, wrong, said):
 
 def test_accuracy_by_subject(ask):
     def asked(example, subject, reward, kind=None):
-        truth = truth_of("A", ["1", "2"], subject)
-        return row(example, reward=reward, ground_truth=truth, grader="multiple_choice", failure_kind=kind)
+        truth, format_reward = truth_of("A", ["1", "2"], subject), float(kind not in ("unparsed_answer", "truncated"))
+        changes = {
+            "ground_truth": truth,
+            "grader": "multiple_choice",
+            "failure_kind": kind,
+            "format_reward": format_reward,
+        }
+        return row(example, reward=reward, **changes)
 
-    rows = [asked(f"v{i}", "virology", float(i < 3), None if i < 3 else "unparsed_answer") for i in range(10)]
+    rows = [
+        asked(f"v{i}", "virology", float(i < 3), (None, "truncated", "unparsed_answer")[(i > 2) + (i > 5)])
+        for i in range(10)
+    ]
     rows += [asked(f"a{i}", "astronomy", 1.0) for i in range(4)] + [asked("n", None, 0.0, "wrong_answer")]
     found = ask("subjects", [*rows, row("other", ground_truth="not JSON")])
     assert columns(found, "subject", "questions", "accuracy", "unparsed_share") == [

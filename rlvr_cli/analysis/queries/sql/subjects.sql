@@ -14,7 +14,7 @@ WITH latest AS (
         example_id,
         count(*) AS n,
         avg(coalesce(reward > 0.5 AND NOT isnan(reward), false)::INT) AS share,
-        sum((failure_kind IN ('unparsed_answer', 'correct_but_unformatted', 'empty'))::INT) AS unparsed
+        sum((format_reward < 0.5)::INT) AS unparsed
     FROM rollouts JOIN latest USING (run_id)
     WHERE phase = $phase AND grader = 'multiple_choice' AND rollouts.step = coalesce($step::BIGINT, latest.step)
     GROUP BY ALL
