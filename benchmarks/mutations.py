@@ -8,7 +8,7 @@ Each mutation replaces a text that occurs once in a file, in a copy of the packa
 faults of wiring: an option that is read and then lost, or used in the wrong place. At least one stands for each option that
 reaches training, sampling or evaluation. Prints a table, killed by or survived; the exit status is 1 if one survives without
 an explanation, cannot be applied, or breaks the import. Those of reasoning-gym need its extra, those of
-object storage `storage-test`. Torch and transformers are imported once and shared by fork.
+object storage `storage-test`, those of verifiers `verifiers`. Torch and transformers are imported once and shared by fork.
 """
 
 # ruff: noqa: E501  (a table of cases)
@@ -1330,6 +1330,27 @@ REASONING_GYM = [
     ),
 ]  # fmt: skip
 
+RUBRIC = "tests/environments/test_verifiers.py -k"
+VERIFIERS = [
+    *mutations_of(
+        "environments/verifiers.py",
+        ("the calls of a turn are lost", "tool_calls=calls or None", "tool_calls=None", f"{RUBRIC} answers_its_calls"),
+        ("an environment draws without the seed", 'random.seed(f"{self._seed} {self._turns}")', "random.seed()", f"{RUBRIC} side_by_side"),
+        ("the system prompt is lost", "if system_prompt else []", "if False else []", f"{RUBRIC} of_another_dataset"),
+        ("what an unknown tool says is the tool's", "names[call] if names[call] in known else", "names[call] if True else", f"{RUBRIC} answers_its_calls"),
+    ),
+    *mutations_of(
+        "data/packages/verifiers.py",
+        ("the arguments of an environment are lost", "load_environment(name, **arguments)", "load_environment(name)", f"{RUBRIC} environments_rows"),
+        ("the size of a specification is lost", "min(filter(None, (wanted.size, limit)), default=None)", "limit", f"{RUBRIC} environments_rows"),
+        ("evaluations have training questions", "table = environment.get_eval_dataset()", "table = environment.get_dataset()", f"{RUBRIC} environments_rows"),
+    ),
+    *mutations_of(
+        "config/shared/episodes.py",
+        ("questions of verifiers are graded without it", "if VERIFIERS in str(", "if False and VERIFIERS in str(", f"{RUBRIC} without_their_environment"),
+    ),
+]  # fmt: skip
+
 SERVED = "tests/analysis/live/test_server.py -k "
 EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
     *mutations_of(
@@ -1472,7 +1493,7 @@ SUPPLEMENT = [
     Mutation("a packed example lacks its last label", "models/tokens/packing.py", "max(len(self._ids) - 1, 0)", "len(self._ids)", f"{HANDOUT}last_example"),
 ]  # fmt: skip
 
-MUTATIONS = [*STORAGE, *WIRING, *MATHEMATICS, *EMULATED, *EPISODES, *REASONING_GYM, *VIEW, *SUPPLEMENT]
+MUTATIONS = [*STORAGE, *WIRING, *MATHEMATICS, *EMULATED, *EPISODES, *REASONING_GYM, *VERIFIERS, *VIEW, *SUPPLEMENT]
 
 
 def applied(mutation: Mutation, source: str) -> str:

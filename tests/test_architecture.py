@@ -93,6 +93,7 @@ HOMES = {
     "obstore": {"runs/remote/store"},
     "math_verify": {"graders"},
     "reasoning_gym": {"graders/reasoning_gym"},
+    "verifiers": {"environments/verifiers"},
     "mpmath": {"graders/answers"},
     "pyarrow": {"runs", "data/files", "analysis/queries/database", "notebook"},
     "torch": {"parallel", "models", "samplers", "replay", "training", "commands", "handout"},

@@ -35,6 +35,7 @@ EXTRAS = {
     "starlette": "view",
     "uvicorn": "view",
     "reasoning_gym": "reasoning-gym",
+    "verifiers": "verifiers",
     "renderers": "renderers",
     "pandas": "pandas",
     "polars": "polars",

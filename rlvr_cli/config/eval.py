@@ -29,7 +29,7 @@ class EvalConfig(EndpointOptions, RunOptions, EpisodeOptions, PromptOptions, Que
     dataset: str = knob(
         "arithmetic",
         "arithmetic, countdown (or NAME:SIZE[:SEED] to generate), gsm8k, math, a .jsonl/.json/.csv/.parquet file, mmlu:FOLDER, hf:ORG/NAME, "
-        "or reasoning-gym:FAMILY[,KEY=VALUE...]. "
+        "reasoning-gym:FAMILY[,KEY=VALUE...], or verifiers:ID[,KEY=VALUE...]. "
         "Several, by commas or repeated: a run for each, RUN-gsm8k and so on.",
         group="Data",
         common=True,

@@ -2,7 +2,7 @@ r"""Load a dataset, by name or path, as a list of `Example`s.
 
 Enters: ``arithmetic``, ``countdown``, ``gsm8k`` or ``math`` (recipes in datasets/NAME.toml); the first two also as
 ``NAME:SIZE[:SEED]``, generated; ``reasoning-gym:FAMILY[,KEY=VALUE...]``;
-``mmlu:FOLDER``; ``hf:ORG/NAME[:CONFIG]`` from the hub; a .jsonl, .json, .csv or .parquet file; a
+``verifiers:ID[,KEY=VALUE...]``; ``mmlu:FOLDER``; ``hf:ORG/NAME[:CONFIG]`` from the hub; a .jsonl, .json, .csv or .parquet file; a
 directory of such files, one per split. Leaves: examples whose texts can be stored as UTF-8 (a lone surrogate is
 escaped), with the SHA-256 of their content. A row that cannot be used is reported as FILE:LINE with its keys; none is
 dropped silently.
@@ -32,11 +32,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.config.shared.questions import REASONING_GYM
+from rlvr_cli.config.shared.questions import REASONING_GYM, VERIFIERS
 from rlvr_cli.data import reasoning_gym
 from rlvr_cli.data.examples import SHOWN_BAD_ROWS, Purpose, RowReader
 from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, join_names
 from rlvr_cli.data.mmlu import MMLU, mmlu_rows
+from rlvr_cli.data.packages import verifiers
 from rlvr_cli.data.synthetic import SPLITS, arithmetic, check_split, countdown, multiplication
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.runs.readers import RUN_FILE
@@ -139,13 +140,14 @@ def load_dataset(
     if limit is not None and limit < 1:
         raise RlvrError(f"A limit of {limit} leaves no examples.", "Give at least 1.")
     name, *numbers = spec.split(":")
-    of_gym = spec.startswith(REASONING_GYM)
-    if of_gym or (name in dataset_names() and numbers):
+    by_prefix = {REASONING_GYM: _of_reasoning_gym, VERIFIERS: _of_verifiers}
+    of_package = next((read for prefix, read in by_prefix.items() if spec.startswith(prefix)), None)
+    if of_package or (name in dataset_names() and numbers):
         if question_field or answer_field:
             raise RlvrError(
                 f"{spec} is generated: its fields cannot be chosen.", "Leave out --question-field and --answer-field."
             )
-        generate = _of_reasoning_gym if of_gym else _generated
+        generate = of_package or _generated
         return generate(spec, split, limit=limit, seed=seed, purpose=purpose)
     if name in dataset_names():
         source = _from_recipe(recipe(name), split, purpose=purpose)
@@ -231,11 +233,7 @@ def _generated(spec: str, split: str | None, *, limit: int | None, seed: int, pu
 
 
 def _of_reasoning_gym(spec: str, split: str | None, *, limit: int | None, seed: int, purpose: Purpose) -> Dataset:
-    if purpose == "traces":
-        raise RlvrError(
-            f"{spec} has questions, and no traces to train on.",
-            f"Sample some: rlvr eval --dataset {spec} --num-samples 8, then rlvr sft --dataset RUN --correct-only.",
-        )
+    _check_no_traces(spec, purpose)
     wanted = reasoning_gym.parse(spec, limit=limit, seed=seed)
     training, evaluation = SPLITS
     split = split or (evaluation if purpose == "eval" else training)
@@ -253,17 +251,43 @@ def _of_reasoning_gym(spec: str, split: str | None, *, limit: int | None, seed: 
     )
 
 
+def _of_verifiers(spec: str, split: str | None, *, limit: int | None, seed: int, purpose: Purpose) -> Dataset:
+    """The environment's own questions, in its order; `seed` changes nothing."""
+    _check_no_traces(spec, purpose)
+    training, evaluation = SPLITS
+    split = split or (evaluation if purpose == "eval" else training)
+    check_split(split)
+    examples, notes = verifiers.questions(spec, split=split, limit=limit)
+    return Dataset(
+        name=spec,
+        split=split,
+        examples=examples,
+        fingerprint=_fingerprint(examples),
+        source=f"the environment {verifiers.parse(spec).name} of verifiers",
+        notes=notes,
+        too_few=_too_few(spec, len(examples), limit or verifiers.parse(spec).size),
+    )
+
+
+def _check_no_traces(spec: str, purpose: Purpose) -> None:
+    if purpose == "traces":
+        raise RlvrError(
+            f"{spec} has questions, and no traces to train on.",
+            f"Sample some: rlvr eval --dataset {spec} --num-samples 8, then rlvr sft --dataset RUN --correct-only.",
+        )
+
+
 def evaluation_spec(spec: str) -> str:
-    """The held-out questions of a dataset that is trained on: those of a built-in name or a family of reasoning-gym; else empty."""
-    if spec.startswith(REASONING_GYM):
+    """The held-out questions of a dataset that is trained on: those of a built-in name, reasoning-gym or verifiers; else empty."""
+    if spec.startswith((REASONING_GYM, VERIFIERS)):
         return reasoning_gym.evaluation_spec(spec)
     name = spec.split(":")[0]
     return name if name in dataset_names() else ""
 
 
 def knows_its_fields(spec: str) -> bool:
-    """Whether fields are not to be chosen: a built-in dataset or reasoning-gym's."""
-    return spec.startswith(REASONING_GYM) or spec.split(":")[0] in dataset_names()
+    """Whether fields are not to be chosen: a built-in dataset, or one of reasoning-gym or verifiers."""
+    return spec.startswith((REASONING_GYM, VERIFIERS)) or spec.split(":")[0] in dataset_names()
 
 
 def _from_recipe(made_from: Recipe, split: str | None, *, purpose: Purpose) -> _Source:

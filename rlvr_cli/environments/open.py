@@ -4,6 +4,7 @@ Enters: --environment and --tool. Leaves: what makes an `Environment` for each e
 read here, and run in the processes of the pool alone.
 """
 
+import asyncio
 import shlex
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from pkgutil import resolve_name
 from typing import Any
 
 from rlvr_cli import user_code
-from rlvr_cli.config.shared.questions import REASONING_GYM
+from rlvr_cli.config.shared.questions import REASONING_GYM, VERIFIERS
+from rlvr_cli.data.packages import verifiers
 from rlvr_cli.environments.interface import Environment
 from rlvr_cli.environments.tools import TOOL, ChatTools, Tools, load_function, load_tool
 from rlvr_cli.errors import RlvrError
@@ -27,7 +29,7 @@ class EnvironmentSpec:
     """What plays the episodes.
 
     Attributes:
-        name: a key of `BUILT_IN`, FILE.py:CLASS, or empty if there are only tools.
+        name: a key of `BUILT_IN`, FILE.py:CLASS, verifiers:ID[,KEY=VALUE...], or empty if there are only tools.
         tools: each FILE.py:FUNCTION.
         chat: whether the policy is a chat model, which calls tools in its own way.
     """
@@ -45,6 +47,11 @@ class EnvironmentSpec:
     def calls(self) -> bool:
         """Whether there are tools that a chat model calls."""
         return self.chat and not user_code.is_file_spec(self.name)
+
+    @property
+    def of_verifiers(self) -> bool:
+        """Whether it is an environment of verifiers, which hears every turn and says itself when an episode ends."""
+        return self.name.startswith(VERIFIERS)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -73,9 +80,17 @@ def check_environment(spec: EnvironmentSpec) -> None:
             f"{spec.name} is a dataset with a grader: each question is answered in one turn.",
             f"Write --dataset {shlex.quote(spec.name)} in place of --environment.",
         )
+    elif spec.of_verifiers:
+        verifiers.check_installed()
+        if verifiers.parse(spec.name).size is not None or spec.tools:
+            what = "--tool" if spec.tools else "size, which is for --dataset,"
+            raise RlvrError(f"{what} does not go with the environment {spec.name}.", "Leave it out.")
+        if not spec.chat:
+            raise RlvrError(f"The environment {spec.name} speaks in messages.", "Add --chat.")
     elif spec.name and spec.name not in BUILT_IN:
         raise RlvrError(
-            f"There is no environment {spec.name}.", f"Choose one of {', '.join(BUILT_IN)}, or path/to/file.py:Class."
+            f"There is no environment {spec.name}.",
+            f"Choose one of {', '.join(BUILT_IN)}, path/to/file.py:Class, or verifiers:ID.",
         )
     names = Counter(tool.rpartition(":")[2] for tool in spec.tools)
     for tool in spec.tools:
@@ -93,6 +108,12 @@ def load_environment(spec: EnvironmentSpec) -> Callable[[], Environment]:
     check_environment(spec)
     if user_code.is_file_spec(spec.name):
         return user_code.load(spec.name, ENVIRONMENT)
+    if spec.of_verifiers:
+        loaded = verifiers.load(spec.name)
+        from rlvr_cli.environments.verifiers import VerifiersEnvironment  # here: it needs the library
+
+        loop = asyncio.new_event_loop()
+        return lambda: VerifiersEnvironment(loaded, loop)
     if spec.chat:
         functions = load_functions(spec)
         return lambda: ChatTools(functions)

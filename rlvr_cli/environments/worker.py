@@ -69,7 +69,7 @@ def serve(
         except EOFError:
             return
         if kind == "schemas":
-            write(connection, _schemas(spec))
+            write(connection, _schemas(spec, first))
             continue
         seed, example, turns = question
         try:
@@ -140,8 +140,10 @@ class _Episodes:
             del self._under_way[next(iter(self._under_way))]
 
 
-def _schemas(spec: EnvironmentSpec) -> dict[str, Any]:
+def _schemas(spec: EnvironmentSpec, environment: Any) -> dict[str, Any]:
     """What a chat model is told of the tools."""
+    if spec.of_verifiers:
+        return {"schemas": environment.schemas}
     try:
         return {"schemas": [schema_of(name, function) for name, function in load_functions(spec).items()]}
     except RlvrError as error:

@@ -6,6 +6,7 @@ from typing import Any
 from rlvr_cli.config.parsing.options import LONGEST, flag, knob
 from rlvr_cli.config.shared.model import ModelOptions
 from rlvr_cli.config.shared.prompt import PromptOptions
+from rlvr_cli.config.shared.questions import VERIFIERS
 from rlvr_cli.config.shared.sampling import SamplingOptions
 from rlvr_cli.errors import RlvrError
 
@@ -20,7 +21,8 @@ REFUSED = {  # options that cannot go with episodes, and why
 class EpisodeOptions(SamplingOptions, PromptOptions, ModelOptions):
     environment: str = knob(
         "",
-        "What answers the policy, turn after turn: calculator, python (in the sandbox), or a class of your own, FILE.py:CLASS.",
+        "What answers the policy, turn after turn: calculator, python (in the sandbox), a class of your own, FILE.py:CLASS, "
+        "or verifiers:ID[,KEY=VALUE...].",
         group="Episodes",
         common=True,
         completes="environment",
@@ -66,6 +68,11 @@ class EpisodeOptions(SamplingOptions, PromptOptions, ModelOptions):
 
 def check_episodes(config: EpisodeOptions) -> None:
     """Raise RlvrError for options that have no effect, or cannot go with episodes."""
+    if VERIFIERS in str(getattr(config, "dataset", "")) and not config.environment.startswith(VERIFIERS):
+        raise RlvrError(
+            "The questions of verifiers are graded by their environment alone.",
+            "Add --environment verifiers:ID, with the same keys but size, and --chat.",
+        )
     if not config.plays_episodes:
         names = ("max_turns", "max_episode_tokens", "turn_timeout", "environment_workers")
         given = next((name for name in names if config.sources.get(name) == "flag"), None)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from rlvr_cli.config.parsing.options import knob
 
 REASONING_GYM = "reasoning-gym:"  # begins the names of its datasets: reasoning-gym:FAMILY[,KEY=VALUE...]
+VERIFIERS = "verifiers:"  # begins the names of its datasets and environments: verifiers:ID[,KEY=VALUE...]
 _BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
@@ -13,7 +14,7 @@ class QuestionOptions:
     dataset: str = knob(
         "arithmetic",
         "arithmetic, countdown (or NAME:SIZE[:SEED] to generate), gsm8k, math, a .jsonl/.json/.csv/.parquet file, mmlu:FOLDER, hf:ORG/NAME, "
-        "or reasoning-gym:FAMILY[,KEY=VALUE...].",
+        "reasoning-gym:FAMILY[,KEY=VALUE...], or verifiers:ID[,KEY=VALUE...].",
         group="Data",
         common=True,
         completes="dataset",
@@ -41,10 +42,11 @@ def split_outside_brackets(text: str) -> list[str]:
 
 
 def split_datasets(text: str) -> tuple[str, ...]:
-    """The datasets of a list with commas; the KEY=VALUE pairs after a family of reasoning-gym belong to it."""
+    """The datasets of a list with commas; the KEY=VALUE pairs after a family of reasoning-gym or an environment of verifiers belong to it."""
     datasets: list[str] = []
-    for piece in split_outside_brackets(text) if REASONING_GYM in text else text.split(","):
-        of_family = bool(datasets) and datasets[-1].startswith(REASONING_GYM)
+    has_keys = REASONING_GYM in text or VERIFIERS in text
+    for piece in split_outside_brackets(text) if has_keys else text.split(","):
+        of_family = bool(datasets) and datasets[-1].startswith((REASONING_GYM, VERIFIERS))
         if of_family and piece.partition("=")[0].isidentifier() and "=" in piece:
             datasets[-1] += f",{piece}"
         else:

@@ -71,7 +71,11 @@ def played(
     """Return a sampler that plays episodes, see `EpisodeSampler`; without an environment, or if it does so in its own process, itself."""
     if pool is None or getattr(sampler, "plays_episodes", False):
         return sampler
-    turns = ChatTurns(chat_turns(config), pool.stop, calls=pool.spec.calls) if config.chat else None
+    turns = (
+        ChatTurns(chat_turns(config), pool.stop, calls=pool.spec.calls, every=pool.spec.of_verifiers)
+        if config.chat
+        else None
+    )
     return EpisodeSampler(
         sampler,
         tokenizer,

@@ -79,10 +79,11 @@ class ChatTurns:
         next_turn: a `models.tokens.next_turn.NextTurn`.
         stop: as for `TextTurns`.
         calls: whether there are tools.
+        every: whether the environment hears every turn, as JSON {text, calls}, and says itself when the episode ends.
     """
 
-    def __init__(self, next_turn: Any, stop: Sequence[str], *, calls: bool) -> None:
-        self._next, self._stop, self._calls = next_turn, stop, calls
+    def __init__(self, next_turn: Any, stop: Sequence[str], *, calls: bool, every: bool = False) -> None:
+        self._next, self._stop, self._calls, self._every = next_turn, stop, calls, every
 
     def prompt(self, answer: Answer, request: Request) -> tuple[str, tuple[int, ...] | None]:
         if answer.prompt is None:
@@ -96,7 +97,10 @@ class ChatTurns:
             return completion.text if _calls(completion, self._stop) else None
         if completion.finish_reason == "length":
             return None
-        calls = self._next.calls(completion.prompt_ids, completion.token_ids)
+        told = self._next.chat.tools or not self._every
+        calls = self._next.calls(completion.prompt_ids, completion.token_ids) if told else []
+        if self._every:
+            return json.dumps({"text": completion.text, "calls": calls})
         return json.dumps(calls) if calls else None
 
     def following(self, ids: Sequence[int], completion: Completion, reply: Reply) -> list[Piece]:
@@ -112,7 +116,7 @@ class ChatTurns:
     def _message(self, said: Reply, number: int) -> dict[str, Any]:
         from rlvr_cli.models.tokens.chat import tool_message  # here: endpoints do without transformers
 
-        if self._calls:
+        if self._calls and said.role != ENVIRONMENT:
             return tool_message(said.role, said.text, number)
         return {"role": "user" if said.role == ENVIRONMENT else said.role, "content": said.text}
 

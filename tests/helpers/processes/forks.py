@@ -107,8 +107,9 @@ class Forks:
 
     def __enter__(self) -> "Forks":
         root = Path(__file__).parents[3]
+        path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
         environment = os.environ | {
-            "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
             "HF_DEACTIVATE_ASYNC_LOAD": "1",  # torch cannot compute in a thread that a forked process starts
         }  # fmt: skip
         ours, theirs = pair()

@@ -1,0 +1,1 @@
+"""Questions that another package gives."""

@@ -1,0 +1,169 @@
+"""Questions of environments of the library `verifiers`, and the environments themselves.
+
+Enters: `verifiers:ID[,KEY=VALUE...][,size=N]`, where a key is `size` or an argument of the environment's `load_environment`. Leaves: examples
+whose ground truth is the whole row in JSON, as the environment wants it back; its rubric is the grader.
+
+An environment is the code of somebody else: it is loaded in a process of its own, here and where it plays.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from rlvr_cli.config.shared.questions import VERIFIERS, split_outside_brackets
+from rlvr_cli.data.synthetic import SPLITS
+from rlvr_cli.errors import RlvrError, missing_extra
+from rlvr_cli.process import die_with_parent
+from rlvr_cli.text import storable
+from rlvr_cli.types import Example
+
+EXAMPLE = f"{VERIFIERS}my-game,difficulty=2,size=200"
+
+
+class VerifiersSpec(NamedTuple):
+    """An environment, the arguments of its `load_environment`, and how many questions are asked for (None: all)."""
+
+    name: str
+    arguments: dict[str, Any]
+    size: int | None
+
+
+def parse(spec: str) -> VerifiersSpec:
+    """Read a specification. Raises RlvrError unless it is `verifiers:ID[,KEY=VALUE...][,size=N]`."""
+    name, *pairs = split_outside_brackets(spec.removeprefix(VERIFIERS))
+    arguments: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key.isidentifier() or key in arguments:
+            what = "is given twice" if key in arguments else "is not KEY=VALUE"
+            raise RlvrError(f"{pair!r} in {spec!r} {what}.", f"For example {EXAMPLE}.")
+        try:
+            arguments[key] = json.loads(text)
+        except ValueError:
+            arguments[key] = text
+    size = arguments.pop("size", None)
+    if not name:
+        raise RlvrError(f"{spec!r} names no environment.", f"For example {EXAMPLE}.")
+    if size is not None and (type(size) is not int or size < 1):
+        raise RlvrError(f"The size in {spec!r} is not a number of questions.", f"For example {EXAMPLE}.")
+    return VerifiersSpec(name, arguments, size)
+
+
+def check_installed() -> None:
+    """Raise RlvrError unless the library is there."""
+    if find_spec("verifiers") is None:
+        raise missing_extra("verifiers", "verifiers")
+
+
+def load(spec: str) -> Any:
+    """Load the environment of a specification: its code runs.
+
+    Raises:
+        RlvrError: the library is not installed, or it cannot load the environment.
+    """
+    check_installed()
+    name, arguments, _ = parse(spec)
+    try:
+        environment = import_module("verifiers").load_environment(name, **arguments)
+    except Exception as error:  # whatever the environment raises
+        raise RlvrError(
+            f"verifiers cannot load {name}: {' '.join(str(error).split())[:500] or type(error).__name__}",
+            f"Install it: it is a module {name.rpartition('/')[2].replace('-', '_')} with a function load_environment, whose arguments are the keys.",
+        ) from error
+    if environment.requires_group_rollouts:
+        raise RlvrError(
+            f"{name} of verifiers has rewards of a whole group, and an episode is rewarded by itself.",
+            "Use an environment whose rewards are of single rollouts.",
+        )
+    return environment
+
+
+def questions(spec: str, *, split: str, limit: int | None) -> tuple[list[Example], list[str]]:
+    """Return the examples of a split, at most `limit`, and what the user is to be told about them.
+
+    Raises:
+        RlvrError: as `load`, or the environment has no such questions.
+    """
+    check_installed()
+    wanted = parse(spec)
+    most = min(filter(None, (wanted.size, limit)), default=None)
+    setup = {"spec": spec, "split": split, "most": most, "parent": os.getpid()}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "rlvr_cli.data.packages.verifiers"],
+        input=json.dumps(setup).encode(),
+        capture_output=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        check=False,
+    )
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise RlvrError(f"verifiers ended before it had given the questions of {wanted.name}: {last}")
+    said = json.loads(done.stdout)
+    if "problem" in said:
+        raise RlvrError(said["problem"], said["hint"])
+    stem = wanted.name.rpartition("/")[2]
+    examples = [
+        Example(id=f"{stem}-{split}-{number}", question=storable(question), ground_truth=truth)
+        for number, (question, truth) in enumerate(said["rows"], 1)
+    ]
+    return examples, said["notes"]
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content. Raises TypeError if it holds something else, such as an image."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if any(part["type"] != "text" for part in content):
+        raise TypeError("a message holds something else than text")
+    return "".join(part["text"] for part in content)
+
+
+# The process that reads the questions
+
+
+def main() -> None:
+    """Write one line of JSON: the rows, each (question, ground truth), and notes; or what is wrong."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the environment prints is no reply
+    setup = json.load(sys.stdin)
+    die_with_parent(setup.pop("parent"))
+    try:
+        said = _read(**setup)
+    except RlvrError as error:
+        said = {"problem": error.problem, "hint": error.hint}
+    json.dump(said, replies)
+    replies.flush()
+
+
+def _read(spec: str, split: str, most: int | None) -> dict[str, Any]:
+    environment, name = load(spec), parse(spec).name
+    notes: list[str] = []
+    try:
+        if split == SPLITS[0]:
+            table = environment.get_dataset()
+        else:
+            if environment.build_eval_dataset() is None:
+                notes = [f"{name} has no questions for evaluations: these are the ones it trains on."]
+            table = environment.get_eval_dataset()
+        rows = [_row(table[number]) for number in range(min(len(table), most or len(table)))]
+    except Exception as error:  # whatever the environment raises
+        raise RlvrError(
+            f"{name} of verifiers gives no questions of the {split} split: {' '.join(str(error).split())[:500] or type(error).__name__}"
+        ) from error
+    if not rows:
+        raise RlvrError(f"{name} of verifiers has no questions in the {split} split.")
+    return {"rows": rows, "notes": notes}
+
+
+def _row(row: dict[str, Any]) -> tuple[str, str]:
+    prompt = row["prompt"]
+    last = prompt if isinstance(prompt, str) else text_of(prompt[-1]["content"])
+    return last, json.dumps(row)
+
+
+if __name__ == "__main__":
+    main()

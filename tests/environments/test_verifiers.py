@@ -1,0 +1,215 @@
+"""Environments of verifiers: what they ask and how they are answered, their questions, and runs with them."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verifiers", reason="verifiers is not installed")
+
+from chat_models import write_chat_model
+from checks import findings
+from rlvr_cli.config.shared.questions import split_datasets
+from rlvr_cli.data.datasets import evaluation_spec, load_dataset
+from rlvr_cli.data.packages.verifiers import VerifiersSpec, parse, text_of
+from rlvr_cli.environments.interface import Reply
+from rlvr_cli.environments.open import EnvironmentSpec, check_environment
+from rlvr_cli.environments.pool import EnvironmentPool
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.readers import read_rollouts
+from rlvr_cli.types import Example
+
+TOOL, GAME = "verifiers:rlvr-mine,kind=tool", "verifiers:rlvr-mine,kind=game"
+COMMON = ["--model", "qwen3", "--chat", "--environment-workers", 1, "--sampling-max-tokens", 24]
+COMMON += ["--sampling-min-tokens", 0, "--max-turns", 4, "--max-episode-tokens", 400, "--turn-timeout", 60]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a model to chat with. The environments, `rlvr_mine`, are beside the tests' other helpers."""
+    folder = tmp_path_factory.mktemp("verifiers")
+    write_chat_model(folder / "qwen3", "qwen3", likely=("<tool_call>", "</tool_call>", "<|im_end|>", "{", "}"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rlvr(place, forks):
+    return lambda *arguments, status=0, **more: forks.run(*arguments, cwd=place, status=status, **more)
+
+
+@pytest.fixture(scope="module")
+def pools(place):
+    made = {
+        name: EnvironmentPool(EnvironmentSpec(spec, chat=True), workers=1, timeout=20)
+        for name, spec in {"one": "verifiers:rlvr-mine", "tool": TOOL, "game": GAME}.items()
+    }
+    yield made
+    for pool in made.values():
+        pool.close()
+
+
+@pytest.fixture(scope="module")
+def question(place) -> Example:
+    return load_dataset("verifiers:rlvr-mine", split="train", limit=1).examples[0]
+
+
+def turn(text: str, *calls: dict) -> str:
+    return json.dumps({"text": text, "calls": calls})
+
+
+def test_a_specification_has_arguments_of_any_kind():
+    assert parse("verifiers:owner/a-b") == VerifiersSpec("owner/a-b", {}, None)
+    assert parse('verifiers:a,x=1,y=["b","c"],z=easy,size=9') == VerifiersSpec(
+        "a", {"x": 1, "y": ["b", "c"], "z": "easy"}, 9
+    )
+    assert split_datasets("math,verifiers:a,x=1,gsm8k") == ("math", "verifiers:a,x=1", "gsm8k")
+    assert evaluation_spec("verifiers:a,size=3,x=1") == "verifiers:a,x=1"
+    for spec, problem in {
+        "a,x": "not KEY=VALUE",
+        "a,x=1,x=2": "given twice",
+        "a,size=0": "size",
+        "": "names no",
+    }.items():
+        with pytest.raises(RlvrError, match=problem):
+            parse(f"verifiers:{spec}")
+
+
+def test_questions_are_the_environments_rows(place):
+    training = load_dataset("verifiers:rlvr-mine,step=3,size=5", purpose="train")
+    assert [e.question for e in training.examples] == [f"Double {n}." for n in range(1, 6)]
+    assert [e.id for e in training.examples][:2] == ["rlvr-mine-train-1", "rlvr-mine-train-2"]
+    row = json.loads(training.examples[1].ground_truth)
+    system = {"role": "system", "content": "Be brief."}
+    assert row["prompt"] == [system, {"role": "user", "content": "Double 2."}]
+    assert (row["answer"], row["info"]) == ("6", {"n": 2})
+    evaluation = load_dataset("verifiers:rlvr-mine", limit=2)
+    assert [e.question for e in evaluation.examples] == ["Double 101.", "Double 102."]
+    assert evaluation.notes == []
+    few = load_dataset(f"{TOOL},num=2,size=3")
+    assert len(few.examples) == 2
+    assert few.notes == ["rlvr-mine has no questions for evaluations: these are the ones it trains on."]
+    assert few.too_few == f"{TOOL},num=2,size=3 has only 2 of the 3 examples asked for."
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("verifiers:no-such-thing", "verifiers cannot load no-such-thing: .*installed"),
+        ("verifiers:rlvr-mine,kind=broken", "verifiers cannot load rlvr-mine: .*out of order"),
+        ("verifiers:rlvr-mine,grouped=true", "rewards of a whole group"),
+    ],
+)
+def test_what_cannot_be_loaded_is_said(place, spec, problem):
+    with pytest.raises(RlvrError, match=problem):
+        load_dataset(spec)
+    with (
+        closing(EnvironmentPool(EnvironmentSpec(spec, chat=True), workers=1)) as pool,
+        pytest.raises(RlvrError, match=problem),
+    ):
+        pool.begins  # noqa: B018
+
+
+def test_what_does_not_go_together_is_refused():
+    for spec, problem in {
+        EnvironmentSpec("verifiers:a"): "Add --chat",
+        EnvironmentSpec("verifiers:a,size=3", chat=True): "size, which is for --dataset",
+        EnvironmentSpec("verifiers:a", ("x.py:f",), chat=True): "--tool does not go",
+    }.items():
+        with pytest.raises(RlvrError) as found:
+            check_environment(spec)
+        assert problem in f"{found.value.problem} {found.value.hint}"
+
+
+def test_one_turn_is_judged_by_the_rubric(pools, question):
+    pool = pools["one"]
+    assert (pool.gives_rewards, pool.begins, pool.stop, pool.schemas) == (True, True, (), [])
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Double 1."}]
+    assert pool.begin(question, 1).result().prompt == prompt
+    found = pool.answer(question, 1, [turn("It is 2.")]).result().reply
+    assert found == Reply(done=True, reward=pytest.approx(1 + 0.1 * 8 / 40))
+    assert pool.answer(question, 2, [turn("?")]).result().reply.reward == pytest.approx(0.25 + 0.1 / 40)
+
+
+def test_a_question_of_another_dataset_gets_the_environments_system_prompt(pools):
+    other = Example("x", "Double 7.", "14")
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Double 7."}]
+    assert pools["one"].begin(other, 1).result().prompt == prompt
+    assert pools["game"].answer(other, 1, [turn("a")]).result().reply.calls[0].role == "environment"
+
+
+def test_a_tool_answers_its_calls_and_a_turn_without_one_ends(pools, question):
+    pool = pools["tool"]
+    (schema,) = pool.schemas
+    assert (schema["type"], schema["function"]["name"]) == ("function", "lookup")
+    assert schema["function"]["parameters"]["required"] == ["key"]
+    pool.begin(question, 1).result()
+    calls = [
+        {"name": "lookup", "arguments": {"key": "moon"}},
+        {"name": "nothing", "arguments": {}},
+        {"name": "lookup", "problem": "no JSON"},
+    ]
+    first = turn("Let me see.", *calls)
+    replies = pool.answer(question, 1, [first]).result().reply.calls
+    assert [reply.role for reply in replies] == ["lookup", "tool", "lookup"]
+    assert replies[0].text == "1738"
+    assert [reply.error for reply in replies] == [None, None, "no JSON"]
+    last = pool.answer(question, 1, [first, turn("2")]).result().reply
+    assert last == Reply(done=True, reward=pytest.approx(1 + 0.1 / 40))
+
+
+def test_episodes_of_one_process_go_on_side_by_side_and_are_played_again(pools, question):
+    pool = pools["game"]
+    for seed in (1, 2):
+        pool.begin(question, seed).result()
+    said = {seed: pool.answer(question, seed, [turn("a")]).result().reply.calls[0].text for seed in (1, 2)}
+    more = {seed: pool.answer(question, seed, [turn("a"), turn("b")]).result().reply.calls[0].text for seed in (2, 1)}
+    assert said[1] != said[2]
+    for seed in (1, 2):
+        assert said[seed].split()[0] == more[seed].split()[0]  # the secret of an episode
+        again = pool.play_again(question, seed, [turn("a"), turn("b")]).result()
+        assert [reply.calls[0].text for reply in again.replies] == [said[seed], more[seed]]
+
+
+def test_an_episode_that_fails_or_hangs_costs_itself(place, question):
+    with closing(EnvironmentPool(EnvironmentSpec(GAME, chat=True), workers=1, timeout=3)) as pool:
+        pool.begins  # noqa: B018
+        for seed in (1, 2, 3):
+            pool.begin(question, seed).result()
+        failed = pool.answer(question, 1, [turn("fail")]).result()
+        assert (failed.error, failed.detail) == ("ValueError", "a game that fails")
+        hung = pool.answer(question, 2, [turn("hang")]).result()
+        assert hung.error == "timeout"
+        assert pool.answer(question, 3, [turn("found 2")]).result().reply.done
+
+
+def test_text_is_all_that_a_message_holds():
+    assert text_of(None) == ""
+    assert text_of([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == "ab"
+    with pytest.raises(TypeError, match="something else than text"):
+        text_of([{"type": "image_url", "image_url": {}}])
+
+
+def rows_of(run: Path) -> list[dict]:
+    rows = read_rollouts(run).to_pylist()
+    assert rows
+    return rows
+
+
+def test_eval_of_one_turn(place, rlvr):
+    spec = "verifiers:rlvr-mine"
+    rlvr("eval", *COMMON, "--dataset", f"{spec},size=3", "--environment", spec, "--num-samples", 2, "--run", "one")
+    rows = rows_of(place / "runs/one")
+    assert len(rows) == 6
+    assert findings(place / "runs/one") == []
+    for row in rows:
+        ended = row["episode"]["ended_by"]
+        assert ended in ("environment", "length")
+        assert (row["reward"] >= 0.25) == (ended == "environment")
+        assert "Be brief." in row["prompt"]
+    assert any(row["episode"]["ended_by"] == "environment" for row in rows)
+
+
+def test_questions_without_their_environment_are_refused(rlvr):
+    done = rlvr("eval", *COMMON[:3], "--dataset", "verifiers:rlvr-mine", status=2)
+    assert "The questions of verifiers are graded by their environment alone." in done.err

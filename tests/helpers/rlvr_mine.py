@@ -1,0 +1,63 @@
+"""Environments of verifiers: of one turn, with a tool, and a game that draws, hangs or fails when it is told to."""
+
+import random
+import time
+
+import verifiers as vf
+
+from datasets import Dataset
+
+
+def rows(start, size, step):
+    numbers = range(start, start + size)
+    return Dataset.from_list([{"question": f"Double {n}.", "answer": str(n * step), "info": {"n": n}} for n in numbers])
+
+
+def lookup(key: str) -> str:
+    """Look up a value.
+
+    Args:
+        key: Its name.
+    """
+    return {"moon": "1738"}[key]
+
+
+class Game(vf.MultiTurnEnv):
+    async def setup_state(self, state):
+        state["secret"] = random.randint(1, 1_000_000_000)
+
+    @vf.stop
+    async def found(self, state):
+        return bool(state["trajectory"]) and "found" in state["trajectory"][-1]["completion"][-1].content
+
+    async def env_response(self, messages, state, **kwargs):
+        said = messages[-1].content
+        if "hang" in said:
+            time.sleep(60)
+        if "fail" in said:
+            raise ValueError("a game that fails")
+        return [vf.UserMessage(content=f"{state['secret']} {random.randint(1, 1_000_000_000)}")]
+
+
+def load_environment(kind="one", step=2, num=6, grouped=False):
+    print("a line of the environment's own")
+    if kind == "broken":
+        raise ValueError("out of order")
+
+    def right(completion, answer, info):
+        assert int(answer) == info["n"] * step
+        return 1.0 if answer in completion[-1].content else 0.25
+
+    def longer(completion):
+        return min(len(completion[-1].content), 40) / 40
+
+    def alike(completions):
+        return [0.0 for _ in completions]
+
+    rubric = vf.Rubric(funcs=[alike] if grouped else [right, longer], weights=[1.0] if grouped else [1.0, 0.1])
+    given = {"dataset": rows(1, num, step), "rubric": rubric, "system_prompt": "Be brief."}
+    if kind == "one":
+        return vf.SingleTurnEnv(eval_dataset=rows(101, 4, step), **given)
+    if kind == "tool":
+        return vf.ToolEnv(tools=[lookup], max_turns=3, **given)
+    return Game(max_turns=4, **given)
