@@ -1,6 +1,7 @@
 """Environments of verifiers: what they ask and how they are answered, their questions, and runs with them."""
 
 import json
+import signal
 from contextlib import closing
 from pathlib import Path
 
@@ -17,12 +18,27 @@ from rlvr_cli.environments.interface import Reply
 from rlvr_cli.environments.open import EnvironmentSpec, check_environment
 from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.replay.run import replay_run
+from rlvr_cli.replay.stored import read_stored
 from rlvr_cli.runs.readers import read_rollouts
 from rlvr_cli.types import Example
 
 TOOL, GAME = "verifiers:rlvr-mine,kind=tool", "verifiers:rlvr-mine,kind=game"
 COMMON = ["--model", "qwen3", "--chat", "--environment-workers", 1, "--sampling-max-tokens", 24]
 COMMON += ["--sampling-min-tokens", 0, "--max-turns", 4, "--max-episode-tokens", 400, "--turn-timeout", 60]
+GRPO = [
+    "--n-grpo-steps",
+    2,
+    "--rollout-batch-size",
+    8,
+    "--group-size",
+    4,
+    "--train-batch-size",
+    8,
+    "--eval-examples",
+    2,
+]
+GRPO += ["--gradient-accumulation-steps", 2, "--learning-rate", 1e-4, "--checkpoint-every", 1]
 
 
 @pytest.fixture(scope="module")
@@ -213,3 +229,18 @@ def test_eval_of_one_turn(place, rlvr):
 def test_questions_without_their_environment_are_refused(rlvr):
     done = rlvr("eval", *COMMON[:3], "--dataset", "verifiers:rlvr-mine", status=2)
     assert "The questions of verifiers are graded by their environment alone." in done.err
+
+
+def test_training_with_a_tool_replays_and_resumes(place, rlvr, monkeypatch):
+    monkeypatch.chdir(place)
+    arguments = ["grpo", *COMMON, *GRPO, "--dataset", TOOL, "--environment", TOOL]
+    rlvr(*arguments, "--run", "g")
+    assert findings(place / "runs/g") == []
+    assert replay_run(read_stored(place / "runs/g"), most=None).problems == []
+    rows = rows_of(place / "runs/g")
+    assert all('"name": "lookup"' in row["prompt"] for row in rows)
+    assert any(row["episode"]["tool_calls"] for row in rows)
+    assert any(row["episode"]["ended_by"] == "environment" and row["reward"] >= 0.25 for row in rows)
+    rlvr(*arguments, "--run", "cut", fault="update:2", status=-signal.SIGKILL)
+    rlvr("grpo", "--resume", "cut")
+    assert [row["response_ids"] for row in rows_of(place / "runs/cut")] == [row["response_ids"] for row in rows]
