@@ -182,7 +182,7 @@ def test_every_named_query_is_drawn_or_says_that_it_is_not(tmp_path):
         "searches",
         "summary",
     }
-    without_rows = {"attempts", "best_score_at_k", "grade_errors", "graders", "tools", "turns"}
+    without_rows = {"attempts", "best_score_at_k", "grade_errors", "graders", "subjects", "tools", "turns"}
     assert set(named_queries()) - drawn - undrawn == {"at_k", *without_rows}
 
 
