@@ -52,9 +52,6 @@ WITHOUT_EFFECT = dict.fromkeys(
     "sampler_urls": "where vLLM is; tests/samplers/parallel/test_servers.py",
     "weights_dir": "where vLLM is; tests/samplers/parallel/test_servers.py",
     "cluster": "needs Ray; tests/parallel/test_cluster.py",
-    "nodes": "where the trainers are; tests/training/parallel/test_trainers.py",
-    "rendezvous": "where the trainers are; tests/training/parallel/test_trainers.py",
-    "node_rank": "where the trainers are; tests/training/parallel/test_trainers.py",
     "environment_workers": "how many processes",
 }
 

@@ -29,7 +29,6 @@ from rlvr_cli.training.credit.shaping import rewards_of
 from rlvr_cli.training.loop import RolloutSource, rollout_loop
 from rlvr_cli.training.losses.distillation import DIVERGENCES, distillation
 from rlvr_cli.training.losses.objectives import policy_gradient
-from rlvr_cli.training.parallel.nodes import lend_trainers
 from rlvr_cli.training.planning.plan import distill_plan, print_plan, shared_notes
 from rlvr_cli.training.session import load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
@@ -45,8 +44,6 @@ SHOWN = {
 
 def run(config: DistillConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
-    if lend_trainers(config):
-        return
     config = resumed_config(config, command="distill")
     if not config.teacher:
         raise UsageError("rlvr distill needs a teacher.", "Name one with --teacher: a directory or a hub id.")

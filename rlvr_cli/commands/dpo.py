@@ -23,7 +23,6 @@ from rlvr_cli.terminal import console
 from rlvr_cli.training.loop import RolloutLoop, RolloutSource, data_loop, rollout_loop
 from rlvr_cli.training.losses.chosen import own_loss_facts, preference_loss
 from rlvr_cli.training.pairs import EncodedPairs
-from rlvr_cli.training.parallel.nodes import lend_trainers
 from rlvr_cli.training.planning.plan import FEW_UPDATES, dpo_plan, online_dpo_plan, print_plan, shared_notes
 from rlvr_cli.training.session import inputs_of_traces, load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
@@ -41,8 +40,6 @@ SHOWN = {
 
 def run(config: DpoConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
-    if lend_trainers(config):
-        return
     config = resumed_config(config, command="dpo")
     preference_loss(config)  # raises if a loss of the user's own does not work
     if config.n_dpo_steps:

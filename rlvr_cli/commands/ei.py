@@ -13,7 +13,6 @@ from rlvr_cli.models.tokens.tokenization import pad_id_of
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.terminal import console
 from rlvr_cli.training.loop import RolloutLoop, RolloutSource, rollout_loop
-from rlvr_cli.training.parallel.nodes import lend_trainers
 from rlvr_cli.training.planning.plan import ei_plan, print_plan
 from rlvr_cli.training.session import load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
@@ -25,8 +24,6 @@ SHOWN = {"nll": "loss/nll", "entropy": "policy/entropy"}
 
 def run(config: EiConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
-    if lend_trainers(config):
-        return
     config = resumed_config(config, command="ei")
     rows = config.micro_batch_size
     inputs = load_inputs(config, questions_per_batch=config.ei_batch_size, rows=rows)

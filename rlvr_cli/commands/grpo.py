@@ -25,7 +25,6 @@ from rlvr_cli.training.credit.turns import with_turn_advantages
 from rlvr_cli.training.loop import RolloutLoop, RolloutSource, rollout_loop
 from rlvr_cli.training.losses.chosen import own_loss_facts, policy_gradient_loss, policy_gradient_objective
 from rlvr_cli.training.losses.policy_gradient import LOSSES, Loss
-from rlvr_cli.training.parallel.nodes import lend_trainers
 from rlvr_cli.training.planning.plan import clip_note, grpo_notes, grpo_plan, print_plan
 from rlvr_cli.training.session import load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
@@ -37,8 +36,6 @@ SHOWN = {"entropy": "policy/entropy", "grad": "optimizer/grad_norm"}
 
 def run(config: GrpoConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
-    if lend_trainers(config):
-        return
     config = resumed_config(config, command="grpo")
     loss = policy_gradient_loss(config)
     if config.language_reward:

@@ -20,7 +20,6 @@ from rlvr_cli.training.credit.gae import explained_variance, gae, kl_to_referenc
 from rlvr_cli.training.credit.shaping import rewards_of
 from rlvr_cli.training.loop import RolloutLoop, RolloutSource, rollout_loop
 from rlvr_cli.training.losses.value import actor_critic
-from rlvr_cli.training.parallel.nodes import lend_trainers
 from rlvr_cli.training.planning.plan import ppo_plan, print_plan, shared_notes
 from rlvr_cli.training.session import load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
@@ -32,8 +31,6 @@ SHOWN = {"entropy": "policy/entropy", "value loss": "critic/loss"}
 
 def run(config: PpoConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
-    if lend_trainers(config):
-        return
     config = resumed_config(config, command="ppo")
     rows, num_questions = config.micro_batch_size, config.n_prompts_per_rollout_batch
     inputs = load_inputs(config, questions_per_batch=num_questions, rows=rows)

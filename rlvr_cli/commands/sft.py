@@ -19,7 +19,6 @@ from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.samplers.episodes.turns import chat_turns
 from rlvr_cli.terminal import console
 from rlvr_cli.training.loop import data_loop
-from rlvr_cli.training.parallel.nodes import lend_trainers
 from rlvr_cli.training.planning.plan import print_plan, sft_notes, sft_plan
 from rlvr_cli.training.session import inputs_of_traces, open_trainer
 from rlvr_cli.training.traces import check_lengths, encode_traces
@@ -31,8 +30,6 @@ SHOWN = {"loss": "loss/nll", "entropy": "policy/entropy", "grad": "optimizer/gra
 
 def run(config: SftConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
-    if lend_trainers(config):
-        return
     config = resumed_config(config, command="sft")
     template = load_template(config, model=config.model)
     traces = load_traces(

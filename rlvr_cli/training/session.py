@@ -197,8 +197,7 @@ def divide_devices(config: TrainingConfig, *, engine: str, rows: int) -> tuple[P
     if config.cluster:
         placement = place_on(join(config.cluster).nodes, config.device, trainers=config.trainers, **how)
     else:
-        each = config.trainers // config.nodes
-        placement = place(config.device, cuda_devices=[*capacities], trainers=each, **how)
+        placement = place(config.device, cuda_devices=[*capacities], trainers=config.trainers, **how)
     shape = model_shape(model_path(config.model))
     return placement, memory_plan(config, shape, placement, engine=engine, rows=rows, capacities=capacities)
 

@@ -202,8 +202,8 @@ SAMPLED = {
 }
 TRAINED = {
     "above 0": "learning_rate max_grad_norm",
-    "at_least 0": "eval_every warmup_steps weight_decay checkpoint_every checkpoint_minutes micro_batch_tokens node_rank lora_rank max_grade_errors",
-    "at_least 1": "eval_examples final_eval_examples max_skipped_updates trainers nodes lora_alpha max_model_len samplers",
+    "at_least 0": "eval_every warmup_steps weight_decay checkpoint_every checkpoint_minutes micro_batch_tokens lora_rank max_grade_errors",
+    "at_least 1": "eval_examples final_eval_examples max_skipped_updates trainers lora_alpha max_model_len samplers",
 }
 HELD_OUT = {"at_least 0": "eval_temperature eval_min_tokens", "at_least 1": "eval_max_tokens"}
 GRADED = {"above 0": "grader_timeout"}

@@ -89,8 +89,6 @@ def check_cluster(config: EngineOptions) -> None:
             "--cluster starts samplers on its nodes, and --sampler-urls names servers that run.",
             "Leave one of them out.",
         )
-    if getattr(config, "nodes", 1) > 1:
-        raise RlvrError("--cluster starts the trainers of all machines; --nodes has you do it.", "Leave out --nodes.")
     processes = config.samplers > 1 or getattr(config, "trainers", 1) > 1 or getattr(config, "async_steps", 0)
     if not processes:
         raise RlvrError(

@@ -1,11 +1,11 @@
-"""The run: its seed, name and files; and for training its checkpoints, limits, processes and machines."""
+"""The run: its seed, name and files; and for training its checkpoints, limits and processes."""
 
 import math
 import re
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.parsing.options import Format, Provenance, flag, knob
+from rlvr_cli.config.parsing.options import Format, Provenance, knob
 from rlvr_cli.errors import RlvrError
 
 StopWhen = Literal["never", "diverged"]
@@ -83,23 +83,6 @@ class TrainingRunOptions(RunOptions):
         group="Run",
         free_on_resume=True,
     )
-    nodes: int = knob(
-        1,
-        "Machines that divide the trainers; start the same command on each. The first one has the run.",
-        group="Run",
-        free_on_resume=True,
-        at_least=1,
-    )
-    rendezvous: str = knob(
-        "", "HOST:PORT of the first machine, at which the others find it.", group="Run", free_on_resume=True
-    )
-    node_rank: int | None = knob(
-        None,
-        "Number of this machine, from 0. Default: that of Slurm, else 0 where HOST is this machine.",
-        group="Run",
-        free_on_resume=True,
-        at_least=0,
-    )
     dry_run: bool = knob(False, "Print the plan and stop.", group="Run", common=True, free_on_resume=True)
     max_grade_errors: float = knob(
         0.1,
@@ -114,25 +97,6 @@ class TrainingRunOptions(RunOptions):
     def time_limit_seconds(self) -> float:
         """The time limit in seconds; infinity without one."""
         return _seconds(self.time_limit) if self.time_limit else math.inf
-
-
-def check_nodes(config: TrainingRunOptions) -> None:
-    if config.nodes == 1:
-        given = {"rendezvous": bool(config.rendezvous), "node_rank": config.node_rank is not None}
-        name = next((name for name, is_given in given.items() if is_given), None)
-        if name is not None:
-            raise RlvrError(f"{flag(name)} needs --nodes.", "Add --nodes, or leave it out.")
-        return
-    if not re.fullmatch(r"[^\s/]+:[0-9]{1,5}", config.rendezvous):
-        raise RlvrError(
-            f"--rendezvous is {config.rendezvous!r}, where {config.nodes} machines must meet.",
-            "Write the first machine's address and a free port, such as 10.0.0.1:29500.",
-        )
-    if config.trainers % config.nodes:
-        raise RlvrError(
-            f"--trainers {config.trainers} cannot be divided evenly among {config.nodes} machines.",
-            f"--trainers counts those of all machines: use {config.nodes}, {2 * config.nodes}, ...",
-        )
 
 
 def check_time_limit(config: TrainingRunOptions) -> None:

@@ -10,7 +10,7 @@ from rlvr_cli.config.shared.model import ModelOptions
 from rlvr_cli.config.shared.optimization import OptimizationOptions, check_lora, check_optimizer
 from rlvr_cli.config.shared.prompt import PromptOptions, check_prompt
 from rlvr_cli.config.shared.questions import QuestionOptions
-from rlvr_cli.config.shared.run import TrainingRunOptions, check_nodes, check_time_limit
+from rlvr_cli.config.shared.run import TrainingRunOptions, check_time_limit
 from rlvr_cli.config.shared.sampling import check_sampling
 from rlvr_cli.errors import RlvrError
 
@@ -54,7 +54,6 @@ def check_training(config: TrainingConfig) -> None:
     check_sampling(config)
     check_episodes(config)
     check_engine(config)
-    check_nodes(config)
     check_lora(config)
     check_fsdp(config)
     check_servers(config)

@@ -1,10 +1,9 @@
 """The trainer processes of a run, as the command sees them: they are started, told what to do, and ended.
 
-Enters: the options of a training command and a device for each trainer of this machine. Leaves: a `Trainers`. The other
+Enters: the options of a training command and a device for each trainer. Leaves: a `Trainers`. The other
 trainers (`follow`) have a `Replica` of their own and call the methods that this process calls.
 """
 
-import os
 import queue
 import threading
 import time
@@ -20,9 +19,7 @@ from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.parallel.worker import Worker
-from rlvr_cli.terminal import console
 from rlvr_cli.training.parallel.follow import start_trainer
-from rlvr_cli.training.parallel.nodes import rendezvous
 from rlvr_cli.training.parallel.ranks import ALONE, LOOPBACK, RankLost, Ranks, await_others, join, listen
 from rlvr_cli.training.parallel.replica import share
 from rlvr_cli.training.parallel.sharded_replica import WholeState, open_replica
@@ -52,10 +49,10 @@ class Trainers:
     def __init__(
         self, config: TrainingConfig, *, devices: Sequence[str], check: Callable[[], None], address: str = LOOPBACK
     ) -> None:
-        """Start the other trainers of this machine or cluster, wait for those of others, and load the model in all of them.
+        """Start the other trainers, and load the model in all of them.
 
         Args:
-            devices: of each trainer of this machine or cluster, this process first.
+            devices: of each trainer, this process first: of this machine, or places on a cluster.
             address: at which those of the cluster reach this process.
             check: called while this process waits; it ends that by raising an error.
 
@@ -77,14 +74,7 @@ class Trainers:
     def _start(
         self, config: TrainingConfig, devices: Sequence[str], *, check: Callable[[], None], address: str
     ) -> None:
-        host, port = rendezvous(config) if config.nodes > 1 else (address, 0)
-        try:
-            store, address = listen(host, port)
-        except OSError as error:
-            raise RlvrError(
-                f"The trainers cannot meet at {host}:{port}: {os.strerror(error.errno or 0)}.",
-                "--rendezvous names an address of the first machine, and a free port there.",
-            ) from error
+        store, address = listen(address)
         size = config.trainers
         for rank, device in enumerate(devices[1:], start=1):
             self._workers.append(start_trainer(rank, size=size, address=address, place=device))
@@ -93,10 +83,6 @@ class Trainers:
             check()
             self._check()
 
-        if config.nodes > 1:
-            console.say(
-                f"machine        1 of {config.nodes}: waits at {address} for {size - len(devices)} trainers of the others"
-            )
         await_others(store, size, check=wait)
         with self._losses_as_user_errors():
             device = torch.device(devices[0])
@@ -161,7 +147,7 @@ class Trainers:
                 self._ranks.broadcast(None)
 
     def close(self) -> None:
-        """End the other trainers of this machine; those of others notice it. Closing twice is allowed."""
+        """End the other trainers. Closing twice is allowed."""
         for worker in self._workers:
             worker.kill()
         self._workers.clear()
@@ -172,7 +158,7 @@ class Trainers:
         """Wait some seconds, and name the other trainers that gave no sign of life meanwhile.
 
         Raises:
-            RlvrError: one of this machine has ended.
+            RlvrError: one has ended.
         """
         before, until = self._ranks.signs_of_life(), time.monotonic() + _PATIENCE
         while time.monotonic() < until:

@@ -350,7 +350,7 @@ def options_that_fit(
                 engine=of,
                 in_process=not config.samples_apart,
                 cuda_devices=[*devices],
-                trainers=config.trainers // config.nodes,
+                trainers=config.trainers,
                 samplers=config.samplers,
             )
             plan = memory_plan(smaller, shape, placement, engine=of, rows=fewer, capacities=devices)
@@ -494,7 +494,7 @@ def memory_lines(plan: MemoryPlan, placement: Placement, *, engine: str) -> dict
 
 def gpus_line(config: TrainingConfig, shape: Mapping[str, int], *, engine: str, rows: int) -> str:
     """Say which GPUs the run fits, and what makes it fit the others."""
-    kind, trainers = engine_kind(engine), config.trainers // config.nodes
+    kind, trainers = engine_kind(engine), config.trainers
     apart = config.async_steps and (trainers > 1 or (kind.share is None and not kind.elsewhere))
     count = trainers + (config.samplers if config.samplers > 1 else bool(apart))
     found = {

@@ -4,12 +4,10 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,10 +29,8 @@ from killed import (
     weights_of,
     write_pairs,
 )
-from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.models.identity import builtin_model_path
-from rlvr_cli.runs.readers import read_run
-from rlvr_cli.training.parallel.nodes import node_rank
+from rlvr_cli.runs.readers import metadata_bytes, read_run
 from teachers import write_teacher
 
 TWO = ("--trainers", "2")
@@ -360,92 +356,19 @@ def test_what_shards_do_not_go_with(forks: Forks, tmp_path: Path, options: str, 
 # Several machines, which here are one
 
 
-def two_machines(run: Path) -> tuple[list[str], list[str]]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    meeting = ["--nodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--node-rank"]
-    command = begin_or_resume(run, GRPO_2)
-    if "--trainers" not in command:
-        command += TWO
-    return [*command, *meeting, "0"], [*command, *meeting, "1"]
-
-
 @pytest.mark.slow
-def test_two_machines_give_the_bytes_of_one_with_two_trainers(forks: Forks, whole: Path, tmp_path: Path):
-    first, second = two_machines(tmp_path / "runs/whole")
-    (tmp_path / "other").mkdir()
-    waiting = forks.start(*second, cwd=tmp_path / "other")
-    done = forks.run(*first, cwd=tmp_path, status=0)
-    other = forks.wait(waiting)
-    assert other.status == 0, other.said
-    assert "machine        1 of 2: waits at 127.0.0.1:" in done.err
-    assert "machine        2 of 2: trainers 1 to 1 of 2" in other.err
-    assert not (tmp_path / "other/runs").exists(), "the first machine has the run"
-    assert weights_of(tmp_path / "runs/whole") == weights_of(whole)
-
-
-@pytest.mark.parametrize(
-    "victim", [pytest.param(v, marks=pytest.mark.slow) for v in ("first", "second", "interrupted")]
-)
-def test_a_machine_that_is_lost_ends_all_and_the_run_goes_on(forks: Forks, whole: Path, tmp_path: Path, victim: str):
-    run, folder = tmp_path / "one/runs/cut", tmp_path / "other"
-    faults = {"first": "update:5", "second": "", "interrupted": "update:5:term"}
-    for place in (tmp_path / "one", folder):
-        place.mkdir()
-    first, second = two_machines(run)
-    waiting = forks.start(*second, cwd=folder, fault="trainer1.backward:7" if victim == "second" else "")
-    done = forks.run(*first, cwd=tmp_path / "one", fault=faults[victim])
-    other = forks.wait(waiting)
-    assert done.status == {"first": -signal.SIGKILL, "second": 1, "interrupted": 130}[victim], done.said
-    assert other.status == 1, other.said
-    assert "Traceback" not in done.said + other.said
-    assert_nothing_runs_in(tmp_path)
-    first, second = two_machines(run)
-    waiting = forks.start(*second, cwd=folder)
-    forks.run(*first, cwd=tmp_path / "one", status=0)
-    assert forks.wait(waiting).status == 0
+def test_a_run_of_the_options_for_several_machines_goes_on(forks: Forks, whole: Path, tmp_path: Path):
+    """They were `--nodes`, `--rendezvous` and `--node-rank` until there was `--cluster`."""
+    run = tmp_path / "runs/cut"
+    go_on(forks, run, GRPO_2, fault="update:3", status=-signal.SIGKILL)
+    stored = read_run(run).metadata
+    stored["config"] |= {"nodes": 2, "rendezvous": "10.0.0.1:29500", "node_rank": 0}
+    (run / "run.json").write_bytes(metadata_bytes(stored))
+    go_on(forks, run, GRPO_2)
     assert_ended_as(whole, run)
 
 
-@pytest.mark.slow
-def test_a_machine_waits_until_it_is_told_to_stop(forks: Forks, tmp_path: Path):
-    first, second = two_machines(tmp_path / "runs/whole")
-    for command, said in ((first, "waits at"), (second, "waiting for the first machine")):
-        call = forks.start(*command, cwd=tmp_path)
-        time.sleep(8)
-        os.kill(call.pid, signal.SIGTERM)
-        if command is second:
-            time.sleep(1.5)
-            os.kill(call.pid, signal.SIGTERM)
-        done = forks.wait(call)
-        assert done.status == 130, done.said
-        assert said in done.err
-        assert_nothing_runs_in(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("options", "status", "said"),
-    [
-        ("--nodes 2", 2, "10.0.0.1:29500"),
-        ("--nodes 2 --rendezvous 10.0.0.1", 2, "10.0.0.1:29500"),
-        ("--nodes 2 --rendezvous h:1 --trainers 3", 2, "use 2, 4"),
-        ("--rendezvous h:1", 2, "--rendezvous needs --nodes"),
-        ("--node-rank 1", 2, "--node-rank needs --nodes"),
-        ("--nodes 2 --rendezvous h:1 --trainers 2 --node-rank 2", 1, "there are 2 machines"),
-        ("--nodes 3 --rendezvous 192.0.2.7:1 --trainers 3", 1, "Add --node-rank"),
-        ("--nodes 2 --rendezvous 192.0.2.7:1 --trainers 2 --node-rank 0", 1, "cannot meet at 192.0.2.7:1"),
-    ],
-)
-def test_machines_that_cannot_meet(forks: Forks, tmp_path: Path, options: str, status: int, said: str):
-    done = forks.run(*GRPO, *options.split(), cwd=tmp_path, status=status)
-    assert said in done.err
-
-
-def test_slurm_numbers_the_machines(monkeypatch):
-    config = GrpoConfig(nodes=4, trainers=4, rendezvous="192.0.2.7:29500")
-    monkeypatch.setenv("SLURM_NODEID", "3")
-    assert node_rank(config) == 3
-    assert node_rank(replace(config, node_rank=2)) == 2
-    monkeypatch.delenv("SLURM_NODEID")
-    assert node_rank(replace(config, rendezvous="127.0.0.1:29500")) == 0
-    assert node_rank(replace(config, nodes=2)) == 1
+@pytest.mark.parametrize("option", ["--nodes", "--rendezvous", "--node-rank"])
+def test_the_options_for_several_machines_name_cluster(forks: Forks, tmp_path: Path, option: str):
+    done = forks.run(*GRPO, option, "2", cwd=tmp_path, status=2)
+    assert "--cluster" in done.err
