@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr_cli.config.parsing.options import nearest
-from rlvr_cli.config.shared.questions import REASONING_GYM, split_outside_brackets
+from rlvr_cli.config.shared.questions import REASONING_GYM, named_arguments, split_outside_brackets
 from rlvr_cli.data.synthetic import split_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.reasoning_gym import entry_of, families, ground_truth_of, open_family, option_defaults
@@ -69,17 +69,7 @@ def parse(spec: str, *, limit: int | None = None, seed: int = 0) -> GymSpec:
     Raises:
         RlvrError: it is not `reasoning-gym:FAMILY[,KEY=VALUE...]`, or size or seed is out of range.
     """
-    family, *pairs = split_outside_brackets(spec.removeprefix(REASONING_GYM))
-    config: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals or not key.isidentifier() or key in config:
-            what = "is given twice" if key in config else "is not KEY=VALUE"
-            raise RlvrError(f"{pair!r} in {spec!r} {what}.", f"For example {EXAMPLE}.")
-        try:
-            config[key] = json.loads(text)
-        except ValueError:
-            config[key] = text
+    family, config = named_arguments(spec, prefix=REASONING_GYM, example=EXAMPLE)
     size, seed = config.pop("size", limit or SIZE), config.pop("seed", seed)
     if type(size) is not int or size < 1:
         raise RlvrError(f"The size in {spec!r} is not a number of questions.", f"For example {EXAMPLE}.")

@@ -72,7 +72,7 @@ class Cluster:
         ]
         self._group: Any = None
         self._bundles: list[str] = []  # the node of each of the group's
-        self._contents: dict[int, tuple[int, Any]] = {}
+        self._content: tuple[SharedMemory, int, Any] | None = None  # of which memory, after which write, in the store
 
     def reserve(self, places: Sequence[str], *, first: bool) -> str:
         """Have the cluster keep these places for this run, instead of those that it kept.
@@ -127,11 +127,9 @@ class Cluster:
 
     def content(self, memory: SharedMemory) -> Any:
         """What is in the memory, in the cluster's object store: it goes to each node once, however many workers read it there."""
-        written, reference = self._contents.get(id(memory), (0, None))
-        if written != memory.writes:
-            reference = ray.put(np.frombuffer(memory.mapped(), dtype=np.uint8))
-            self._contents[id(memory)] = memory.writes, reference
-        return reference
+        if self._content is None or self._content[0] is not memory or self._content[1] != memory.writes:
+            self._content = memory, memory.writes, ray.put(np.frombuffer(memory.mapped(), dtype=np.uint8))
+        return self._content[2]
 
     def _node(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)

@@ -123,7 +123,7 @@ def test_what_cannot_be_loaded_is_said(place, spec, problem):
         closing(EnvironmentPool(EnvironmentSpec(spec, chat=True), workers=1)) as pool,
         pytest.raises(RlvrError, match=problem),
     ):
-        pool.begins  # noqa: B018
+        pool.begins  # noqa: B018  # it starts a process
 
 
 def test_what_does_not_go_together_is_refused():
@@ -189,7 +189,7 @@ def test_episodes_of_one_process_go_on_side_by_side_and_are_played_again(pools, 
 
 def test_an_episode_that_fails_or_hangs_costs_itself(place, question):
     with closing(EnvironmentPool(EnvironmentSpec(GAME, chat=True), workers=1, timeout=3)) as pool:
-        pool.begins  # noqa: B018
+        pool.begins  # noqa: B018  # it starts a process
         for seed in (1, 2, 3):
             pool.begin(question, seed).result()
         failed = pool.answer(question, 1, [turn("fail")]).result()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,21 +17,33 @@ import pytest
 from killed import GRPO, assert_ended_as, rows_of, weights_of
 
 pytest.importorskip("ray", reason="needs the extra ray")
-pytestmark = pytest.mark.xdist_group("ray")
+pytestmark = pytest.mark.slow
 
 NODES = Path(__file__).parents[1] / "helpers/processes/nodes.py"
 EVAL = shlex.split("eval --dataset arithmetic:24 --num-samples 2 --sampling-max-tokens 16 --max-batch-size 1")
 TWO = shlex.split("--trainers 2 --samplers 2 --kl-coef 0.01 --max-batch-size 1")
 
 
+@dataclass
+class Nodes:
+    """The process of `nodes.py`, and the address of its cluster."""
+
+    process: subprocess.Popen
+    address: str
+
+    def kill_the_second(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+
 @contextmanager
-def nodes() -> Iterator[subprocess.Popen]:
+def nodes() -> Iterator[Nodes]:
     with subprocess.Popen([sys.executable, str(NODES)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as it:
         assert it.stdin
         assert it.stdout
-        it.address = it.stdout.readline().strip()  # type: ignore[attr-defined]
         try:
-            yield it
+            yield Nodes(it, it.stdout.readline().strip())
         finally:
             it.stdin.close()
 
@@ -38,7 +51,7 @@ def nodes() -> Iterator[subprocess.Popen]:
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     with nodes() as cluster:
-        yield cluster.address  # type: ignore[attr-defined]
+        yield cluster.address
 
 
 @dataclass
@@ -61,12 +74,13 @@ def rlvr(*arguments: str, cwd: Path, status: int = 0, **variables: str) -> Done:
     return Done(process.returncode, out, err)
 
 
-def workers() -> set[str]:
-    """The processes of all runs that are no environments: each is the child of an actor or of a command."""
+def workers(mark: str) -> set[str]:
+    """The workers of the command that was begun with RLVR_TEST_MARK: on the nodes they have the variable from it."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if b"rlvr_cli.parallel.child" in path.read_bytes():
+            ours = f"RLVR_TEST_MARK={mark}\0".encode() in path.with_name("environ").read_bytes()
+            if ours and b"rlvr_cli.parallel.child" in path.read_bytes():
                 found.add(path.parent.name)
         except OSError:
             pass  # it has just ended
@@ -115,18 +129,18 @@ def test_a_trainer_that_dies_ends_the_run_which_goes_on_to_the_same_bytes(addres
 
 
 def test_a_command_that_is_killed_leaves_nothing_running(address, tmp_path: Path):
-    before = workers()
-    command = begin(*EVAL, "--samplers", "2", "--cluster", address, "--num-samples", "999", cwd=tmp_path)
+    mark, samplers = uuid.uuid4().hex, ["--samplers", "2", "--cluster", address, "--num-samples", "999"]
+    command = begin(*EVAL, *samplers, cwd=tmp_path, RLVR_TEST_MARK=mark)
     until = time.monotonic() + 120
-    while not workers() - before and time.monotonic() < until:
+    while not workers(mark) and time.monotonic() < until:
         time.sleep(0.1)
-    assert workers() - before
+    assert workers(mark)
     command.send_signal(signal.SIGKILL)
     command.communicate()
     until = time.monotonic() + 30
-    while workers() - before and time.monotonic() < until:
+    while workers(mark) and time.monotonic() < until:
         time.sleep(0.1)
-    assert not workers() - before
+    assert not workers(mark)
 
 
 def test_what_goes_wrong_is_told_before_anything_is_loaded(address, tmp_path: Path):
@@ -143,17 +157,15 @@ def test_what_goes_wrong_is_told_before_anything_is_loaded(address, tmp_path: Pa
 
 def test_a_node_that_dies_costs_no_row(one_sampler: Path, tmp_path: Path):
     with nodes() as cluster:
-        assert cluster.stdin
-        assert cluster.stdout
-        options = ["--samplers", "4", "--cluster", cluster.address, "--run", "cut"]  # type: ignore[attr-defined]
-        before = workers()
-        command = begin(*EVAL, *options, cwd=tmp_path, RLVR_FAULT="sampler1.completion:2:stop")
+        options = ["--samplers", "4", "--cluster", cluster.address, "--run", "cut"]
+        mark = uuid.uuid4().hex
+        stopped = {"RLVR_FAULT": "sampler1.completion:2:stop", "RLVR_TEST_MARK": mark}
+        command = begin(*EVAL, *options, cwd=tmp_path, **stopped)
         rows = tmp_path / "runs/cut"
         until = time.monotonic() + 120
-        while len(workers() - before) < 4 and time.monotonic() < until and command.poll() is None:
+        while len(workers(mark)) < 4 and time.monotonic() < until and command.poll() is None:
             time.sleep(0.1)
-        cluster.stdin.write("\n")
-        cluster.stdin.flush()
+        cluster.kill_the_second()
         out, err = command.communicate(timeout=200)
         assert command.returncode == 0, out + err
     assert "n2" in err

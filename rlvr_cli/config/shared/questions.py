@@ -1,8 +1,11 @@
 """The questions: which dataset, and which of its fields."""
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 from rlvr_cli.config.parsing.options import knob
+from rlvr_cli.errors import RlvrError
 
 REASONING_GYM = "reasoning-gym:"  # begins the names of its datasets: reasoning-gym:FAMILY[,KEY=VALUE...]
 VERIFIERS = "verifiers:"  # begins the names of its datasets and environments: verifiers:ID[,KEY=VALUE...]
@@ -39,6 +42,25 @@ def split_outside_brackets(text: str) -> list[str]:
         else:
             pieces[-1] += character
     return pieces
+
+
+def named_arguments(spec: str, *, prefix: str, example: str) -> tuple[str, dict[str, Any]]:
+    """Read `PREFIXNAME[,KEY=VALUE...]`: the name, and the values by key; a value is JSON, or else a bare word.
+
+    Raises RlvrError, with the example, for what is not KEY=VALUE or is given twice.
+    """
+    name, *pairs = split_outside_brackets(spec.removeprefix(prefix))
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key.isidentifier() or key in values:
+            what = "is given twice" if key in values else "is not KEY=VALUE"
+            raise RlvrError(f"{pair!r} in {spec!r} {what}.", f"For example {example}.")
+        try:
+            values[key] = json.loads(text)
+        except ValueError:
+            values[key] = text
+    return name, values
 
 
 def split_datasets(text: str) -> tuple[str, ...]:

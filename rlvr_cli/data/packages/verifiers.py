@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from rlvr_cli.config.shared.questions import VERIFIERS, split_outside_brackets
+from rlvr_cli.config.shared.questions import VERIFIERS, named_arguments
 from rlvr_cli.data.synthetic import SPLITS
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.process import die_with_parent
@@ -34,17 +34,7 @@ class VerifiersSpec(NamedTuple):
 
 def parse(spec: str) -> VerifiersSpec:
     """Read a specification. Raises RlvrError unless it is `verifiers:ID[,KEY=VALUE...][,size=N]`."""
-    name, *pairs = split_outside_brackets(spec.removeprefix(VERIFIERS))
-    arguments: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals or not key.isidentifier() or key in arguments:
-            what = "is given twice" if key in arguments else "is not KEY=VALUE"
-            raise RlvrError(f"{pair!r} in {spec!r} {what}.", f"For example {EXAMPLE}.")
-        try:
-            arguments[key] = json.loads(text)
-        except ValueError:
-            arguments[key] = text
+    name, arguments = named_arguments(spec, prefix=VERIFIERS, example=EXAMPLE)
     size = arguments.pop("size", None)
     if not name:
         raise RlvrError(f"{spec!r} names no environment.", f"For example {EXAMPLE}.")

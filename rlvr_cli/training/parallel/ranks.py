@@ -225,20 +225,19 @@ def losses_within() -> Iterator[None]:
         raise
 
 
-def listen(host: str = LOOPBACK, port: int = 0) -> tuple[TCPStore, str]:
-    """Begin to listen for the other ranks, as rank 0.
+def listen(host: str = LOOPBACK) -> tuple[TCPStore, str]:
+    """Begin to listen for the other ranks, as rank 0, at any free port.
 
     Args:
         host: an address of this machine.
-        port: 0: any free one.
 
     Returns:
         The store for `join`, and HOST:PORT for the other ranks.
 
     Raises:
-        OSError: the address is not this machine's, or the port is taken.
+        OSError: the address is not this machine's.
     """
-    server = socket.create_server((host, port))
+    server = socket.create_server((host, 0))
     port = server.getsockname()[1]
     store = TCPStore(
         host, port, is_master=True, wait_for_workers=False, timeout=WITHIN_AN_UPDATE, master_listen_fd=server.detach()
