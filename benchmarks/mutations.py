@@ -1415,6 +1415,7 @@ VIEW = [
         ("any cookie opens the view", 'if self._is_token(request.cookies.get(self._cookie, "")):', "if True:", f"{SERVED}without_the_token"),
         ("any token becomes a cookie", "if not self._is_token(token):", "if False:", f"{SERVED}another_token"),
         ("any Host is this machine's", 'if not self._is_ours(Headers(scope=scope).get("host", "")):', "if False:", f"{SERVED}not_this_machines"),
+        ("a signal ends the answer and not the server", "server.should_exit = True", "raise KeyboardInterrupt", f"{SERVED}middle_of_an_answer"),
         ("the view takes every method", 'if request.method not in ("GET", "HEAD"):', "if False:", f"{SERVED}only_reads"),
         ("a page of the view stays as it was first made", "if kept is None or kept[0] != state:", "if kept is None:", f"{SERVED}not_sent_again"),
         ("any directory is a run of the view", "if name not in paths:", "if False:", f"{SERVED}only_runs_of_the_directory"),

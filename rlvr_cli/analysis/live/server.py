@@ -256,13 +256,6 @@ def names_of(host: str) -> list[str]:
 
 def serve(app: ASGIApp, listener: socket.socket, *, started: Callable[[], None]) -> None:
     """Answer requests until Ctrl-C, or another signal to stop."""
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, stop)
     config = uvicorn.Config(
         app,
         log_level="error",
@@ -274,11 +267,20 @@ def serve(app: ASGIApp, listener: socket.socket, *, started: Callable[[], None])
     )
     server = uvicorn.Server(config)
 
+    def stop(number: int, frame: object) -> None:
+        """Ask the server to stop: an exception here would end the answer that is being given, and not the server."""
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, stop)
+
     async def run() -> None:
         task = asyncio.ensure_future(server.serve(sockets=[listener]))
         while not server.started and not task.done():
             await asyncio.sleep(0.01)
-        started()
+        if server.started:
+            started()
         await task
 
     with suppress(KeyboardInterrupt):  # uvicorn has closed its connections, and raises the signal again

@@ -4,6 +4,9 @@ import itertools
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -574,3 +577,28 @@ def test_databases_are_lent_again_only_for_the_same_rollouts(root):
         with databases.lease([few]):
             pass
     databases.close()
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGHUP, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGTERM))]
+)
+def test_a_signal_in_the_middle_of_an_answer_ends_the_server_after_it(number):
+    script = f"""
+import os, signal, threading, urllib.request
+from rlvr_cli.analysis.live.server import listen, serve
+
+signal.signal({number:d}, signal.default_int_handler)
+
+async def app(scope, receive, send):
+    signal.raise_signal({number:d})
+    await send({{"type": "http.response.start", "status": 200, "headers": []}})
+    await send({{"type": "http.response.body", "body": b"whole"}})
+
+listener = listen("127.0.0.1", 0)
+address = f"http://127.0.0.1:{{listener.getsockname()[1]}}"
+ask = threading.Thread(target=lambda: print(urllib.request.urlopen(address, timeout=30).read().decode()))
+serve(app, listener, started=ask.start)
+ask.join()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "whole\n", "")
