@@ -4,6 +4,7 @@ Enters: --cluster, and places. Leaves: the nodes, and a `RayWorker` for each pla
 `Host`, an actor; whatever happens to the command, Ray ends the actor, and that its worker.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -47,12 +48,13 @@ class Cluster:
                 ray.init(
                     address=address,
                     log_to_driver=False,
-                    logging_level="ERROR",
+                    logging_level=logging.ERROR,
                     runtime_env={"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}},
                 )
                 # Ray prints of nodes that died on stdout, which is for results; a worker's loss is told by us.
-                with suppress(AttributeError):
-                    ray._private.worker.global_worker.gcs_error_subscriber.close()
+                with suppress(AttributeError, KeyError):
+                    inside: Any = vars(ray)["_private"]
+                    inside.worker.global_worker.gcs_error_subscriber.close()
         except (OSError, RuntimeError, ValueError, RayError) as error:
             raise RlvrError(
                 f"There is no cluster at {address}: {str(error).splitlines()[0]}",
@@ -139,14 +141,14 @@ class Cluster:
         group = PlacementGroupSchedulingStrategy(
             self._group, placement_group_bundle_index=self._bundles.index(node_of(place) or "")
         )
-        actor = ray.remote(
-            num_cpus=0 if on_gpu else 1,
-            num_gpus=int(on_gpu),
-            max_restarts=0,
-            concurrency_groups={"send": 1, "receive": 1, "wait": 1},
-            scheduling_strategy=group,
-        )
-        return actor(kind).remote(**arguments)
+        options: dict[str, Any] = {
+            "num_cpus": 0 if on_gpu else 1,
+            "num_gpus": int(on_gpu),
+            "max_restarts": 0,
+            "concurrency_groups": {"send": 1, "receive": 1, "wait": 1},
+            "scheduling_strategy": group,
+        }
+        return ray.remote(**options)(kind).remote(**arguments)
 
 
 class _Keeper:
