@@ -1430,10 +1430,34 @@ VIEW = [
 ]  # fmt: skip
 
 COPIES = "tests/runs/remote/test_copies.py::test_"
+VIEWS = "tests/runs/remote/test_views.py::test_"
 STORAGE = [
     *mutations_of(
+        "runs/remote/views.py",
+        ("a check reads the cache", "self._take(path, fresh=True)", "self._take(path, fresh=False)", f"{VIEWS}check_verifies_what_is_in_the_store_and_not_what_is_in_the_cache"),
+        ("all files are fetched at once", "run.fetch([MANIFEST, RUN_FILE])", "run.fetch(index.files)", f"{VIEWS}a_query_has_the_answer_of_the_local_run"),
+        ("a run is never opened anew", "if time.monotonic() - at >= seconds:", "if False:", f"{VIEWS}a_run_stays_as_it_was_opened_until_one_looks_again"),
+        ("old states of a run stay", "for old in states[:-KEPT]:", "for old in []:", f"{VIEWS}a_run_stays_as_it_was_opened_until_one_looks_again"),
+        ("a broken index hides all runs", "    if problems and not found:", "    if problems:", f"{VIEWS}one_broken_index_does_not_hide_the_others"),
+    ),
+    *mutations_of(
+        "runs/remote/cache.py",
+        ("the cache grows for ever", "if total <= self._most or", "if True or", f"{VIEWS}the_cache_has_a_bound"),
+        ("what was just opened is removed", "opened > time.time() - IN_USE_SECONDS", "opened > time.time()", f"{VIEWS}the_cache_has_a_bound"),
+        ("the cache keeps what has another sum", "            if wanted in (None, found):", "            if True:", f"{VIEWS}check_verifies_what_is_in_the_store_and_not_what_is_in_the_cache"),
+        ("nothing is found in the cache", "while fresh or not self._linked(kept, target, size=file.bytes):", "while fresh or not kept.unlink(missing_ok=True) and not self._linked(kept, target, size=file.bytes):", f"{VIEWS}without_links_the_cache_has_copies"),
+    ),
+    *mutations_of(
+        "runs/readers.py",
+        ("a part that the copy lacks is not missed", "        if size is None:", "        if size is None and not (size := entry.bytes):", f"{VIEWS}a_part_that_the_index_lacks_is_a_problem"),
+    ),
+    *mutations_of(
+        "runs/storage/sources.py",
+        ("messages name files of the cache", "        if source := _sources.get(folder):", "        if False:", f"{VIEWS}a_query_has_the_answer_of_the_local_run"),
+    ),
+    *mutations_of(
         "runs/remote/copies.py",
-        ("what was sent is not read back", "if _received(store.stream(key)) != file:", "if False:", f"{COPIES}what_did_not_arrive_as_it_was_sent_is_noticed"),
+        ("what was sent is not read back", "if received(store.stream(key)) != file:", "if False:", f"{COPIES}what_did_not_arrive_as_it_was_sent_is_noticed"),
         ("a damaged object is fetched", "        if found != files[path]:", "        if False:", f"{COPIES}a_damaged_copy_is_not_fetched"),
         ("an older state of a run replaces its copy", "if lost or index.wall_seconds < before.wall_seconds:", "if False:", f"{COPIES}a_run_goes_on_elsewhere_and_comes_back"),
         ("another run replaces a copy", "if (index.run_id, index.created_at) != (before.run_id, before.created_at):", "if False:", f"{COPIES}a_run_goes_on_elsewhere_and_comes_back"),

@@ -71,7 +71,8 @@ def _candidates(kind: str, command: str, runs_dir: Path, typed: str) -> Candidat
 
 def _runs(runs_dir: Path, *, command: str = "") -> Candidates:
     """Yield the runs, newest first; with `command`, only the runs of that command."""
-    from rlvr_cli.runs.readers import RUN_FILE, run_names
+    from rlvr_cli.runs.manifest import RUN_FILE
+    from rlvr_cli.runs.readers import run_names
 
     for name in run_names(runs_dir):
         metadata: Any = {}

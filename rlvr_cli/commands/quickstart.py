@@ -23,7 +23,8 @@ from rlvr_cli.config.quickstart import QuickstartConfig
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.process import STOP_SIGNALS
 from rlvr_cli.rollouts.metrics import AVERAGED, generation_metrics
-from rlvr_cli.runs.readers import RUN_NAME, read_rollouts
+from rlvr_cli.runs.manifest import RUN_NAME
+from rlvr_cli.runs.readers import read_rollouts
 from rlvr_cli.runs.storage.files import os_errors_as_user_errors
 from rlvr_cli.terminal import console, tables
 

@@ -23,7 +23,8 @@ from rlvr_cli.config.parsing.options import Format
 from rlvr_cli.config.sweep import SweepConfig
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.lock import Lock
-from rlvr_cli.runs.readers import ENDED, RUN_NAME, RunInfo, read_run
+from rlvr_cli.runs.manifest import RUN_NAME
+from rlvr_cli.runs.readers import ENDED, RunInfo, read_run
 from rlvr_cli.runs.storage.files import check_can_write, os_errors_as_user_errors
 from rlvr_cli.sweeps.emitted import emitted
 from rlvr_cli.sweeps.experiment import (

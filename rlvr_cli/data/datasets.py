@@ -40,7 +40,7 @@ from rlvr_cli.data.mmlu import MMLU, mmlu_rows
 from rlvr_cli.data.packages import verifiers
 from rlvr_cli.data.synthetic import SPLITS, arithmetic, check_split, countdown, multiplication
 from rlvr_cli.errors import RlvrError, missing_extra
-from rlvr_cli.runs.readers import RUN_FILE
+from rlvr_cli.runs.manifest import RUN_FILE
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.manifest import METRICS, ROLLOUTS, Entry, matches, part_name
+from rlvr_cli.runs.manifest import METRICS, ROLLOUTS, RUN_FILE, Entry, matches, part_name
 from rlvr_cli.runs.readers import (
-    RUN_FILE,
     parsed_table,
     part_tables,
     read_index,

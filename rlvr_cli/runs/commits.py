@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
-from rlvr_cli.runs.manifest import METRICS, Entry, entry_of, line_of, matches
-from rlvr_cli.runs.readers import MANIFEST, read_manifest
+from rlvr_cli.runs.manifest import MANIFEST, METRICS, Entry, entry_of, line_of, matches
+from rlvr_cli.runs.readers import read_manifest
 from rlvr_cli.runs.storage.files import (
     atomic_write,
     close_private,

@@ -21,6 +21,7 @@ from rlvr_cli.runs.storage.files import (
     utc_now,
     write_all,
 )
+from rlvr_cli.runs.storage.sources import source_of
 
 LOCK = ".lock"
 _CLOCK_SECONDS = 60.0  # by which clocks may have been set since
@@ -107,6 +108,8 @@ def holder_of(run: Path) -> dict[str, Any] | None:
 
     Of a process on another machine it is not known whether it still runs.
     """
+    if source := source_of(run):
+        return source.holder()
     for name in (LOCK, LOCK + ".exclusive"):
         with suppress(RlvrError, ValueError, TypeError, KeyError, RecursionError):
             if holder := _read(read_regular(run, name)):

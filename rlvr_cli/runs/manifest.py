@@ -15,7 +15,9 @@ from typing import Any, NamedTuple, get_args
 from rlvr_cli.runs.storage.schemas import newer_version
 from rlvr_cli.types import Phase
 
-METRICS = "metrics.parquet"
+RUN_FILE, MANIFEST, METRICS = "run.json", "manifest.jsonl", "metrics.parquet"
+RESERVE = ".reserve"  # removed when the run is closed
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 ROLLOUTS, GRADES, SEGMENTS = FOLDERS = ("rollouts", "grades", "segments")  # of parts
 
 _PART_PATH = re.compile(

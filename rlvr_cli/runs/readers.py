@@ -19,8 +19,11 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.manifest import (
     FOLDERS,
     GRADES,
+    MANIFEST,
     METRICS,
     ROLLOUTS,
+    RUN_FILE,
+    RUN_NAME,
     SEGMENTS,
     Entry,
     is_recorded,
@@ -28,9 +31,12 @@ from rlvr_cli.runs.manifest import (
     parse_manifest,
     part_name,
 )
+from rlvr_cli.runs.remote.store import is_address
+from rlvr_cli.runs.remote.views import view_of, views_below
 from rlvr_cli.runs.storage.files import damaged_file, os_errors_as_user_errors, read_regular, refuse_links, shown
 from rlvr_cli.runs.storage.parquet import cost_of, from_parquet
 from rlvr_cli.runs.storage.schemas import arrow_schema, newer_version
+from rlvr_cli.runs.storage.sources import source_of
 from rlvr_cli.text import printable, storable
 from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout, Segment
 
@@ -38,10 +44,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-RUN_FILE, MANIFEST = "run.json", "manifest.jsonl"
-
 ENDED = ("finished", "diverged")  # states of a run that has nothing left to do
-RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +129,19 @@ def _check_values(path: Path, metadata: dict[str, Any]) -> None:
 def check_part(run: Path, entry: Entry) -> Path:
     """Return the path of a committed part after checking its type and size, but not its content."""
     path = run / entry.path
-    with os_errors_as_user_errors(path, "read"):
-        refuse_links(run, entry.path)
-        state = os.lstat(path)
-    if not stat.S_ISREG(state.st_mode):
-        raise RlvrError(f"{shown(path)} is not a regular file.", "Restore it from a copy of the run.")
-    if state.st_size != entry.bytes:
-        raise damaged_file(path, f"it has {state.st_size} bytes, but {entry.bytes} were committed")
+    if source := source_of(run):
+        size = source.sizes().get(entry.path)
+        if size is None:
+            raise damaged_file(path, "the index does not name it")
+    else:
+        with os_errors_as_user_errors(path, "read"):
+            refuse_links(run, entry.path)
+            state = os.lstat(path)
+        if not stat.S_ISREG(state.st_mode):
+            raise RlvrError(f"{shown(path)} is not a regular file.", "Restore it from a copy of the run.")
+        size = state.st_size
+    if size != entry.bytes:
+        raise damaged_file(path, f"it has {size} bytes, but {entry.bytes} were committed")
     return path
 
 
@@ -271,8 +280,9 @@ def present_parts(run: Path) -> list[str]:
 def metrics_path(run: Path, *, settled: int) -> Path | None:
     """Return the path of metrics.parquet; None if it does not exist and no announcement is settled."""
     path = run / METRICS
+    source = source_of(run)
     refuse_links(run, METRICS)
-    if path.is_file():
+    if METRICS in source.sizes() if source else path.is_file():
         return path
     if settled or os.path.lexists(path):
         raise RlvrError(
@@ -353,7 +363,7 @@ def latest_run(root: Path | str) -> Path:
     Raises:
         RlvrError: there is no run, or none is readable.
     """
-    runs = _runs(Path(root))
+    runs = _runs(root)
     if not runs:
         raise RlvrError(
             f"There is no run in {shown(root)}.",
@@ -377,12 +387,17 @@ def resolve_run(name_or_path: str | Path, root: Path | str) -> Path:
     Raises:
         RlvrError: there is neither; the hint lists the most similar names, or else the newest runs.
     """
-    name, root = str(name_or_path), Path(root)
-    for path in (*([root / name] if RUN_NAME.fullmatch(name) else []), Path(name)):
+    name = str(name_or_path)
+    for path in (*([run_at(root, name)] if RUN_NAME.fullmatch(name) else []), run_at("", name)):
         if os.path.lexists(path / RUN_FILE):
             return path
         if os.path.lexists(path / MANIFEST):
             raise RlvrError(f"{shown(path / RUN_FILE)} is missing.", "Restore the file from a copy of the run.")
+    if is_address(name):
+        raise RlvrError(
+            f"There is no run at {shown(name)}.",
+            "rlvr runs --runs-dir s3://BUCKET/PREFIX lists those below an address.",
+        )
     import difflib
 
     names = run_names(root)
@@ -413,7 +428,7 @@ def resolve_runs(names: Sequence[str], root: Path | str) -> Named:
     expanded = expanded_by_shell(names)
     for name in names:
         if is_pattern(name) and not is_run(name, root):
-            found, besides = _matching(name, Path(root))
+            found, besides = _matching(name, root)
             runs += found
             others += besides
         elif name in expanded and not is_run(name, root):
@@ -433,11 +448,17 @@ def is_pattern(name: str) -> bool:
     return re.fullmatch(r"[^\s]*[*?\[][^\s]*", name) is not None
 
 
-def _matching(pattern: str, root: Path) -> tuple[list[Path], list[str]]:
+def _matching(pattern: str, root: Path | str) -> tuple[list[Path], list[str]]:
     """Return the runs that a pattern matches, and what it matches besides."""
+    import fnmatch
     import glob
 
-    for base in (root, Path()):
+    above, _, names = pattern.rpartition("/")
+    if is_address(pattern) or is_address(str(root)):
+        there = views_below(above if is_address(pattern) else str(root))
+        if found := [run for run in there if fnmatch.fnmatchcase(run.name, names if is_address(pattern) else pattern)]:
+            return sorted(found, key=lambda run: _natural(run.name)), []
+    for base in () if is_address(pattern) else (Path(root), Path()):
         found = sorted(glob.glob(pattern, root_dir=base), key=_natural)
         paths = [base / name for name in found]
         if any(is_run(str(path), root) for path in paths):
@@ -487,10 +508,10 @@ def _is_run_directory(path: Path) -> bool:
 
 def is_run(name_or_path: str, root: Path | str) -> bool:
     """Whether the text is the name of a run in `root` or the path of a run; False for any other text, such as SQL."""
-    if "\0" in name_or_path or len(name_or_path) > 1000:
+    if "\0" in name_or_path or len(name_or_path) > 1000 or (is_address(name_or_path) and is_pattern(name_or_path)):
         return False
     try:
-        folders = (Path() / name_or_path, Path(root) / name_or_path)
+        folders = (run_at("", name_or_path), run_at(root, name_or_path))
         return any((folder / file).is_file() for folder in folders for file in (RUN_FILE, MANIFEST))
     except OSError:
         return False  # for example a path component that is too long
@@ -498,18 +519,36 @@ def is_run(name_or_path: str, root: Path | str) -> bool:
 
 def all_runs(root: Path | str) -> list[Path]:
     """Return the runs in a directory, damaged ones too. Raises RlvrError if there is no such directory."""
+    if is_address(str(root)):
+        return views_below(str(root))
     root = Path(root)
     if not root.is_dir():
         raise RlvrError(f"There is no directory {shown(root)}.", "Give the directory of runs with --runs-dir.")
     return [path for path in sorted(root.iterdir()) if path.name[0] != "." and _is_run_directory(path)]
 
 
+def recent_runs(root: Path | str) -> list[Path]:
+    """Return the runs in a directory, the most recently written first."""
+    return sorted(_runs(root), key=_last_written, reverse=True)
+
+
 def run_names(root: Path | str) -> list[str]:
     """Return the names of the runs in a directory, the most recently written first."""
-    return [run.name for run in sorted(_runs(Path(root)), key=_last_written, reverse=True)]
+    return [run.name for run in recent_runs(root)]
 
 
-def _runs(root: Path) -> list[Path]:
+def run_at(root: Path | str, name: str) -> Path:
+    """Return the directory of a name or path in `root`, or of an address; there may be no run."""
+    if not (is_address(name) or (is_address(str(root)) and RUN_NAME.fullmatch(name))):
+        return Path(root) / name
+    address = name if is_address(name) else f"{root}/{name}"
+    return view_of(address) or Path(address)
+
+
+def _runs(root: Path | str) -> list[Path]:
+    if is_address(str(root)):
+        return views_below(str(root))
+    root = Path(root)
     if not root.is_dir():
         return []
     with os_errors_as_user_errors(root, "read"):

@@ -56,7 +56,11 @@ from rlvr_cli.runs.commits import OpenManifest, new_entry
 from rlvr_cli.runs.lock import Lock
 from rlvr_cli.runs.manifest import (
     GRADES,
+    MANIFEST,
+    RESERVE,
     ROLLOUTS,
+    RUN_FILE,
+    RUN_NAME,
     SEGMENTS,
     grader_slug,
     part_name,
@@ -64,9 +68,6 @@ from rlvr_cli.runs.manifest import (
     record_of,
 )
 from rlvr_cli.runs.readers import (
-    MANIFEST,
-    RUN_FILE,
-    RUN_NAME,
     check_record,
     metadata_bytes,
     part_tables,
@@ -77,6 +78,7 @@ from rlvr_cli.runs.readers import (
     read_part,
 )
 from rlvr_cli.runs.recovery import recover, remove_temporaries
+from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.runs.storage.files import (
     Reserve,
     atomic_write,
@@ -97,6 +99,7 @@ from rlvr_cli.runs.storage.parquet import (
     to_records,
     with_metrics,
 )
+from rlvr_cli.runs.storage.sources import source_of
 from rlvr_cli.text import storable
 from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout, Segment
 
@@ -106,13 +109,14 @@ if TYPE_CHECKING:
 
 Status = Literal["running", "finished", "diverged", "failed", "interrupted"]
 RolloutKey = tuple[str, int, str, int]  # (phase, step, example_id, sample_index)
-RESERVE = ".reserve"  # removed when the run is closed
 RESERVED_BYTES = 2**15  # more than run.json takes
 _FIXED_FIELDS = ("schema_version", "run_id", "command", "status", "created_at", "updated_at", "wall_seconds")
 
 
 def check_new_name(name: str | None, root: Path | str) -> None:
     """Raise RlvrError if no run of this name can be created in `root`; None and "" stand for a generated name."""
+    if is_address(str(root)):
+        raise RlvrError("A run is written on a disk.", f"Name a directory, then copy it: rlvr export RUN --to {root}")
     if not name:
         return
     if RUN_NAME.fullmatch(name) is None:
@@ -229,8 +233,7 @@ class RunDir:
         Raises:
             RlvrError: there is no such run, another process is writing it, or a committed file is missing or damaged.
         """
-        path = Path(path)
-        read_metadata(path)  # first: no lock file in a directory that is not a run
+        path = _here(path)
         return cls(path, Lock(path))
 
     @classmethod
@@ -241,8 +244,7 @@ class RunDir:
         Raises:
             RlvrError: as for `resume`.
         """
-        path = Path(path)
-        read_metadata(path)
+        path = _here(path)
         return cls(path, Lock(path), updates_status=False)
 
     @property
@@ -590,6 +592,14 @@ class RunDir:
         recorded = self._metadata.get("wall_seconds")
         measured = self._metrics.table["wall_seconds"].to_pylist()
         return max([float(recorded) if isinstance(recorded, int | float) else 0.0, *measured])
+
+
+def _here(path: Path | str) -> Path:
+    """Return the path of a run of this disk. Raises RlvrError: no lock file in a directory that is not a run."""
+    if source_of(Path(path)):
+        raise RlvrError(f"{shown(path)} is in object storage.", f"Get it first: rlvr fetch {shown(path)}")
+    read_metadata(Path(path))
+    return Path(path)
 
 
 def made_name(command: str, about: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ from rlvr_cli.config.parsing.command_line import values_of, words_of
 from rlvr_cli.config.parsing.options import Provenance, flag, nearest, options, read_value, value_type
 from rlvr_cli.config.parsing.sources import CONFIGURED, LENGTH, read_options, resolve
 from rlvr_cli.errors import RlvrError, UsageError
-from rlvr_cli.runs.readers import RUN_FILE, RUN_NAME
+from rlvr_cli.runs.manifest import RUN_FILE, RUN_NAME
 from rlvr_cli.terminal import console
 
 Order = Literal["seeds", "arms"]

@@ -16,8 +16,8 @@ from typing import Any
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import StopRequest, die_with_parent
-from rlvr_cli.runs.manifest import METRICS
-from rlvr_cli.runs.readers import RUN_FILE, parsed_table, read_metadata, read_metrics, read_run
+from rlvr_cli.runs.manifest import METRICS, RUN_FILE
+from rlvr_cli.runs.readers import parsed_table, read_metadata, read_metrics, read_run
 from rlvr_cli.types import Metric
 
 NAME, LOG = "probe", "log"

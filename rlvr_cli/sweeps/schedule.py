@@ -19,7 +19,8 @@ from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.process import StopRequest, die_with_parent
 from rlvr_cli.runs.lock import holder_of
-from rlvr_cli.runs.readers import ENDED, RUN_FILE, read_metadata
+from rlvr_cli.runs.manifest import RUN_FILE
+from rlvr_cli.runs.readers import ENDED, read_metadata
 from rlvr_cli.runs.storage.files import atomic_write, os_errors_as_user_errors, shown
 from rlvr_cli.terminal import console
 

@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.manifest import METRICS
-from rlvr_cli.runs.readers import RUN_FILE, read_run
+from rlvr_cli.runs.manifest import METRICS, RUN_FILE
+from rlvr_cli.runs.readers import read_run
 from rlvr_cli.trackers.open import PATIENCE, open_tracker
 from rlvr_cli.trackers.rows import complete_rows
 from rlvr_cli.trackers.sent import FOLDER

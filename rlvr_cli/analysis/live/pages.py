@@ -29,8 +29,8 @@ from rlvr_cli.analysis.statistics.alarms import run_alarms
 from rlvr_cli.analysis.statistics.comparison import compare
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import holder_of
-from rlvr_cli.runs.manifest import METRICS
-from rlvr_cli.runs.readers import MANIFEST, RUN_FILE, RunInfo, read_run
+from rlvr_cli.runs.manifest import MANIFEST, METRICS, RUN_FILE
+from rlvr_cli.runs.readers import RunInfo, read_run
 
 MOST_SHOWN = 120  # characters of what differs, in the list of runs
 FOLDER = Path(__file__).parent

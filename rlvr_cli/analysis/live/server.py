@@ -34,10 +34,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rlvr_cli.analysis.live import pages, rollouts
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.readers import RunInfo, read_run, run_names
+from rlvr_cli.runs.readers import RunInfo, read_run, recent_runs
+from rlvr_cli.runs.remote.views import look_again, newest
 from rlvr_cli.runs.storage.files import shown
 
 MAX_RUNS = 16  # in one page
+LOOKED_EVERY = 2.0  # seconds for which runs in object storage stay as they were seen
 KEPT = 16  # pages whose values are kept
 HEADERS = {
     "Content-Security-Policy": f"{pages.ASSETS.policy}; frame-ancestors 'none'",
@@ -57,7 +59,7 @@ class Unknown(RlvrError):
 class Library:
     """The runs that a server shows: those of a directory, which may grow, or those that were named."""
 
-    def __init__(self, root: Path | None, runs: Sequence[Path] = ()) -> None:
+    def __init__(self, root: Path | str | None, runs: Sequence[Path] = ()) -> None:
         self._root = root
         self._runs = {path.name: path for path in runs}
         if len(self._runs) < len(runs):
@@ -67,7 +69,10 @@ class Library:
 
     def paths(self) -> dict[str, Path]:
         """Name -> directory, the most recently written first."""
-        return self._runs if self._root is None else {name: self._root / name for name in run_names(self._root)}
+        look_again(seconds=LOOKED_EVERY)
+        if self._root is None:
+            return {name: newest(path) for name, path in self._runs.items()}
+        return {path.name: path for path in recent_runs(self._root)}
 
     def chosen(self, query: QueryParams) -> dict[str, Path]:
         """The runs that a request names. Raises Unknown."""
@@ -186,7 +191,10 @@ def open_app(
         return HTMLResponse(render(values, doing, state=state), headers=headers)
 
     def list_of_runs(request: Request) -> Response:
-        paths, asked = library.paths(), request.query_params.get("order", "")
+        try:
+            paths, asked = library.paths(), request.query_params.get("order", "")
+        except RlvrError as error:  # of object storage
+            return HTMLResponse(pages.problem_page(error), 503)
         order = asked if asked in pages.ORDERS else ""
         render = partial(pages.runs_page, title=library.title, given=library.order, order=order)
         return page(request, paths, lambda: pages.run_rows(paths), render)

@@ -22,6 +22,7 @@ from rlvr_cli.runs.lock import holder_of
 from rlvr_cli.runs.manifest import METRICS, ROLLOUTS, Entry
 from rlvr_cli.runs.provenance import name_of
 from rlvr_cli.runs.readers import ENDED, RunInfo, parsed_table, read_metrics, read_run
+from rlvr_cli.runs.storage.sources import source_of
 from rlvr_cli.runs.storage.sums import check_sums
 from rlvr_cli.types import Metric, Table
 
@@ -302,6 +303,8 @@ def _time(text: str) -> datetime | None:
 
 def _size(path: Path) -> int:
     """Add up the bytes of all files of a run, of which some may vanish meanwhile."""
+    if source := source_of(path):
+        return sum(source.sizes().values())
     total = 0
     for folder, _, files in os.walk(path):
         for name in files:

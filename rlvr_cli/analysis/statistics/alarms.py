@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.statistics.estimators import t_quantile
 from rlvr_cli.runs.readers import read_run
+from rlvr_cli.runs.storage.sources import place_of
 
 Curves = Mapping[str, Mapping[int, float]]  # metric of the training phase -> step -> value
 
@@ -36,7 +37,7 @@ class Alarm:
 
     def command_for(self, run: Path) -> str:
         """The command that shows the alarm for this run."""
-        return self.query.replace("RUN", shlex.quote(str(run)))
+        return self.query.replace("RUN", shlex.quote(place_of(run)))
 
 
 def run_alarms(path: Path | str) -> list[Alarm]:

@@ -35,6 +35,7 @@ from rlvr_cli.runs.readers import (
     run_names,
 )
 from rlvr_cli.runs.storage.files import shown
+from rlvr_cli.runs.storage.sources import place_of
 from rlvr_cli.terminal import cases, console, help, tables
 from rlvr_cli.types import Table
 
@@ -199,7 +200,7 @@ def why_nothing(database: Database, query: NamedQuery, parameters: Mapping[str, 
             f"{textwrap.shorten(', '.join(names), 4000, placeholder=' …') or 'none'}"
         )
     if query.name == "graders" and not database.select("SELECT 1 FROM grades", limit=1).rows:
-        paths = shlex.join(str(info.path) for info in infos)
+        paths = shlex.join(place_of(info.path) for info in infos)
         return f"no second grader has judged these rollouts: rlvr grade {paths} --grader NAME"
     if query.name in ("turns", "tools"):
         in_phase = "phase = coalesce($phase::VARCHAR, phase) AND episode IS NOT NULL"
@@ -542,7 +543,7 @@ def _read(paths: Sequence[Path]) -> list[RunInfo]:
     """Read the runs in these directories, each once, and print their names."""
     infos = list({path.resolve(): read_run(path) for path in paths}.values())
     for info in infos:
-        console.say(f"run {info.path} ({info.metadata['status']})")
+        console.say(f"run {shown(info.path)} ({info.metadata['status']})")
         for notice in info.notices:
             console.say(notice)
     return infos

@@ -14,6 +14,7 @@ from rlvr_cli.rollouts.requests import request_seed
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.lock import description, holder_of
 from rlvr_cli.runs.readers import latest_run, resolve_runs
+from rlvr_cli.runs.remote.views import remote_run
 from rlvr_cli.runs.storage.files import shown
 from rlvr_cli.terminal import console, tables
 
@@ -42,9 +43,11 @@ def run(config: CheckConfig) -> None:
 
 def check(path: Path, config: CheckConfig) -> None:
     """Check one run."""
-    console.say(f"run      {path}")
+    console.say(f"run      {shown(path)}")
+    remote = remote_run(path)
+    lost = remote.verify() if remote else []  # what follows reads what has come
     found = check_run(path, seed_of=request_seed)
-    files, problems = found.files, found.problems
+    files, problems = found.files, list(dict.fromkeys([*lost, *found.problems]))
     if os.path.lexists(path / "checkpoints"):
         from rlvr_cli.training.checkpoints import check_checkpoints  # imports torch: only if needed
 

@@ -13,6 +13,8 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import latest_run, read_run, resolve_runs
 from rlvr_cli.runs.remote.copies import export_run
 from rlvr_cli.runs.remote.store import is_address, parsed_address
+from rlvr_cli.runs.storage.files import shown
+from rlvr_cli.runs.storage.sources import source_of
 from rlvr_cli.terminal import console
 from rlvr_cli.trackers.open import check_installed, open_tracker
 from rlvr_cli.trackers.rows import complete_rows
@@ -26,6 +28,9 @@ def run(config: ExportConfig) -> None:
     named = resolve_runs(config.runs, config.runs_dir)
     console.report_passed_over(named.others)
     paths = named.runs or [latest_run(config.runs_dir)]
+    for path in paths:
+        if source_of(path):
+            raise RlvrError(f"{shown(path)} is in object storage.", f"Get it first: rlvr fetch {shown(path)}")
     if config.out and len({path.name for path in paths}) < len(paths):
         raise RlvrError(
             "Two of the runs have the same name: in --out one would replace the other.", "Export them apart."

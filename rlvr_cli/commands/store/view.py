@@ -12,6 +12,7 @@ from rlvr_cli import process
 from rlvr_cli.config.store.view import ViewConfig
 from rlvr_cli.errors import RlvrError, UsageError, missing_extra
 from rlvr_cli.runs.readers import is_run, resolve_runs
+from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.runs.storage.files import shown
 from rlvr_cli.terminal import console
 
@@ -48,8 +49,11 @@ def run(config: ViewConfig) -> None:
         serve(app, listener, started=started)
 
 
-def named_runs(config: ViewConfig) -> tuple[Path | None, list[Path]]:
-    """The directory of runs, or the runs."""
+def named_runs(config: ViewConfig) -> tuple[Path | str | None, list[Path]]:
+    """The directory of runs, or the address of one; or the runs."""
+    place = config.runs[0] if len(config.runs) == 1 else "" if config.runs else config.runs_dir
+    if is_address(place) and not is_run(place, ""):
+        return place, []
     if not config.runs:
         root = Path(config.runs_dir)
     elif len(config.runs) == 1 and Path(config.runs[0]).is_dir() and not is_run(config.runs[0], config.runs_dir):

@@ -92,7 +92,7 @@ class AnalyzeConfig(Provenance):
     timeout_seconds: float = knob(
         30.0, "Seconds after which a query is interrupted.", group="Query", above=0, at_most=LONGEST
     )
-    runs_dir: str = knob("runs", "Directory that holds the runs.", group="Query")
+    runs_dir: str = knob("runs", "Directory that holds the runs, or s3://BUCKET/PREFIX.", group="Query")
 
     def __post_init__(self) -> None:
         check_values(self)

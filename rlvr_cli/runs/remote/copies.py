@@ -4,9 +4,8 @@ Enters: a run directory and an address, or the other way round. Leaves: the copy
 ended, what was there before is still whole, and doing it again goes on where it was cut.
 """
 
-import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import NamedTuple
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.runs.lock import Lock
-from rlvr_cli.runs.manifest import FOLDERS, METRICS, ROLLOUTS
-from rlvr_cli.runs.readers import RUN_FILE, RUN_NAME, read_index, read_metadata
+from rlvr_cli.runs.manifest import FOLDERS, METRICS, ROLLOUTS, RUN_FILE, RUN_NAME
+from rlvr_cli.runs.readers import read_index, read_metadata
 from rlvr_cli.runs.remote.index import (
     INDEX,
     File,
@@ -27,6 +26,7 @@ from rlvr_cli.runs.remote.index import (
     local_files,
     of_run,
     parsed_index,
+    received,
 )
 from rlvr_cli.runs.remote.store import Address, Store
 from rlvr_cli.runs.storage.files import damaged_file, fsync_directory, os_errors_as_user_errors, shown
@@ -97,18 +97,9 @@ def _send(store: Store, run: Path, files: Mapping[str, File], missing: set[str],
     if path in missing:
         fault_point("upload")
         store.put_file(key, run / path)
-    if _received(store.stream(key)) != file:
+    if received(store.stream(key)) != file:
         store.delete([key])
         raise RlvrError(f"{store.address}/{shown(key)} did not arrive as it was sent.", "Export the run again.")
-
-
-def _received(pieces: Iterable[bytes], write: Callable[[bytes], object] = len) -> File:
-    digest, size = hashlib.sha256(), 0
-    for piece in pieces:
-        digest.update(piece)
-        size += len(piece)
-        write(piece)
-    return File(size, digest.hexdigest())
 
 
 def fetch_run(place: Address, root: Path) -> tuple[Path, Sent]:
@@ -171,12 +162,12 @@ def _receive(store: Store, run: Path, files: Mapping[str, File], path: str) -> N
     with os_errors_as_user_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as out:
-            found = _received(store.stream(key), out.write)
+            found = received(store.stream(key), out.write)
             out.flush()
             os.fsync(out.fileno())
         if found != files[path]:
             temporary.unlink()
-            raise damaged_file(Path(f"{store.address}/{key}"), "its sha256 is not the one in the copy's index")
+            raise damaged_file(f"{store.address}/{key}", "its sha256 is not the one in the copy's index")
         os.replace(temporary, target)
         fsync_directory(target.parent)
 

@@ -8,14 +8,14 @@ A file is an object of its own, whose key has the file's path and the start of i
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import LOCK
-from rlvr_cli.runs.run_dir import RESERVE
+from rlvr_cli.runs.manifest import RESERVE
 from rlvr_cli.runs.storage.files import os_errors_as_user_errors, refuse_links, shown
 
 INDEX = "index.json"
@@ -91,6 +91,16 @@ def _stays_here(path: str) -> bool:
     """Whether a file is of the process that writes, or of a write that was cut."""
     names = path.split("/")
     return path in _OF_THIS_MACHINE or any(n.startswith(".") and n.endswith((".tmp", ".lock")) for n in names)
+
+
+def received(pieces: Iterable[bytes], write: Callable[[bytes], object] = len) -> File:
+    """Return size and sha256 of bytes that arrive, each piece of which is also written."""
+    digest, size = hashlib.sha256(), 0
+    for piece in pieces:
+        digest.update(piece)
+        size += len(piece)
+        write(piece)
+    return File(size, digest.hexdigest())
 
 
 def file_at(path: Path) -> File:

@@ -8,12 +8,13 @@ pyarrow's file system (docs/runs.md). It tries failed requests again: see `RETRY
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.runs.storage.files import shown
@@ -22,7 +23,9 @@ from rlvr_cli.text import redacted
 if TYPE_CHECKING:
     from obstore.store import RetryConfig
 
+T = TypeVar("T")
 SCHEME = "s3://"
+LISTED_AGAIN = 2  # times
 PART_BYTES = 2**23  # of a large file that is sent in parts
 MOST_PARTS = 9000  # S3 takes 10,000
 RETRY: "RetryConfig" = {  # about 15 s of a store that is slow to answer, overloaded (503) or broken (500)
@@ -74,6 +77,8 @@ def parsed_address(text: str) -> Address:
 class Store:
     """The objects below an address; keys are relative to it."""
 
+    _within = ""  # of the library's store, in which these objects are
+
     def __init__(self, address: Address) -> None:
         """Nothing is sent yet. Raises RlvrError if the library is not installed or its variables are not valid."""
         if find_spec("obstore") is None:
@@ -95,12 +100,20 @@ class Store:
                 **options,
             )
 
+    def below(self, name: str) -> "Store":
+        """Return the objects below a name, over the same connections."""
+        store = copy(self)
+        store.address, store._within = self.address.below(name), f"{self._within}{name}/"
+        return store
+
     def put_file(self, key: str, path: Path) -> None:
         """Put the content of a file, all or nothing; a large one in parts."""
         import obstore
 
         with self._errors("write", key):
-            obstore.put(self._store, key, path, chunk_size=max(PART_BYTES, path.stat().st_size // MOST_PARTS))
+            obstore.put(
+                self._store, self._within + key, path, chunk_size=max(PART_BYTES, path.stat().st_size // MOST_PARTS)
+            )
 
     def put(self, key: str, data: bytes, *, replaces: str | None) -> None:
         """Put an object if it is still the one with this tag; None: if there is none. Raises Changed if it is another one."""
@@ -109,7 +122,9 @@ class Store:
 
         with self._errors("write", key):
             try:
-                obstore.put(self._store, key, data, mode="create" if replaces is None else {"e_tag": replaces})
+                obstore.put(
+                    self._store, self._within + key, data, mode="create" if replaces is None else {"e_tag": replaces}
+                )
             except (AlreadyExistsError, PreconditionError) as error:
                 found = self.read(key)  # an answer that was lost may have been a yes
                 if found is None or found[0] != data:
@@ -117,14 +132,23 @@ class Store:
                         f"{self._place(key)} was written by another process meanwhile.", "Look at it, then try again."
                     ) from error
 
-    def read(self, key: str) -> tuple[bytes, str] | None:
-        """Return an object and its tag; None if there is none."""
+    def read(self, key: str, *, known: tuple[bytes, str] | None = None) -> tuple[bytes, str] | None:
+        """Return an object and its tag; None if there is none.
+
+        Args:
+            known: what it was; returned, and not fetched again, if it still is.
+        """
         import obstore
+        from obstore.exceptions import NotModifiedError
 
         with self._errors("read", key):
             try:
-                got = obstore.get(self._store, key)
+                got = obstore.get(
+                    self._store, self._within + key, options={"if_none_match": known[1]} if known else None
+                )
                 return bytes(got.bytes()), got.meta["e_tag"] or ""
+            except NotModifiedError:
+                return known
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
                     raise
@@ -135,22 +159,45 @@ class Store:
         import obstore
 
         with self._errors("read", key):
-            for piece in obstore.get(self._store, key).stream(min_chunk_size=2**20):
+            for piece in obstore.get(self._store, self._within + key).stream(min_chunk_size=2**20):
                 yield bytes(piece)
 
     def sizes(self) -> dict[str, int]:
         """Return key -> bytes of all objects."""
         import obstore
 
+        def listed() -> dict[str, int]:
+            found = (meta for some in obstore.list(self._store, prefix=self._within or None) for meta in some)
+            return {meta["path"].removeprefix(self._within): meta["size"] for meta in found}
+
+        return self._listed(listed)
+
+    def folders(self) -> list[str]:
+        """Return what keys begin with, up to their first slash."""
+        import obstore
+
+        def listed() -> list[str]:
+            found = obstore.list_with_delimiter(self._store, prefix=self._within or None)["common_prefixes"]
+            return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
+
+        return self._listed(listed)
+
+    def _listed(self, listed: Callable[[], T]) -> T:
+        """List, again if the answer was cut: that the library does not try again by itself."""
+        from obstore.exceptions import GenericError
+
         with self._errors("list"):
-            return {meta["path"]: meta["size"] for some in obstore.list(self._store) for meta in some}
+            for _ in range(LISTED_AGAIN):
+                with suppress(GenericError):
+                    return listed()
+            return listed()
 
     def delete(self, keys: Sequence[str]) -> None:
         import obstore
 
         if keys:
             with self._errors("delete", keys[0]):
-                obstore.delete(self._store, list(keys))
+                obstore.delete(self._store, [self._within + key for key in keys])
 
     def _place(self, key: str) -> str:
         return shown(f"{self.address}/{key}".rstrip("/"))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
+from rlvr_cli.runs.storage.sources import fetched, place_of
 from rlvr_cli.text import printable
 
 # Durable files
@@ -172,8 +173,8 @@ class Reserve:
 
 
 def shown(path: Path | str) -> str:
-    """Return a path or name, escaped for display in a message."""
-    return printable(str(path), keep="")
+    """Return a path or name, escaped for display in a message; of a run that stands for one elsewhere, its address."""
+    return printable(place_of(path), keep="")
 
 
 def read_regular(run: Path, relative: str) -> bytes:
@@ -184,6 +185,7 @@ def read_regular(run: Path, relative: str) -> bytes:
             link.
     """
     path = run / relative
+    fetched(run, relative)
     with os_errors_as_user_errors(path, "read"):
         refuse_links(run, relative)
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not block
@@ -193,7 +195,7 @@ def read_regular(run: Path, relative: str) -> bytes:
             return file.read()
 
 
-def damaged_file(path: Path, what: str) -> RlvrError:
+def damaged_file(path: Path | str, what: str) -> RlvrError:
     """The error for a file of a run that is not as it was written."""
     return RlvrError(f"{shown(path)} is damaged: {what}.", "Restore the file from a copy, or start a new run.")
 
@@ -208,6 +210,14 @@ def refuse_links(run: Path, relative: str) -> None:
                 f"{shown(path)} is a symbolic link.",
                 "A run directory must contain its files: replace the link with the file.",
             )
+
+
+def user_cache() -> Path | None:
+    """Return the directory for what can be made or fetched again: RLVR_CACHE_DIR, or rlvr in the user's cache; None if there is none."""
+    if named := os.environ.get("RLVR_CACHE_DIR"):
+        return Path(named).absolute()
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache, "rlvr") if os.path.isabs(cache) else None
 
 
 def utc_now() -> str:

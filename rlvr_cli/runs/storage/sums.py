@@ -20,7 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.storage.files import damaged_file, os_errors_as_user_errors, refuse_links, shown
+from rlvr_cli.runs.storage.files import damaged_file, os_errors_as_user_errors, refuse_links, shown, user_cache
+from rlvr_cli.runs.storage.sources import fetched
 
 SETTLED_SECONDS = 2.0
 MAX_BYTES = 2**20  # of notes, about 30,000 files; then they start over
@@ -44,6 +45,7 @@ def check_sums(run: Path, sums: Mapping[str, str]) -> None:
     Raises:
         RlvrError: the first of them that is missing, not regular, or has another sha256.
     """
+    fetched(run, *sums)
     notes = _notes()
     unknown = [path for path in sums if _note(run, path, sums[path]) not in notes]
     if not unknown:
@@ -89,8 +91,8 @@ def _checked(run: Path, relative: str, sha256: str) -> str | None:
 
 
 def _notes_file() -> Path | None:
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache, "rlvr", "intact-files") if os.path.isabs(cache) else None
+    cache = user_cache()
+    return cache / "intact-files" if cache else None
 
 
 def _notes() -> set[str]:

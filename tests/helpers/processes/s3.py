@@ -4,6 +4,7 @@
 """
 
 import http.client
+import importlib.util
 import os
 import signal
 import socket
@@ -17,6 +18,15 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
+import pytest
+
+from rlvr_cli.runs.remote.store import Store
+
+INSTALLED = pytest.mark.skipif(
+    not (importlib.util.find_spec("obstore") and importlib.util.find_spec("moto")),
+    reason="needs the extra storage-test",
+)
+SECRETS = {"AWS_ACCESS_KEY_ID": "keyofatest", "AWS_SECRET_ACCESS_KEY": "not/to+be/seen", "AWS_SESSION_TOKEN": "passing"}
 BUCKET = "bucket"
 SLOW = 0.5  # seconds
 
@@ -104,6 +114,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         pass
+
+
+def read(store: Store, key: str) -> tuple[bytes, str]:
+    """An object that is there, and its tag."""
+    found = store.read(key)
+    assert found is not None, key
+    return found
+
+
+def variables(server: S3) -> dict[str, str]:
+    """The environment of a client."""
+    return SECRETS | {"AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": server.url}
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """Copies of runs in object storage, on moto's server: nothing is lost or half there, whatever store, network or process do."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -19,42 +18,10 @@ from rlvr_cli.runs.remote.copies import export_run, fetch_run
 from rlvr_cli.runs.remote.index import INDEX, parsed_index
 from rlvr_cli.runs.remote.store import Changed, Store, parsed_address
 from rlvr_cli.runs.run_dir import RunDir
-from s3 import BUCKET, S3, Fault, s3_server
+from s3 import INSTALLED, SECRETS, Fault, read, variables
 from stores import a_rollout, tree
 
-pytestmark = pytest.mark.skipif(
-    not (importlib.util.find_spec("obstore") and importlib.util.find_spec("moto")),
-    reason="needs the extra storage-test",
-)
-SECRETS = {"AWS_ACCESS_KEY_ID": "keyofatest", "AWS_SECRET_ACCESS_KEY": "not/to+be/seen", "AWS_SESSION_TOKEN": "passing"}
-
-
-@pytest.fixture(scope="module")
-def server():
-    with s3_server() as server:
-        yield server
-
-
-def variables(server: S3) -> dict[str, str]:
-    return SECRETS | {"AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": server.url}
-
-
-@pytest.fixture
-def s3(server, monkeypatch) -> S3:
-    for name, value in variables(server).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setitem(storing.RETRY, "backoff", storing.RETRY["backoff"] | {"max_backoff": storing.timedelta(0, 0.2)})
-    server.faults.clear()
-    server.requests.clear()
-    server.heard.clear()
-    server.before = lambda request: None
-    return server
-
-
-@pytest.fixture
-def place(request):
-    """Of each test its own."""
-    return parsed_address(f"s3://{BUCKET}/{''.join(c for c in request.node.name if c.isalnum())}/runs")
+pytestmark = INSTALLED
 
 
 def files(run: Path) -> dict[str, bytes | str]:
@@ -173,7 +140,7 @@ def test_a_damaged_copy_is_not_fetched(s3, place, finished, tmp_path):
     export_run(finished, place)
     store = Store(place.below("done"))
     key = next(key for key in store.sizes() if key.startswith("rollouts/"))
-    data, tag = store.read(key)
+    data, tag = read(store, key)
     store.put(key, data[:-1] + b"?", replaces=tag)
     with pytest.raises(RlvrError, match="is damaged: its sha256 is not the one in the copy's index"):
         fetch_run(place.below("done"), tmp_path / "b")

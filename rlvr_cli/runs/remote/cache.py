@@ -1,0 +1,143 @@
+"""The cache of files of runs in object storage: in the user's cache, by sha256, up to a size.
+
+Enters: files with their sums, and what fetches them. Leaves: the same files in directories that stand for runs. ::
+
+    objects/0f/0f3a…    a file, under its sha256
+    runs/DIGEST/RUN/    a run as one index has it: links to objects, those that were read
+    indexes/DIGEST      the last index of an address, and its tag
+
+RLVR_CACHE_DIR names another place, RLVR_CACHE_GB another size. Nothing in it is needed: it can be removed at any time when no
+command runs.
+"""
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.remote.index import File, received
+from rlvr_cli.runs.storage.files import damaged_file, os_errors_as_user_errors, shown, user_cache
+
+SIZE_GB = 10.0
+ABANDONED_SECONDS = 24 * 3600.0  # after which a file that is being written is that of a killed process
+IN_USE_SECONDS = 3600.0  # after it was last opened a run stays, whatever the size
+
+
+class Cache:
+    """The cache of this user on this machine. Several processes and threads may use it at once."""
+
+    def __init__(self) -> None:
+        """Nothing is made yet. Raises RlvrError if there is no place for it."""
+        folder = user_cache()
+        if folder is None:
+            raise RlvrError("There is no place for the cache of runs in object storage.", "Name one in RLVR_CACHE_DIR.")
+        self.folder = folder / "store"
+        text = os.environ.get("RLVR_CACHE_GB", "")
+        try:
+            self._most = 1e9 * float(text or SIZE_GB)
+        except ValueError:
+            raise RlvrError(f"RLVR_CACHE_GB is {shown(text)}, no number.", "Write gigabytes, such as 10.") from None
+        self._unseen = float("inf")  # bytes that have come since the size was looked at
+
+    def run_directory(self, name: str, state: bytes) -> Path:
+        """Return the directory for a run as it is with this index."""
+        path = self.folder / "runs" / hashlib.sha256(state).hexdigest()[:32] / name
+        with os_errors_as_user_errors(path):
+            (path / "rollouts").mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.utime(path.parent)
+        return path
+
+    def known(self, place: str) -> tuple[bytes, str] | None:
+        """Return the index that an address last had, with its tag."""
+        with suppress(OSError):
+            tag, _, data = self._index_file(place).read_bytes().partition(b"\n")
+            return (data, tag.decode(errors="replace")) if data else None
+        return None
+
+    def learn(self, place: str, data: bytes, tag: str) -> None:
+        """Keep the index of an address."""
+        _write(self._index_file(place), [tag.encode() + b"\n" + data])
+
+    def take(self, file: File, target: Path, pieces: Callable[[], Iterable[bytes]], *, fresh: bool, name: str) -> None:
+        """Have a file at a place, from the cache or else by fetching it.
+
+        Args:
+            fresh: fetch it in any case.
+            name: of what is fetched, for the error.
+
+        Raises:
+            RlvrError: it cannot be fetched or written, or has another sum.
+        """
+        kept = self.folder / "objects" / file.sha256[:2] / file.sha256
+        while fresh or not self._linked(kept, target, size=file.bytes):
+            found = _write(kept, pieces(), wanted=file)
+            if found != file:
+                raise damaged_file(name, "its sha256 is not the one in the copy's index")
+            if fresh:
+                target.unlink(missing_ok=True)
+            fresh = False
+            self._unseen += file.bytes
+        if self._unseen > self._most / 20:
+            self._unseen = 0
+            self._trim()
+
+    def _linked(self, kept: Path, target: Path, *, size: int) -> bool:
+        """Make the link to a file of the cache; whether it is there."""
+        with os_errors_as_user_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                if kept.stat().st_size != size:
+                    return False
+                os.link(kept, target)
+            except FileExistsError:
+                return True
+            except FileNotFoundError:
+                return False
+            except OSError:  # a file system without links
+                _write(target, [kept.read_bytes()])
+        return True
+
+    def _trim(self) -> None:
+        """Remove the runs that were not opened for longest, and the files that no run links to, until the rest fits."""
+        total, unused = self._sizes()
+        runs = sorted((path.stat().st_mtime, path) for path in self._below("runs"))
+        for opened, run in runs:
+            if total <= self._most or opened > time.time() - IN_USE_SECONDS:
+                break
+            shutil.rmtree(run, ignore_errors=True)
+            total, unused = self._sizes()
+            for path in unused:
+                path.unlink(missing_ok=True)
+            total, unused = self._sizes()
+
+    def _sizes(self) -> tuple[int, list[Path]]:
+        """Return the bytes of all files, and those that no run links to."""
+        states = [(path, path.stat()) for folder in self._below("objects") for path in folder.iterdir()]
+        old = time.time() - ABANDONED_SECONDS  # what is being written begins with a dot
+        unused = [path for path, s in states if s.st_nlink == 1 and (path.name[0] != "." or s.st_mtime < old)]
+        return sum(state.st_size for _, state in states), unused
+
+    def _below(self, name: str) -> list[Path]:
+        return [*(self.folder / name).iterdir()] if (self.folder / name).is_dir() else []
+
+    def _index_file(self, place: str) -> Path:
+        return self.folder / "indexes" / hashlib.sha256(place.encode()).hexdigest()[:32]
+
+
+def _write(path: Path, pieces: Iterable[bytes], *, wanted: File | None = None) -> File:
+    """Write a file that appears when it is whole and, with `wanted`, as it should be."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    with os_errors_as_user_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            with temporary.open("wb") as out:
+                found = received(pieces, out.write)
+            if wanted in (None, found):
+                os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return found

@@ -1,0 +1,165 @@
+"""Runs in object storage as directories, for everything that reads runs: a file comes when it is first read, by way of the cache.
+
+Enters: s3://BUCKET/PREFIX/RUN, or s3://BUCKET/PREFIX for all runs below it. Leaves: directories with `run.json`, and a `Source` for
+the rest. A run is what its index says when it is opened, and stays so in a process until `look_again`.
+"""
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.manifest import MANIFEST, RUN_FILE, RUN_NAME
+from rlvr_cli.runs.remote.cache import Cache
+from rlvr_cli.runs.remote.index import INDEX, Index, key_of, parsed_index
+from rlvr_cli.runs.remote.store import Address, Store, parsed_address
+from rlvr_cli.runs.storage.sources import Source, set_source, source_of
+from rlvr_cli.terminal import console
+
+THREADS = 16
+KEPT = 3  # states of a run that goes on, of those that a process has opened
+
+_cache = cache(Cache)
+_store = cache(Store)
+_opened: dict[Address, tuple[float, list[Path]]] = {}  # when the index was read; the last states, the newest last
+_lock = threading.RLock()
+
+
+class RemoteRun(Source):
+    """A run as an index has it."""
+
+    def __init__(self, store: Store, index: Index, directory: Path) -> None:
+        self.address, self.index = store.address, index
+        self._store, self._directory = store, directory
+        self._sizes = {path: file.bytes for path, file in index.files.items()}
+
+    def __str__(self) -> str:
+        return str(self.address)
+
+    def fetch(self, relative: Iterable[str], *, fresh: bool = False) -> None:
+        """Have these files in the directory; with `fresh` from the store, whatever is here already. Raises RlvrError."""
+        wanted = [path for path in relative if path in self.index.files]
+        if not fresh:
+            wanted = [path for path in wanted if not os.path.lexists(self._directory / path)]
+        if len(wanted) < 2:
+            for path in wanted:
+                self._take(path, fresh=fresh)
+            return
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda path: self._take(path, fresh=fresh), wanted))
+
+    def verify(self) -> list[str]:
+        """Fetch every file anew. Returns a sentence for each that is not as the index says."""
+
+        def problem(path: str) -> str:
+            try:
+                self._take(path, fresh=True)
+            except RlvrError as error:
+                return error.problem
+            return ""
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            return [text for text in pool.map(problem, self.index.files) if text]
+
+    def sizes(self) -> dict[str, int]:
+        return self._sizes
+
+    def holder(self) -> dict[str, Any] | None:
+        return None
+
+    def _take(self, path: str, *, fresh: bool) -> None:
+        file = self.index.files[path]
+        key = key_of(path, file.sha256)
+        pieces = self._store.stream
+        _cache().take(
+            file, self._directory / path, lambda: pieces(key), fresh=fresh, name=f"{self._store.address}/{key}"
+        )
+
+
+def view_of(text: str) -> Path | None:
+    """Return the directory of the run at an address; None if there is none. Raises RlvrError."""
+    address = parsed_address(text)
+    above, _, name = address.prefix.rpartition("/")
+    return _opened_run(_store(Address(address.bucket, above)), name) if RUN_NAME.fullmatch(name) else None
+
+
+def views_below(text: str) -> list[Path]:
+    """Return the directories of the runs below an address. Raises RlvrError."""
+    store = _store(parsed_address(text))
+    problems: list[RlvrError] = []
+
+    def opened(name: str) -> Path | None:
+        try:
+            return _opened_run(store, name)
+        except RlvrError as error:
+            problems.append(error)
+            return None
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        names = [name for name in store.folders() if RUN_NAME.fullmatch(name)]
+        found = [path for path in pool.map(opened, names) if path is not None]
+    if problems and not found:
+        raise problems[0]
+    for problem in problems:
+        console.say(f"left out: {problem.problem}")
+    return found
+
+
+def remote_run(path: Path) -> RemoteRun | None:
+    """Return the run in object storage that a directory stands for."""
+    source = source_of(path)
+    return source if isinstance(source, RemoteRun) else None
+
+
+def newest(path: Path) -> Path:
+    """Return the directory of a run as it is now: of one in object storage, after `look_again`."""
+    found = remote_run(path)
+    return path if found is None else view_of(str(found)) or path
+
+
+def look_again(*, seconds: float) -> None:
+    """Let runs be opened anew whose index was read so long ago."""
+    with _lock:
+        for address, (at, states) in _opened.items():
+            if time.monotonic() - at >= seconds:
+                _opened[address] = (float("-inf"), states)
+
+
+def forget() -> None:
+    """Open everything anew: after another environment, say."""
+    with _lock:
+        _opened.clear()
+    _cache.cache_clear()
+    _store.cache_clear()
+
+
+def _opened_run(above: Store, name: str) -> Path | None:
+    store = above.below(name)
+    with _lock:
+        at, states = _opened.get(store.address, (float("-inf"), []))
+    if states and at > float("-inf"):
+        return states[-1]
+    place = f"{os.environ.get('AWS_ENDPOINT_URL_S3') or os.environ.get('AWS_ENDPOINT_URL', '')} {store.address}"
+    known = _cache().known(place)
+    found = store.read(INDEX, known=known)
+    if found is None:
+        return None
+    if found != known:
+        _cache().learn(place, *found)
+    index = parsed_index(found[0], where=f"{store.address}/{INDEX}")
+    path = _cache().run_directory(name, f"{place}\n".encode() + found[0])
+    run = RemoteRun(store, index, path)
+    run.fetch([MANIFEST, RUN_FILE])
+    set_source(path, run)
+    with _lock:
+        states = [*(state for state in states if state != path), path]
+        for old in states[:-KEPT]:
+            shutil.rmtree(old.parent, ignore_errors=True)
+        _opened[store.address] = (time.monotonic(), states[-KEPT:])
+    return path
