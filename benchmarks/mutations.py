@@ -1513,6 +1513,27 @@ SUPPLEMENT = [
     ),
     Mutation("subjects are not told apart", "analysis/queries/sql/subjects.sql", "'$.subject')", "'$.options')", "tests/analysis/queries/test_sql.py -k by_subject"),
     Mutation("a packed example lacks its last label", "models/tokens/packing.py", "max(len(self._ids) - 1, 0)", "len(self._ids)", f"{HANDOUT}last_example"),
+    *mutations_of(
+        "commands/sft.py",
+        ("examples are not packed", "    if config.packing:", "    if False:", replays("sft-packed"), "sft.packing"),
+        ("attention never crosses", "    if config.packing_attend_across:", "    if False:", replays("sft-across"), "sft.packing_attend_across"),
+        ("whole examples in sequences of 512", "pack_whole(examples, *encoded, length=config.packing_length,", "pack_whole(examples, *encoded, length=512,", replays("sft-packed"), "sft.packing_length"),
+        ("joined examples in sequences of 31", "pack_across(*encoded, length=config.packing_length,", "pack_across(*encoded, length=31,", replays("sft-across"), "sft.packing_length"),
+        ("sequences longer than the context", "elif config.packing_length > own:", "elif False:", "tests/commands/test_sft.py -k fits_the_context"),
+    ),
+    *mutations_of(
+        "training/traces.py",
+        ("prompts are learned when they are joined", "[False] * len(prompts[i])", "[True] * len(prompts[i])", "tests/models/tokens/test_packing.py"),
+        ("examples are packed in the order of the file", "return epoch_order(count, seed=seed, epoch=-2)", "return tuple(range(count))", replays("sft-packed")),
+        ("a trace longer than a sequence is packed", "if lengths[longest] > length:", "if False:", "tests/models/tokens/test_packing.py -k refused_by_name"),
+    ),
+    *mutations_of(
+        "models/tokens/packing.py",
+        ("each example where most room is left", "place = bisect_left(rooms, lengths[document])", "place = len(rooms) - 1 if rooms and rooms[-1] >= lengths[document] else len(rooms)", "tests/models/tokens/test_packing.py -k least_room"),
+        ("joined sequences share no token", "slice(start, start + seq_length + 1)", "slice(start, start + seq_length)", "tests/models/tokens/test_packing.py -k without_gaps"),
+    ),
+    Mutation("packed micro-batches count rows", "training/planning/memory.py", "if tokens is None and config.packed_length:", "if False:", "tests/commands/test_sft.py -k packing_changes"),
+    Mutation("pieces of examples count as examples", "config/sft.py", 'config.length_normalization != "token_mean"', "False", "tests/commands/test_sft.py -k cannot_be"),
 ]  # fmt: skip
 
 MUTATIONS = [*STORAGE, *WIRING, *MATHEMATICS, *EMULATED, *EPISODES, *REASONING_GYM, *VERIFIERS, *VIEW, *SUPPLEMENT]

@@ -4,14 +4,16 @@ Enters: an SftConfig. Leaves: a run directory with metrics, the evaluations' rol
 """
 
 import math
-from collections.abc import Mapping
 from itertools import chain, count
 
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.order import batches, epoch_order
-from rlvr_cli.data.traces import SampledIds, choose_examples, keep_correct, load_traces
+from rlvr_cli.data.prompts import PromptTemplate
+from rlvr_cli.data.traces import Traces, choose_examples, keep_correct, load_traces
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.identity import model_path
+from rlvr_cli.models.pretrained import load_tokenizer
 from rlvr_cli.models.tokens.tokenization import collate, pad_id_of
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import load_template
@@ -21,7 +23,7 @@ from rlvr_cli.terminal import console
 from rlvr_cli.training.loop import data_loop
 from rlvr_cli.training.planning.plan import print_plan, sft_notes, sft_plan
 from rlvr_cli.training.session import inputs_of_traces, open_trainer
-from rlvr_cli.training.traces import check_lengths, encode_traces
+from rlvr_cli.training.traces import Sequences, check_lengths, encode_traces, pack_across, pack_whole
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.types import Example
 
@@ -32,6 +34,25 @@ def run(config: SftConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
     config = resumed_config(config, command="sft")
     template = load_template(config, model=config.model)
+    traces, examples = read_traces(config, template)
+    sequences = encode(config, examples, traces)
+    num_updates = config.n_sft_steps or config.sft_epochs * math.ceil(len(sequences.rows) / config.train_batch_size)
+    rows = config.micro_batch_size
+    dataset = {"name": traces.name, "rows": len(examples), "fingerprint": traces.fingerprint}
+    inputs = inputs_of_traces(config, template, examples, dataset=dataset, rows=rows)
+    lines = sft_plan(config, inputs.facts, sequences, traces=len(traces.examples), num_updates=num_updates)
+    print_plan(lines, config, inputs, rows=rows)
+    for note in sft_notes(config, num_updates=num_updates):
+        console.say(f"note: {note}")
+    if config.dry_run:
+        return
+    with open_trainer(config, inputs, command="sft", num_updates=num_updates) as trainer:
+        train(config, trainer, examples, sequences)
+    report_end(trainer, output=config.format)
+
+
+def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, list[Example]]:
+    """Return all traces, and those to train on."""
     traces = load_traces(
         config.dataset,
         template,
@@ -59,45 +80,40 @@ def run(config: SftConfig) -> None:
         with grader_pool(config, traces.default_grader) as pool:
             examples = keep_correct(examples, pool, graded=traces.graded)
     order = epoch_order(len(examples), seed=config.seed, epoch=-1)  # an epoch that training never uses
-    examples = choose_examples(examples, config.num_examples, order=order)
-    num_updates = config.n_sft_steps or config.sft_epochs * math.ceil(len(examples) / config.train_batch_size)
-    rows = config.micro_batch_size
-    dataset = {"name": traces.name, "rows": len(examples), "fingerprint": traces.fingerprint}
-    inputs = inputs_of_traces(config, template, examples, dataset=dataset, rows=rows)
-    lines = sft_plan(config, inputs.facts, examples=len(examples), traces=len(traces.examples), num_updates=num_updates)
-    print_plan(lines, config, inputs, rows=rows)
-    for note in sft_notes(config, num_updates=num_updates):
-        console.say(f"note: {note}")
-    if config.dry_run:
-        return
-    with open_trainer(config, inputs, command="sft", num_updates=num_updates) as trainer:
-        train(config, trainer, examples=examples, token_ids=traces.token_ids)
-    report_end(trainer, output=config.format)
+    return traces, choose_examples(examples, config.num_examples, order=order)
 
 
-def train(
-    config: SftConfig,
-    trainer: Trainer,
-    *,
-    examples: list[Example],
-    token_ids: Mapping[str, SampledIds],
-) -> None:
-    """Algorithm 1."""
-    prompt_ids, response_ids, masks = encode_traces(
+def encode(config: SftConfig, examples: list[Example], traces: Traces) -> Sequences:
+    """Tokenize the traces; with --packing, pack them."""
+    encoded = encode_traces(
         examples,
-        token_ids,
-        trainer.tokenizer,
+        traces.token_ids,
+        load_tokenizer(model_path(config.model)),
         append_eos=config.append_eos,
         chat=lambda conversation: chat_turns(config, tools=conversation.tools),
     )
-    own = trainer.policy.context_length or math.inf
-    check_lengths(examples, prompt_ids, response_ids, longest=own, note=trainer.policy.context_note)
+    if config.packing_attend_across:
+        return pack_across(*encoded, length=config.packing_length, seed=config.seed)
+    if config.packing:
+        return pack_whole(examples, *encoded, length=config.packing_length, seed=config.seed)
+    return Sequences(*encoded, rows=[[row] for row in range(len(examples))])
+
+
+def train(config: SftConfig, trainer: Trainer, examples: list[Example], sequences: Sequences) -> None:
+    """Algorithm 1."""
+    prompt_ids, response_ids, masks, rows_of = sequences
+    own, note = trainer.policy.context_length or math.inf, trainer.policy.context_note
+    if not config.packing_attend_across:
+        check_lengths(examples, prompt_ids, response_ids, longest=own, note=note)
+    elif config.packing_length > own:
+        raise RlvrError(f"The model's context holds {own} tokens{note}.", f"Use --packing-length {own} or less.")
     stream = chain.from_iterable(
-        batches(range(len(examples)), batch_size=config.train_batch_size, seed=config.seed, epoch=epoch)
+        batches(range(len(rows_of)), batch_size=config.train_batch_size, seed=config.seed, epoch=epoch)
         for epoch in count()
     )
     with data_loop(trainer, stream, shown=SHOWN) as loop:
-        for rows in loop.minibatches():
+        for numbers in loop.minibatches():
+            rows = [row for number in numbers for row in rows_of[number]]
             batch = collate(
                 [prompt_ids[i] for i in rows],
                 [response_ids[i] for i in rows],

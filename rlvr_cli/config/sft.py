@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
-from rlvr_cli.config.parsing.options import check_count_or_all, knob
+from rlvr_cli.config.parsing.options import check_count_or_all, flag, knob
 from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared.engine import TrainingEngine
 from rlvr_cli.config.shared.optimization import LengthNormalization
 from rlvr_cli.config.shared.training import TrainingConfig, check_training
+from rlvr_cli.errors import RlvrError
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,38 @@ class SftConfig(TrainingConfig):
     n_sft_steps: int = knob(
         0, "Updates; 0: as many as --sft-epochs needs.", group="Optimization", common=True, free_on_resume=True, at_least=0,
     )  # fmt: skip
-    train_batch_size: int = knob(256, "Examples per update.", group="Optimization", common=True, at_least=1)
+    train_batch_size: int = knob(
+        256, "Examples per update; with --packing, sequences.", group="Optimization", common=True, at_least=1
+    )
     micro_batch_size: int = knob(
-        8, "Examples per forward pass; does not change the result.", group="Optimization", common=True, free_on_resume=True, at_least=1,
-    )  # fmt: skip
+        8,
+        "Examples per forward pass, or with --packing as many tokens as so many sequences have; does not change the result.",
+        group="Optimization",
+        common=True,
+        free_on_resume=True,
+        at_least=1,
+    )
     length_normalization: LengthNormalization = knob(
         "token_mean",
         "Divisor of the summed loss: token_mean (response tokens in the update), masked_mean (each example's length, then the number of examples), "
         "masked_normalize (--normalize-constant, then the number of examples: the handout's form).",
         group="Optimization",
         common=True,
+    )
+    packing: bool = knob(
+        False,
+        "Pack examples into sequences of --packing-length tokens, each whole where it fits best; --train-batch-size and --micro-batch-size "
+        "count sequences. Attention stays within an example, and the loss is that of the same examples unpacked: --length-normalization "
+        "divides it by their response tokens, or by their number, not by that of sequences.",
+        group="Optimization",
+        common=True,
+    )
+    packing_length: int = knob(512, "Tokens of a packed sequence.", group="Optimization", at_least=2)
+    packing_attend_across: bool = knob(
+        False,
+        "With --packing: join all examples without gaps and cut that into sequences, whose tokens attend to all before them, those of "
+        "other examples too. The loss is divided by the response tokens of the update.",
+        group="Optimization",
     )
     normalize_constant: float = knob(
         1.0, "Divisor of each example's summed loss under masked_normalize.", group="Optimization", above=0
@@ -64,3 +87,21 @@ class SftConfig(TrainingConfig):
             return
         check_training(self)
         check_count_or_all(self, "num_examples", at_least=1)
+        check_packing(self)
+
+    @property
+    def packed_length(self) -> int:
+        """Tokens of a packed sequence; 0 without --packing."""
+        return self.packing_length if self.packing else 0
+
+
+def check_packing(config: SftConfig) -> None:
+    given = {"packing_length": config.packing_length != 512, "packing_attend_across": config.packing_attend_across}
+    name = next((name for name, is_given in given.items() if is_given), None)
+    if name is not None and not config.packing:
+        raise RlvrError(f"{flag(name)} needs --packing.", "Add --packing, or leave it out.")
+    if config.packing_attend_across and config.length_normalization != "token_mean":
+        raise RlvrError(
+            f"--length-normalization {config.length_normalization} counts examples, which --packing-attend-across cuts into pieces.",
+            "Use --length-normalization token_mean, or leave --packing-attend-across out.",
+        )

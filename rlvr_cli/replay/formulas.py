@@ -35,6 +35,22 @@ def minibatches(count: int, *, size: int, seed: int, epochs: Sequence[int]) -> l
     return found
 
 
+def packed(lengths: Sequence[int], *, capacity: int, order: Sequence[int]) -> list[list[int]]:
+    """The items of each sequence: the longest item first, each into the sequence in which it leaves the least room."""
+    rooms = torch.empty(0, dtype=torch.int64)
+    sequences: list[list[int]] = []
+    for item in sorted(order, key=lambda item: -lengths[item]):
+        left = rooms - lengths[item]
+        if not (left >= 0).any():
+            rooms = torch.cat([rooms, torch.tensor([capacity])])
+            left = rooms - lengths[item]
+            sequences.append([])
+        number = int(torch.where(left < 0, capacity, left).argmin())
+        sequences[number].append(item)
+        rooms[number] = left[number]
+    return sequences
+
+
 def learning_rate(update: int, options: Mapping[str, Any], *, num_updates: int) -> float:
     """The learning rate of an update, counted from 0: k/w of the peak in the k-th of w updates of warm-up, then the schedule."""
     peak, warm_up = options["learning_rate"], options["warmup_steps"]

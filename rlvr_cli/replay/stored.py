@@ -306,11 +306,31 @@ def _epochs_of_traces(run: StoredRun, tokenizer: Any) -> Iterator[Batch]:
     own = run.options
     traces, examples = traces_of(run)
     responses = [_trace(e, traces, tokenizer, append_eos=own["append_eos"]) for e in examples]
+    responses, sequences = _packed(responses, own)
     made, epoch = 0, 0
     while made < len(run.logged):
-        updates = formulas.minibatches(len(responses), size=own["train_batch_size"], seed=own["seed"], epochs=[epoch])
-        yield Batch(responses, updates)
+        updates = formulas.minibatches(len(sequences), size=own["train_batch_size"], seed=own["seed"], epochs=[epoch])
+        yield Batch(responses, [[row for sequence in update for row in sequences[sequence]] for update in updates])
         made, epoch = made + len(updates), epoch + 1
+
+
+def _packed(responses: list[Response], options: dict[str, Any]) -> tuple[list[Response], list[list[int]]]:
+    """What goes through the model as a row each, and the rows of each sequence."""
+    if not options.get("packing"):
+        return responses, [[row] for row in range(len(responses))]
+    order, length = formulas.order(len(responses), seed=options["seed"], epoch=-2), options["packing_length"]
+    if not options["packing_attend_across"]:
+        lengths = [len(r.prompt) + len(r.tokens) for r in responses]
+        return responses, formulas.packed(lengths, capacity=length, order=order)
+    stream: list[tuple[int, bool]] = []
+    for i in order:
+        stream += [(token, False) for token in responses[i].prompt]
+        stream += zip(responses[i].tokens, responses[i].learned, strict=True)
+    rows = []
+    for start in range(0, len(stream) - length, length):
+        tokens, learned = zip(*stream[start + 1 : start + length + 1], strict=True)
+        rows.append(Response([stream[start][0]], tokens, learned, (), [0.0] * length))
+    return rows, [[row] for row in range(len(rows))]
 
 
 def traces_of(run: StoredRun) -> tuple[Traces, list[Example]]:

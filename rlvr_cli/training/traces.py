@@ -1,13 +1,16 @@
 """Token ids of the responses that `rlvr sft` and `rlvr dpo` train on: sampled ids where they are known, else those of the text.
 
-Enters: examples with a prompt and a response, and the sampled ids of some. Leaves: token ids that fit the model's context.
+Enters: examples with a prompt and a response, and the sampled ids of some. Leaves: token ids that fit the model's context, packed
+into sequences if asked for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from rlvr_cli.data.order import epoch_order
 from rlvr_cli.data.traces import SampledIds
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.tokens.packing import best_fit, without_gaps
 from rlvr_cli.models.tokens.tokenization import encode
 from rlvr_cli.types import Conversation, Example
 
@@ -74,6 +77,89 @@ def _of_turns(turns: Sequence[tuple[str, str]], tokenizer: Any, *, append_eos: b
     if append_eos and ids[-1:] != [tokenizer.eos_token_id]:
         return [*ids, tokenizer.eos_token_id], [*mask, True]
     return ids, mask
+
+
+class Sequences(NamedTuple):
+    """What is trained on: the arguments of `collate`, and which of its rows make up each sequence."""
+
+    prompts: list[list[int]]
+    responses: list[list[int]]
+    masks: list[list[bool] | None]
+    rows: list[list[int]]  # of each sequence
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rows."""
+        return sum(map(len, self.prompts)) + sum(map(len, self.responses))
+
+
+def pack_whole(
+    examples: list[Example],
+    prompts: list[list[int]],
+    responses: list[list[int]],
+    masks: list[list[bool] | None],
+    *,
+    length: int,
+    seed: int,
+) -> Sequences:
+    """Pack traces into sequences of at most `length` tokens (`best_fit`), each trace a row of its own.
+
+    Args:
+        prompts, responses, masks: of `encode_traces`.
+        seed: of the order in which traces of one length are packed.
+
+    Raises:
+        RlvrError: a trace is longer.
+    """
+    lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
+    longest = max(range(len(lengths)), key=lengths.__getitem__)
+    if lengths[longest] > length:
+        raise RlvrError(
+            f"Trace {examples[longest].id} has {lengths[longest]} tokens, and a packed sequence has {length}.",
+            f"Use --packing-length {lengths[longest]} or more, or remove it. It is not truncated, because that would teach the model not "
+            "to finish.",
+        )
+    rows = best_fit(lengths, capacity=length, order=_packing_order(len(lengths), seed=seed))
+    return Sequences(prompts, responses, masks, rows)
+
+
+def pack_across(
+    prompts: list[list[int]],
+    responses: list[list[int]],
+    masks: list[list[bool] | None],
+    *,
+    length: int,
+    seed: int,
+) -> Sequences:
+    """Join traces without gaps and cut them into sequences, one row each, with `length` tokens to predict (`without_gaps`).
+
+    The arguments are those of `pack_whole`; `seed` is of the order in which traces are joined.
+
+    Raises:
+        RlvrError: the traces are too short for one sequence.
+    """
+    order = _packing_order(len(prompts), seed=seed)
+    learned = [
+        [False] * len(prompts[i]) + list([True] * len(responses[i]) if (mask := masks[i]) is None else mask)
+        for i in order
+    ]
+    ids, learned = without_gaps([prompts[i] + responses[i] for i in order], learned, seq_length=length)
+    if not ids:
+        total = sum(map(len, prompts)) + sum(map(len, responses))
+        raise RlvrError(
+            f"The {len(prompts)} traces have {total} tokens, too few for a packed sequence of {length} and the token after it.",
+            "Use a smaller --packing-length, or more traces.",
+        )
+    return Sequences(
+        [sequence[:1] for sequence in ids],
+        [sequence[1:] for sequence in ids],
+        [mask[1:] for mask in learned],
+        [[row] for row in range(len(ids))],
+    )
+
+
+def _packing_order(count: int, *, seed: int) -> tuple[int, ...]:
+    return epoch_order(count, seed=seed, epoch=-2)  # an epoch that neither training nor `choose_examples` uses
 
 
 def check_lengths(

@@ -1,6 +1,7 @@
 """What the sft command decides before and beside the loop: which ids are trained on, who grades, what the plan says."""
 
 import json
+import re
 import shutil
 from importlib.util import find_spec
 
@@ -230,3 +231,63 @@ def test_a_model_with_a_sliding_window_trains_without_evaluations(windowed, tmp_
     done = forks.run(*command, "--eval-dataset", "arithmetic:4", "--run", "e", cwd=tmp_path, status=1)
     assert "The embedded engine cannot sample from Qwen2ForCausalLM" in done.err
     assert "without --eval-dataset" in done.err
+
+
+def test_packing_changes_no_update_on_the_same_examples(forks, tmp_path):
+    traces = [{"prompt": f"{i}{i}?", "response": " so it is " + f"{i}" * (i % 7)} for i in range(24)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in traces))
+    command = ["sft", "--dataset", "t.jsonl", "--sft-epochs", "2", "--train-batch-size", "64"]
+    packed = "--packing --packing-length 64 --micro-batch-size 2".split()
+    forks.run(*command, "--run", "rows", cwd=tmp_path, status=0)
+    told = forks.run(*command, *packed, "--run", "packed", cwd=tmp_path, status=0).err
+    assert re.search(r"sequences of 64 tokens, \d\d\.\d% full; attention stays within an example", told)
+    assert "micro-batches  up to 128 tokens" in told
+    rows, whole = (logged(tmp_path / "runs" / name) for name in ("rows", "packed"))
+    for update in range(2):
+        for name in ("loss/objective", "loss/nll", "policy/entropy", "optimizer/grad_norm"):
+            assert whole[update, name] == pytest.approx(rows[update, name], abs=1e-6, rel=1e-5)
+        assert whole[update, "update/rows"] == 24
+        assert whole[update, "update/tokens"] == rows[update, "update/tokens"]
+        assert whole[update, "update/computed"] <= 128 * whole[update, "update/micro_batches"]
+        assert whole[update, "update/micro_batches"] <= 24 / 4
+    told = forks.run(*command, *packed, "--packing-attend-across", "--run", "across", cwd=tmp_path, status=0).err
+    assert "attention crosses from one example into the next" in told
+    across = logged(tmp_path / "runs/across")
+    assert across[0, "update/rows"] == round(across[0, "update/computed"] / 64) > 5
+    assert abs(across[0, "loss/nll"] - rows[0, "loss/nll"]) > 1e-2
+
+
+def logged(run):
+    """(update, name) -> value, of training."""
+    table = pq.read_table(run / "metrics.parquet").to_pylist()
+    return {(row["step"], row["name"]): row["value"] for row in table if row["phase"] == "train"}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("--packing-length 64", "--packing-length needs --packing."),
+        ("--packing-attend-across", "--packing-attend-across needs --packing."),
+        ("--packing --packing-attend-across --length-normalization masked_mean", "which --packing-attend-across cuts into pieces"),
+        ("--packing --packing-length 20", "tokens, and a packed sequence has 20."),
+        ("--packing --packing-attend-across --packing-length 4000", "too few for a packed sequence of 4000"),
+    ],
+)  # fmt: skip
+def test_packing_that_cannot_be_is_refused_before_the_model_is_loaded(
+    tmp_path, tiny_model_dir, forks, options, problem
+):
+    command = ["sft", "--model", tiny_model_dir, "--dataset", "arithmetic:8", *options.split()]
+    done = forks.run(*command, cwd=tmp_path)
+    assert done.status in (1, 2)  # of options alone: 2
+    assert problem in done.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_sequence_that_is_joined_fits_the_context(tmp_path, tiny_model_dir, forks):
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "short")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 100}))
+    command = "sft --model short --dataset arithmetic:16 --sampling-max-tokens 8 --packing --packing-attend-across --packing-length".split()
+    done = forks.run(*command, 101, cwd=tmp_path, status=1)
+    assert "The model's context holds 100 tokens." in done.err
+    assert "--packing-length 100 or less" in done.err

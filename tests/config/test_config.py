@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 
@@ -223,6 +223,7 @@ MINIMUMS = {  # of each command
     "sft": [
         *(SAMPLED, GRADED, PLAYED, TRAINED),
         {"above 0": "normalize_constant", "at_least 0": "n_sft_steps", "at_least 1": "train_batch_size micro_batch_size sft_epochs"},
+        {"at_least 2": "packing_length"},
     ],
     "dpo": [
         *(SAMPLED, GRADED, PLAYED, TRAINED, HELD_OUT),
@@ -305,8 +306,9 @@ def test_seconds_have_a_maximum(command):
     config_type = config_of(command)
     for option in options(config_type):
         if re.search("timeout|seconds", option.name):
+            too_long: dict[str, Any] = {option.name: 31_536_001.0}
             with pytest.raises(RlvrError) as raised:
-                config_type(**{option.name: 31_536_001.0})
+                config_type(**too_long)
             assert raised.value.problem == f"{flag(option.name)} is 31536001.0."
             assert raised.value.hint == "It must be at most 31,536,000."
 

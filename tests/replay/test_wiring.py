@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,9 +30,10 @@ from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.models.compute import recompute
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.policy import Policy
+from rlvr_cli.models.pretrained import load_tokenizer
 from rlvr_cli.replay import formulas
 from rlvr_cli.replay.run import GAP, TOLERANCE, replay_run
-from rlvr_cli.replay.stored import read_stored
+from rlvr_cli.replay.stored import batches, read_stored
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.runs.readers import read_rollouts
 from rlvr_cli.runs.storage.parquet import to_rollouts
@@ -39,6 +41,7 @@ from rlvr_cli.samplers.open import engine_kind, settings_of
 from rlvr_cli.training.session import load_inputs
 from rlvr_cli.training.updates.scores import compute_log_probs
 from rlvr_cli.training.updates.tensors import rollout_tensors
+from rlvr_cli.types import Phase
 from teachers import write_teacher
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -191,6 +194,10 @@ CASES = [
       "sampling_max_tokens": 9, "sampling_min_tokens": 0, "stop": ("a", "1")}),
     ("sft", "sums", {"length_normalization": "masked_normalize", "normalize_constant": 7.0, "dataset": "sampled",
       "micro_batch_size": 2}),
+    ("sft", "packed", {"packing": True, "packing_length": 64, "length_normalization": "masked_mean", "sft_epochs": 2,
+      "train_batch_size": 2, "micro_batch_size": 1, "seed": 3, "learning_rate": 3e-4, "lora_rank": 2}),
+    ("sft", "across", {"packing": True, "packing_length": 30, "packing_attend_across": True, "sft_epochs": 2, "train_batch_size": 2,
+      "dataset": "sampled", "micro_batch_size": 1, "seed": 3}),
     ("sft", "correct", {"length_normalization": "masked_normalize", "dataset": "arithmetic:12", "correct_only": True}),
 ]  # fmt: skip
 TABLES = {"grpo": GRPO, "ei": EI, "sft": SFT, "distill": DISTILL}
@@ -281,7 +288,7 @@ def check(run: Path, *, rounding: int = 1) -> None:
     check_draws(stored)
 
 
-def rows_of(run: Path, phase: str) -> list[dict]:
+def rows_of(run: Path, phase: Phase) -> list[dict]:
     return read_rollouts(
         run, phase=phase, columns=["step", "example_id", "sample_index", "stop_reason", "seed", "reward"]
     ).to_pylist()
@@ -292,13 +299,17 @@ def check_length(stored) -> None:
     own, rows = stored.options, rows_of(stored.path, "train")
     steps = {r["step"] for r in rows}
     if stored.command == "sft":
-        total = own["n_sft_steps"] or own["sft_epochs"] * math.ceil(
-            stored.facts["dataset"]["rows"] / own["train_batch_size"]
-        )
-        assert len(stored.logged) == total
+        epoch = math.ceil(stored.facts["dataset"]["rows"] / own["train_batch_size"])
+        if own["packing"]:
+            epoch = len(next(batches(stored, load_tokenizer(own["model"]))).updates)
+        assert len(stored.logged) == (own["n_sft_steps"] or own["sft_epochs"] * epoch)
         if own["num_examples"] != "all":
             assert stored.facts["dataset"]["rows"] == int(own["num_examples"])
         for update in stored.logged:
+            if own["packing"]:
+                most = own["micro_batch_size"] * own["packing_length"]
+                assert update["update/micro_batches"] >= update["update/computed"] / most
+                continue
             assert update["update/micro_batches"] == math.ceil(update["update/rows"] / own["micro_batch_size"])
         return
     size = (
@@ -586,8 +597,12 @@ def test_questions_are_read_as_the_options_say(tmp_path):
         lines = [json.dumps(row | {"q": question}), "{not JSON"] * 2
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     (tmp_path / "prompt").write_text("Q: {question}")
-    fields = {"question_field": "q", "answer_field": "a", "skip_bad_lines": True, "grader": "gsm8k"}
-    files = {"dataset": str(tmp_path / "data"), "split": "odd", "eval_dataset": str(tmp_path / "eval.jsonl")}
+    fields: dict[str, Any] = {"question_field": "q", "answer_field": "a", "skip_bad_lines": True, "grader": "gsm8k"}
+    files: dict[str, Any] = {
+        "dataset": str(tmp_path / "data"),
+        "split": "odd",
+        "eval_dataset": str(tmp_path / "eval.jsonl"),
+    }
     config = GrpoConfig(**fields, **files, prompt=str(tmp_path / "prompt"))
     inputs = load_inputs(config, questions_per_batch=2, rows=1)
     assert [(e.question, e.ground_truth) for e in inputs.questions] == [("this?", "7")] * 2
@@ -607,7 +622,7 @@ def test_a_grader_has_its_options():
 def test_as_many_rows_at_once_as_asked_for(tiny_model, tiny_tokenizer):
     share = engine_kind("transformers").share
     assert share is not None
-    sampler = share(Policy(tiny_model, tiny_tokenizer), settings_of(GrpoConfig(max_batch_size=3)))
+    sampler: Any = share(Policy(tiny_model, tiny_tokenizer), settings_of(GrpoConfig(max_batch_size=3)))
     assert sampler._max_rows == 3
 
 

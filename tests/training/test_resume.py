@@ -21,6 +21,7 @@ from killed import (
     EI,
     GRPO,
     ONLINE_DPO,
+    PACKED,
     POINTS,
     PPO,
     SFT,
@@ -128,6 +129,8 @@ SHAPED = shlex.split(
     [
         pytest.param(EI, marks=pytest.mark.slow),
         pytest.param([*SFT, "--num-examples", "24"], marks=pytest.mark.slow),
+        pytest.param([*PACKED, "--num-examples", "24"], marks=pytest.mark.slow),
+        pytest.param([*PACKED, "--packing-attend-across", "--num-examples", "24"], marks=pytest.mark.slow),
         DPO,
         PPO,
         pytest.param(
@@ -168,6 +171,8 @@ SHAPED = shlex.split(
     ids=[
         "ei",
         "sft",
+        "packed",
+        "packed-across",
         "dpo",
         "ppo",
         "ppo-shared",

@@ -36,6 +36,7 @@ class TrainingConfig(
     rollout_batch_size = 256
     critic = ""
     critic_learning_rate = 0.0
+    packed_length = 0
 
     @property
     def samples_apart(self) -> bool:

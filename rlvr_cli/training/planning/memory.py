@@ -101,7 +101,7 @@ def memory_plan(
         shape: parameters, layers, hidden, intermediate, kv_width (key-value heads times head size), vocabulary; None if
             they are not known.
         engine: the name of the sampling engine.
-        rows: responses in a micro-batch.
+        rows: responses in a micro-batch, or packed sequences.
         capacities: the bytes of each visible CUDA device, by its name.
 
     Raises:
@@ -110,6 +110,8 @@ def memory_plan(
     capacity, of = capacities.get(placement.trainer), capacities.get(placement.engine)
     apart = engine_kind(engine).share is None  # it has memory of its own
     asked, tokens = config.gpu_memory_utilization, config.micro_batch_tokens
+    if tokens is None and config.packed_length:
+        tokens = rows * config.packed_length
     if not shape:
         guess = GUESSED_UTILIZATION if apart and placement.shared else UTILIZATION
         return MemoryPlan(

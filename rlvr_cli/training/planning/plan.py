@@ -31,6 +31,7 @@ from rlvr_cli.training.planning.memory import (
 )
 from rlvr_cli.training.question_order import LEAST_PRIORITY
 from rlvr_cli.training.session import Inputs
+from rlvr_cli.training.traces import Sequences
 from rlvr_cli.types import SamplingParams
 
 NO_EVALUATION = "nothing is evaluated, so there will be no curve of held-out reward; --eval-dataset names questions, --eval-every says how often"
@@ -83,20 +84,31 @@ def adapter_line(config: TrainingConfig, shape: Mapping[str, int] | None) -> str
 
 
 def sft_plan(
-    config: SftConfig, facts: Mapping[str, Any], *, examples: int, traces: int, num_updates: int
+    config: SftConfig, facts: Mapping[str, Any], sequences: Sequences, *, traces: int, num_updates: int
 ) -> dict[str, str]:
     """The plan of `rlvr sft`, line by line."""
-    batch = min(config.train_batch_size, examples)
+    examples, count = facts["dataset"]["rows"], len(sequences.rows)
+    batch, unit = min(config.train_batch_size, count), "sequences" if config.packing else "examples"
     kept = ", correct ones only" if config.correct_only else ""
+    micro = "" if config.packing else f", in micro-batches of {min(config.micro_batch_size, batch)}"
     return {
         "model": model_line(facts["model"]),
         "examples": f"{examples} of {traces} traces of {facts['dataset']['name']}{kept}",
         **_chat(config, facts),
-        "updates": f"{num_updates} of {batch} examples, in micro-batches of {min(config.micro_batch_size, batch)}; "
-        f"{num_updates / math.ceil(examples / config.train_batch_size):g} epochs",
+        **({"packing": packing_line(config, sequences)} if config.packing else {}),
+        "updates": f"{num_updates} of {batch} {unit}{micro}; {num_updates / math.ceil(count / config.train_batch_size):g} epochs",
         "objective": sft_objective(config.length_normalization, config.normalize_constant),
         **_common(config, facts),
     }
+
+
+def packing_line(config: SftConfig, sequences: Sequences) -> str:
+    """How examples are packed, on one line of the plan."""
+    count, length = len(sequences.rows), config.packing_length
+    packed = f"{count} sequences of {length} tokens"
+    if config.packing_attend_across:
+        return f"{packed}, cut from all examples without gaps: attention crosses from one example into the next"
+    return f"{packed}, {sequences.num_tokens / (count * length):.1%} full; attention stays within an example"
 
 
 def dpo_plan(config: DpoConfig, facts: Mapping[str, Any], *, num_updates: int) -> dict[str, str]:

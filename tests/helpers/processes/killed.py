@@ -49,6 +49,7 @@ SFT = shlex.split(
     "sft --dataset arithmetic:64 --train-batch-size 8 --micro-batch-size 4 --sft-epochs 2 --learning-rate 1e-3 "
     "--sampling-max-tokens 8 --eval-examples 8 --eval-every 5 --checkpoint-every 3"
 )
+PACKED = [*SFT, *shlex.split("--packing --packing-length 96 --train-batch-size 2 --micro-batch-size 1")]
 
 # To be run beside `write_pairs`'s file.
 DPO = shlex.split(
@@ -190,7 +191,7 @@ def kill_at_random(
         run = root / f"runs/cut-{number}"
         while killed < kills:
             fault = f"{generator.choice(POINTS)}:{generator.randint(1, 4)}" if generator.random() < 0.3 else None
-            call = forks.start(*begin_or_resume(run, command), cwd=root, fault=fault)
+            call = forks.start(*begin_or_resume(run, command), cwd=root, fault=fault or "")
             if fault is None:
                 time.sleep(generator.uniform(0, 0.7 * whole.seconds))
                 forks.send(call, signal.SIGKILL)

@@ -18,6 +18,7 @@ from killed import (
     DPO,
     EI,
     GRPO,
+    PACKED,
     PPO,
     SFT,
     assert_ended_as,
@@ -234,13 +235,14 @@ def test_trainers_killed_at_20_random_moments_end_the_same(forks: Forks, whole: 
     "command",
     [
         pytest.param(SFT, marks=pytest.mark.slow),
+        pytest.param([*PACKED, "--train-batch-size", "4"], marks=pytest.mark.slow),
         pytest.param(DPO, marks=pytest.mark.slow),
         pytest.param(PPO, marks=pytest.mark.slow),
         pytest.param(EI, marks=pytest.mark.slow),
         pytest.param(DISTILL, marks=pytest.mark.slow),
         pytest.param([*DISTILL, "--divergence", "sampled"], marks=pytest.mark.slow),
     ],
-    ids=["sft", "dpo", "ppo", "ei", "distill", "sampled"],
+    ids=["sft", "packed", "dpo", "ppo", "ei", "distill", "sampled"],
 )
 def test_the_other_commands_too(forks: Forks, tmp_path: Path, command: list[str]):
     write_pairs(tmp_path)
