@@ -1066,9 +1066,13 @@ CHAT_TURNS = "tests/samplers/episodes/test_turns.py -k"
 NEXT_TURN = "tests/models/tokens/test_next_turn.py -k"
 IN_A_CHAT = "tests/commands/across/test_chat_episodes.py -k"
 REPLAYED = "tests/replay/test_replay.py -k"
+ROUNDED = "tests/replay/test_rounding.py -k"
 EPISODES = [
     Mutation("only the last nudged replay counts", "replay/run.py", "max(update.allowed, ROUNDING * moved)", "max(TOLERANCE, ROUNDING * moved)", f"{REPLAYED} farthest"),
-    Mutation("all nudged replays are one", "replay/run.py", "torch.Generator().manual_seed(seed)\n    for weight in", "torch.Generator().manual_seed(0)\n    for weight in", f"{REPLAYED} nudged_replays_differ"),
+    Mutation("all nudged replays are one", "replay/run.py", "torch.Generator().manual_seed(seed)", "torch.Generator().manual_seed(0)", f"{REPLAYED} nudged_replays_differ"),
+    Mutation("a nudge is not taken back", "replay/run.py", "weight.copy_(before)", "pass", f"{ROUNDED} taken_back"),
+    Mutation("all weights are nudged up", "replay/run.py", "weight.mul_(1 + last_bit * signs.to(weight))", "weight.mul_(1 + last_bit)", f"{ROUNDED} taken_back"),
+    Mutation("nudged replays have the softmax of float64", "replay/run.py", "logits = logits.float()", "pass", f"{ROUNDED} gradients_that_rounding_moves"),
     *mutations_of(
         "environments/worker.py",
         ("a string is taken for its letters' stop strings", "if isinstance(stop, str) or not all(", "if not all(", "tests/environments/test_pool.py -k no_environment"),
@@ -1259,6 +1263,7 @@ EPISODES = [
         ("prompts are not compared", "if said.prompt != again.prompt:", "if False:", REPEATED),
         ("texts alone are compared", "asdict(first).items():", '[("text", first.text)]:', REPEATED),
         ("what a program prints is the environment's doing", 'if self._pool.spec.name == "python" and "python" in roles:', "if False:", REPEATED),
+        ("rewards that are nearly equal are shown as equal", "range(6, 18)", "range(6, 7)", f"{REPEATED} -k as_few_digits"),
         ("an episode that was not compared counts", "self._pool.unrepeated += len(self._pending)", "pass", REPEATED),
     ),
     *mutations_of("environments/pool.py", ("the same process plays again", "(seed + 1) % len(self._slots)", "seed % len(self._slots)", REPEATED)),

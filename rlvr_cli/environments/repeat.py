@@ -99,19 +99,25 @@ def difference(said: Said, again: Answer) -> tuple[int, str] | None:
     if again.error is not None:
         return len(said.replies), f"it raised {again.error} when it was asked again: {again.detail}"
     if said.prompt != again.prompt:
-        return 0, _differ("the prompt", str(said.prompt or ""), str(again.prompt or ""))
+        return 0, _differ("the prompt", (str(said.prompt or ""), str(again.prompt or "")))
     for number, (first, second) in enumerate(zip(said.replies, again.replies, strict=True), 1):
         for name, value in asdict(first).items():
             if value != (other := asdict(second)[name]):
-                return number, _differ(f"the {name} of its reply to turn {number}", str(value), str(other))
+                return number, _differ(f"the {name} of its reply to turn {number}", _texts(value, other))
     return None
 
 
-def _differ(what: str, first: str, second: str) -> str:
-    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+def _texts(first: Any, second: Any) -> tuple[str, ...]:
+    """Two values as text; numbers with as few digits as tell them apart, 6 at least."""
+    pairs = [tuple(f"{v:.{n}g}" if isinstance(v, float) else str(v) for v in (first, second)) for n in range(6, 18)]
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
+
+
+def _differ(what: str, pair: tuple[str, ...]) -> str:
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*pair, strict=False)))
     start = max(0, alike - _BEFORE)
     shown = [
         f'"{"…" * (start > 0)}{printable(text[start : start + _MOST])}{"…" * (len(text) > start + _MOST)}"'
-        for text in (first, second)
+        for text in pair
     ]
     return f"{what} was {shown[0]}, and when it was asked again {shown[1]}"

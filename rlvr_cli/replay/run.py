@@ -8,6 +8,7 @@ Enters: a run directory. Leaves: a `Replay`.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -120,9 +121,9 @@ def replay_run(run: StoredRun, *, most: int | None, advance: Callable[[int], Non
     """Replay the first `most` updates of a run (None: all that it logged), and check the rollouts that their policies sampled.
 
     AdamW turns the rounding errors of a vanishing gradient into steps of the size of the learning rate, and bfloat16 rounds
-    coarsely. So a replay that differs is made once more, from first weights that are nudged in their last bit: the distance
-    of these two replays is what rounding does, and only differences of more than ten times that count. By chance a nudged replay
-    may stay nearer than another, so before a difference counts, several are made.
+    coarsely. So a replay that differs is made once more, with weights that are nudged in their last bit for each response: the
+    distance of these two replays is what rounding does, and only differences of more than ten times that count. By chance a
+    nudged replay may stay nearer than another, so before a difference counts, several are made.
 
     Args:
         advance: called with 1 after each update.
@@ -166,7 +167,7 @@ def _replay(
 
     Args:
         kept: the weights that are compared with those of the run are put here.
-        nudged_from: what an earlier replay has kept: start from nudged weights, compare with these, look at no rollouts.
+        nudged_from: what an earlier replay has kept: nudge the weights for each response, compare with these, look at no rollouts.
         seed: of the nudges.
     """
     policy = load_policy(
@@ -182,8 +183,7 @@ def _replay(
     weights: dict[str, float] = {}
     gaps: list[float] = []
     rows, broken = 0, _wrong_versions(run)
-    if nudged_from is not None:
-        _nudge(policy, seed)
+    nudges = None if nudged_from is None else torch.Generator().manual_seed(seed)
 
     def look_at_rollouts() -> None:
         nonlocal rows
@@ -210,7 +210,7 @@ def _replay(
                     ours = distinct_tensors(policy.weights())
                     kept[str(len(updates))] = {n: w.detach().cpu().clone() for n, w in ours.items()}
 
-    for update in _replayed(run, policy, wanted=wanted, before_update=look_at_rollouts, nudged=nudged_from is not None):
+    for update in _replayed(run, policy, wanted=wanted, before_update=look_at_rollouts, nudges=nudges):
         updates.append(update)
         look_at_weights()
         advance(1)
@@ -218,21 +218,24 @@ def _replay(
     return Replay(updates, len(run.logged), weights, gaps=gaps, rows=rows, broken=broken)
 
 
-@torch.no_grad()
-def _nudge(policy: Policy, seed: int) -> None:
-    """Move each weight up or down by the last bit of the precision that the policy computes in."""
-    generator = torch.Generator().manual_seed(seed)
-    for weight in distinct_tensors(policy.weights()).values():
-        weight.mul_(1 + _last_bit(policy) * _signs(weight, generator))
+@contextmanager
+def _nudged(policy: Policy, nudges: torch.Generator) -> Iterator[None]:
+    """A block in which each weight is larger or smaller by the last bit of the precision that the policy computes in.
 
-
-def _last_bit(policy: Policy) -> float:
-    return torch.finfo(policy.compute_dtype).eps
-
-
-def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
-    """1 and -1 at random, in a tensor's shape."""
-    return (torch.randint(0, 2, like.shape, generator=generator) * 2 - 1).to(like)
+    What a response adds to the gradient then moves as by rounding: by the size of the terms that it sums, not of their sum,
+    which can be far smaller, within a response and over the responses of a batch.
+    """
+    weights = distinct_tensors(policy.weights()).values()
+    kept = [weight.detach().clone() for weight in weights]
+    last_bit = torch.finfo(policy.compute_dtype).eps
+    with torch.no_grad():
+        for weight in weights:
+            signs = torch.randint(0, 2, weight.shape, generator=nudges, dtype=torch.int8) * 2 - 1
+            weight.mul_(1 + last_bit * signs.to(weight))
+    yield
+    with torch.no_grad():
+        for weight, before in zip(weights, kept, strict=True):
+            weight.copy_(before)
 
 
 def _trained_adapter(run: StoredRun) -> Lora | None:
@@ -245,9 +248,9 @@ def _param_dtype(run: StoredRun) -> str:
 
 
 def _replayed(
-    run: StoredRun, policy: Policy, *, wanted: int, before_update: Callable[[], None], nudged: bool
+    run: StoredRun, policy: Policy, *, wanted: int, before_update: Callable[[], None], nudges: torch.Generator | None
 ) -> Iterator[Update]:
-    """Make the updates, and yield each after the weights have moved; `nudged` as in `_update`."""
+    """Make the updates, and yield each after the weights have moved; `nudges` as in `_update`."""
     if not wanted:
         return
     own = run.options
@@ -281,7 +284,7 @@ def _replayed(
                 [known[i] for i in rows],
                 rate,
                 teacher=teacher,
-                nudged=nudged,
+                nudges=nudges,
                 logged_norm=run.logged[number].get("optimizer/grad_norm"),
             )
             tokens = sum(sum(batch.responses[i].learned) for i in rows)
@@ -321,14 +324,13 @@ def _update(
     rate: float,
     *,
     teacher: Policy | None,
-    nudged: bool,
+    nudges: torch.Generator | None,
     logged_norm: float | None,
 ) -> tuple[float | None, float | None]:
     """One update. Returns objective and gradient norm; None and None if there is no token to train on.
 
     Args:
-        nudged: move each gradient as its rounding may: terms that cancel leave a rest of the last bit of the row's
-            largest gradient, and a ratio at the border of the clip range may be on its other side.
+        nudges: move what each response adds as its rounding may, and a ratio at the border of the clip range to its other side.
         logged_norm: of a nudged update. Earlier versions of rlvr took PyTorch's norm, which on a CPU is too small by 1e-5 for
             a million gradients; whichever of the two is nearer is the run's.
     """
@@ -341,19 +343,17 @@ def _update(
     for response, divisor, before in zip(responses, _divisors(run, counts), known, strict=True):
         if not any(response.learned):
             continue
-        loss = _loss(run, policy, response, before, teacher=teacher, nudged=nudged) / divisor
-        loss.backward()
+        with nullcontext() if nudges is None else _nudged(policy, nudges):
+            loss = _loss(run, policy, response, before, teacher=teacher, nudged=nudges is not None) / divisor
+            loss.backward()
         objective += float(loss.detach())
     gradients = [p.grad for p in policy.trainable_parameters().values() if p.grad is not None]
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
-    if nudged and logged_norm is not None:
+    if nudges is not None and logged_norm is not None:
         norm = min(norm, float(torch.nn.utils.get_total_norm(gradients)), key=lambda own: abs(own - logged_norm))
     if math.isfinite(objective) and math.isfinite(norm):
         for gradient in gradients:
             gradient.mul_(min(1.0, own["max_grad_norm"] / (norm + 1e-6)))
-            if nudged:
-                rest = _last_bit(policy) * gradient.abs().amax(dim=-1, keepdim=True)
-                gradient.add_(rest * _signs(gradient, torch.Generator().manual_seed(0)) * (gradient != 0))
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
@@ -381,6 +381,8 @@ def _loss(
     learned = torch.tensor(response.learned, device=policy.device)
     advantage = torch.tensor(response.advantages, dtype=torch.float64, device=policy.device)
     logits = scaled_logits(policy, response, temperature=_temperature(run))
+    if nudged:  # of a token that is nearly certain, 1 - p has the last bit of 1
+        logits = logits.float()
     new = token_log_probs(logits, response)
     losses = -new
     if teacher is not None:

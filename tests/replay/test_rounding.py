@@ -1,0 +1,63 @@
+"""A nudged replay has the rounding that training has, so that no honest run is accused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from rlvr_cli.commands import grpo
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.models.load import load_policy
+from rlvr_cli.replay.run import ROUNDING, TOLERANCE, _nudged, _replay, replay_run
+from rlvr_cli.replay.stored import StoredRun, read_stored
+
+
+def trained(folder: Path, *, steps: int, batch: int) -> StoredRun:
+    """A run of the built-in model at a learning rate at which rounding grows."""
+    grpo.run(
+        GrpoConfig(
+            dataset="arithmetic:64", n_grpo_steps=steps, rollout_batch_size=batch, train_batch_size=batch, group_size=8,
+            gradient_accumulation_steps=1, learning_rate=1e-3, sampling_max_tokens=32, eval_every=0, eval_examples=1,
+            seed=2, run="r", runs_dir=str(folder),
+        )
+    )  # fmt: skip
+    return read_stored(folder / "r")
+
+
+def test_a_nudge_is_the_last_bit_of_each_weight_and_is_taken_back(tiny_model_dir):
+    policy = load_policy(tiny_model_dir, dtype="float32", device="cpu")
+    before = {name: weight.detach().clone() for name, weight in policy.weights().items()}
+    with _nudged(policy, torch.Generator().manual_seed(0)):
+        moved = torch.cat([(w / before[name] - 1)[before[name] != 0].flatten() for name, w in policy.weights().items()])
+        assert ((moved.abs() - 2**-23).abs() <= 2**-24).all()
+        assert float((moved > 0).float().mean()) == pytest.approx(0.5, abs=0.05)
+    assert all(torch.equal(weight, before[name]) for name, weight in policy.weights().items())
+
+
+def test_nudged_replays_move_the_gradients_that_rounding_moves(tmp_path):
+    """Of a token that is nearly certain, 1 - p is far from what it is in float64; in a group these terms cancel, and their errors stay."""
+    gradients: list[Tensor] = []
+
+    def remember(optimizer, *_) -> None:
+        of_all = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        gradients.append(torch.cat([gradient.flatten() for gradient in of_all]).double())
+
+    hook = register_optimizer_step_pre_hook(remember)
+    try:
+        stored = trained(tmp_path, steps=1, batch=16)
+        _replay(stored, wanted=1)
+        _replay(stored, wanted=1, nudged_from={})
+    finally:
+        hook.remove()
+    run, replayed, nudged = gradients
+    off, moved = (run - replayed).abs(), (nudged - replayed).abs()
+    farthest = (off / (replayed.abs() + 1e-8)).topk(20).indices  # those that move AdamW's first step most
+    assert float((off / moved)[farthest].median()) < ROUNDING
+
+
+@pytest.mark.slow
+def test_a_run_whose_rounding_grows_is_not_accused(tmp_path):
+    found = replay_run(trained(tmp_path, steps=8, batch=32), most=None)
+    assert (found.problems, found.difference > TOLERANCE) == ([], True)
