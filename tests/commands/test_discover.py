@@ -393,6 +393,7 @@ def test_a_model_that_cannot_program_says_so_in_its_rows(forks: Forks, tmp_path:
     assert "no_code" in page
 
 
+@pytest.mark.slow
 def test_mutations_climb_in_a_small_dimension(forks: Forks, tmp_path: Path):
     """In 5 dimensions the search finds the 40 roots, which are the best that is known."""
     words = "kissing --dim 5 --proposer mutate --rounds 2 --num-samples 3 --seed {} --run {}"

@@ -391,12 +391,18 @@ def prioritized(ids: list[str], earlier: list[dict], *, seed: int, number: int) 
     return [name for _, name in sorted(zip(keys, ids, strict=True))]
 
 
+LONG = {
+    ("distill", "adapter"),
+    ("distill", "reverse"),
+    ("ei", "once"),
+    *(("grpo", name) for name in ("weighted", "kimi", "cispo", "no baseline")),
+}
+
+
 @pytest.mark.parametrize(
     ("command", "name", "given"),
     [
-        pytest.param(
-            *case, id="-".join(case[:2]), marks=[pytest.mark.slow] if case[:2] == ("distill", "adapter") else []
-        )
+        pytest.param(*case, id="-".join(case[:2]), marks=[pytest.mark.slow] if case[:2] in LONG else [])
         for case in CASES
     ],
 )

@@ -131,7 +131,7 @@ SHAPED = shlex.split(
         pytest.param([*SFT, "--num-examples", "24"], marks=pytest.mark.slow),
         pytest.param([*PACKED, "--num-examples", "24"], marks=pytest.mark.slow),
         pytest.param([*PACKED, "--packing-attend-across", "--num-examples", "24"], marks=pytest.mark.slow),
-        DPO,
+        pytest.param(DPO, marks=pytest.mark.slow),
         PPO,
         pytest.param(
             [*PPO, "--critic", "shared", "--critic-warmup-steps", "0", "--kl-in", "loss"], marks=pytest.mark.slow

@@ -374,6 +374,7 @@ def test_queries_count_turns_and_tools(folder, forks):
     assert (teacher["tool"], teacher["answers"]) == ("teacher", sum(row["episode"]["tool_calls"] for row in rows))
 
 
+@pytest.mark.slow
 def test_a_query_of_tools_without_rows_says_why(folder, forks):
     """Nobody asks the calculator here; and a run without an environment has no episodes."""
     given = ("--dataset", "arithmetic:64", "--limit", "4", "--sampling-max-tokens", "24", "--grader-workers", "1")
