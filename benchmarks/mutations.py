@@ -616,7 +616,7 @@ WIRING = [
         "rollouts/grading.py",
         ("the dataset's grader always", "choose_grader(config.grader,", 'choose_grader("",', "tests/replay/test_wiring.py -k grader_has_its_options", "grader"),
         ("the literal format always", "format_rule=config.format_rule,", 'format_rule="literal",', "tests/replay/test_wiring.py -k grader_has_its_options", "format_rule"),
-        ("two grading processes always", "workers=config.grader_workers,", "workers=2,", "tests/replay/test_wiring.py -k grader_has_its_options", "grader_workers"),
+        ("two grading processes always", "workers=workers or config.grader_workers,", "workers=2,", "tests/replay/test_wiring.py -k grader_has_its_options", "grader_workers"),
         ("five seconds for a grade always", "timeout=config.grader_timeout,", "timeout=5.0,", "tests/replay/test_wiring.py -k grader_has_its_options", "grader_timeout"),
     ),
     *mutations_of(
@@ -1541,7 +1541,62 @@ SUPPLEMENT = [
     Mutation("pieces of examples count as examples", "config/sft.py", 'config.length_normalization != "token_mean"', "False", "tests/commands/test_sft.py -k cannot_be"),
 ]  # fmt: skip
 
-MUTATIONS = [*STORAGE, *WIRING, *MATHEMATICS, *EMULATED, *EPISODES, *REASONING_GYM, *VERIFIERS, *VIEW, *SUPPLEMENT]
+JUDGED = "tests/judges/test_pool.py -k"
+RUBRICS = "tests/judges/test_rubric.py -k"
+BY_JUDGE = "tests/commands/across/test_judge.py -k"
+JUDGES = [
+    *mutations_of(
+        "judges/judge.py",
+        ("the judge is another model", "            options.judge_model,\n            base", "            \"gpt\",\n            base", f"{JUDGED} every_option", "judge_model"),
+        ("the judge is at another address", "base_url=options.judge_url,", 'base_url="http://127.0.0.1:9/v1",', f"{JUDGED} every_option", "judge_url"),
+        ("the judge is always asked as a chat", "endpoint=options.judge_endpoint,", 'endpoint="chat",', f"{JUDGED} every_option", "judge_endpoint"),
+        ("the judge gets the sampler's key", "api_key_env=options.judge_api_key_env,", "", f"{JUDGED} every_option", "judge_api_key_env"),
+        ("the judge's time limit is not its own", "timeout=options.judge_timeout,", "", f"{JUDGED} hangs", "judge_timeout"),
+        ("the judge is tried as often as any endpoint", "max_retries=options.judge_retries,", "", f"{JUDGED} broken", "judge_retries"),
+        ("the judge's replies are sampled as responses are", "temperature=options.judge_temperature, max", "max", f"{JUDGED} every_option", "judge_temperature"),
+        ("the judge's replies have any length", "max_tokens=options.judge_max_tokens, min", "min", f"{JUDGED} every_option", "judge_max_tokens"),
+        ("the judge's seed is lost", "options.judge_seed, options.judge_concurrency", "0, options.judge_concurrency", f"{JUDGED} whole_reply", "judge_seed"),
+        ("the judge is asked everything at once", "asyncio.Semaphore(self._concurrency)", "asyncio.Semaphore(1000)", f"{JUDGED} as_many_as_allowed", "judge_concurrency"),
+        ("the same text is asked again", "            self._known[reply.asked_sha256] = reply\n", "", f"{JUDGED} asked_once"),
+        ("the same text is asked twice at a time", "            self._asking[asked] = task\n            task.add_done_callback(partial(self._asked, asked))\n", "", f"{JUDGED} asked_once"),
+        ("a judge's replies do not depend on its temperature", '            "temperature": options.judge_temperature,\n', "", f"{BY_JUDGE} known_to_the_next"),
+        ("a refused key is asked for every text", "failure.concerns_all or self._failed_in_a_row >= most", "self._failed_in_a_row >= most", f"{JUDGED} refuses_everything"),
+        ("a judge that is down grades on", "or self._failed_in_a_row >= most", "", f"{JUDGED} is_down"),
+    ),
+    *mutations_of(
+        "judges/pool.py",
+        ("a reply without a score is a reward of 0", "            return self._failure(problem.kind, problem.problem, judgement)\n", "            return Grade(None, None, 0.0, judgement=judgement)\n", f"{JUDGED} at_fault"),
+        ("a reply that was cut off has a score", 'if reply.finish == "length":', "if False:", f"{JUDGED} at_fault"),
+        ("a filtered reply has a score", "if reply.finish not in ENDS:", "if False:", f"{JUDGED} at_fault"),
+        ("the judge is shown the whole prompt", 'example.get("question") or example.get("prompt")', 'example.get("prompt")', f"{JUDGED} whole_reply"),
+        ("what a run has stored is asked again", "            self._judge.remember(stored_replies(run))\n", "", f"{JUDGED} has_stored"),
+        ("a changed rubric is the same grader", 'f"{self.rubric.sha256} {self._judge', 'f"{self._judge', f"{BY_JUDGE} known_to_the_next"),
+        ("the rubric is not in run.json", ', "rubric": self.rubric.facts', "", f"{BY_JUDGE} changed_rubric"),
+    ),
+    *mutations_of(
+        "judges/rubric.py",
+        ("the best score is the worst", "(value - first) / (last - first)", "(last - value) / (last - first)", RUBRICS + " last_line"),
+        ("the first line is the score", "lines[-1].strip(_AROUND)", "lines[0].strip(_AROUND)", RUBRICS + " last_line"),
+        ("a score outside of the scale counts", "if not min(first, last) <= value <= max(first, last):", "if False:", RUBRICS + " no_score"),
+        ("a response may hold placeholders", "_PLACEHOLDER.sub(lambda m: m[0] if m[1] not in values else _given(values[m[1]]), self.prompt)", "_PLACEHOLDER.sub(lambda m: m[0] if m[1] not in values else _given(values[m[1]]), _PLACEHOLDER.sub(lambda m: m[0] if m[1] not in values else _given(values[m[1]]), self.prompt))", RUBRICS + " no_placeholder"),
+    ),
+    Mutation("what was known is paid for", "rollouts/metrics.py", 'paid = not judgement["cached"]', "paid = True", f"{JUDGED} asked_once"),
+    Mutation("a run chooses the judge's key", "config/shared/prompt.py", '.get("judge_api_key_env") == "resumed run"', '.get("judge_api_key_env") == "never"', f"{BY_JUDGE} which_key"),
+    Mutation("a question is not found in its prompt", "text.py", "return inside if found", "return None if found", f"{BY_JUDGE} known_to_the_next"),
+]  # fmt: skip
+
+MUTATIONS = [
+    *STORAGE,
+    *WIRING,
+    *MATHEMATICS,
+    *EMULATED,
+    *EPISODES,
+    *REASONING_GYM,
+    *VERIFIERS,
+    *VIEW,
+    *SUPPLEMENT,
+    *JUDGES,
+]
 
 
 def applied(mutation: Mutation, source: str) -> str:

@@ -58,7 +58,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def choices(option: Field[Any]) -> tuple[str, ...]:
     """The values that an option may have; empty where it may have any of its type."""
     expected = value_type(option)
-    return tuple(filter(None, expected.choices)) + ("FILE.py:FUNCTION",) * expected.accepts_function
+    return tuple(filter(None, expected.choices)) + expected.forms
 
 
 def shown(value: Any) -> str:

@@ -230,12 +230,12 @@ def command_help(name: str, usage: str, *, every: bool) -> str:
 
 def _row(option: Field[Any], *, command: str) -> help.Row:
     """Return the help row of an option, with its choices and default."""
-    kind, repeatable, choices, accepts_function = value_type(option)
+    kind, repeatable, choices, forms = value_type(option)
     if option.metadata["completes"] == "preset":
         choices = tuple(preset_names(command))
     name, text = flag(option.name), option.metadata["help"]
     if choices:
-        text += f" [{'|'.join([c for c in choices if c] + ['FILE.py:FUNCTION'] * accepts_function)}]"
+        text += f" [{'|'.join([*filter(None, choices), *forms])}]"
     if kind is bool:
         return (
             help.Row((name, f"--no-{name[2:]}"), f"{text} [default: on]") if option.default else help.Row((name,), text)

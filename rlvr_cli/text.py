@@ -39,6 +39,13 @@ def storable(text: str) -> str:
     return text
 
 
+def filled_in(text: str, template: str, *, placeholder: str) -> str | None:
+    """Return what stands in a text in the place of the template's placeholder; None if the text is not made from the template."""
+    before, found, after = template.partition(placeholder)
+    inside = text[len(before) : len(text) - len(after)]
+    return inside if found and before + inside + after == text else None
+
+
 def redacted(text: str) -> str:
     """Replace by ``***`` user and password in an address, what has the form of an API key, and `environment_secrets`."""
     for _, secret in environment_secrets():

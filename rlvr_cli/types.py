@@ -10,12 +10,15 @@ read as:
     value: Annotated[Float32 | None, Since(SCHEMA_VERSION)] = None
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
 
-SCHEMA_VERSION = 6  # of run.json, the manifest and the Parquet files; a change that adds columns raises it
+SCHEMA_VERSION = 7  # of run.json, the manifest and the Parquet files; a change that adds columns raises it
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,18 @@ class TurnFacts(NamedTuple):
     ends: tuple[Int32, ...]  # where each turn ends in `response`, in characters
     failed: tuple[Int32, ...]  # turns of the policy, from 0, whose call failed
     forged: tuple[Int32, ...]  # turns of the policy in which it wrote an answer of the environment itself
+
+
+class Judgement(NamedTuple):
+    """What a judge said of a response: another model, behind an endpoint (`judges`)."""
+
+    reply: str  # all that it said
+    score: str | None  # as its last line has it; None: there is no score of the rubric's scale
+    model: str  # as the endpoint names it
+    asked_sha256: str  # of all that determines the reply: the text it was asked, the model, and how it was sampled
+    prompt_tokens: Int32
+    reply_tokens: Int32
+    cached: bool  # the same was asked before: nothing was paid
 
 
 class Conversation(NamedTuple):
@@ -198,8 +213,9 @@ class Grade:
     reward: float | None
     extracted_answer: str | None = None
     failure_kind: str | None = None  # why there was no reward; None for a rewarded response
-    error: str | None = None  # "timeout", "crash" or the exception's name
+    error: str | None = None  # "timeout", "crash" or the exception's name; of a judge one of `judges.pool.FAILURES`
     error_detail: str | None = None  # FILE:LINE of a user's function, and the exception's text
+    judgement: Judgement | None = None  # of a judge that replied
 
     def __post_init__(self) -> None:
         for name in ("extracted_answer", "error_detail"):
@@ -215,6 +231,54 @@ class Grade:
         if self.format_reward is None or self.answer_reward is None:
             return "reward_only"
         return f"format_{int(self.format_reward > 0.5)}_answer_{int(self.answer_reward > 0.5)}"
+
+
+class Graders(Protocol):
+    """What grades responses in the background: processes (`graders.pool`), or a judge (`judges.pool`)."""
+
+    spec: str  # the name of the grader
+    failed: int  # grades that failed so far
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What identifies the grader, for run.json."""
+        ...
+
+    @property
+    def sha256(self) -> str | None:
+        """Of what the name alone does not say: a file. None for a grader of the package."""
+        ...
+
+    @property
+    def price(self) -> str:
+        """What grading has cost so far, in words; empty: nothing that is paid for."""
+        ...
+
+    def grade(
+        self, pairs: Sequence[tuple[str, str]], *, example_of: Callable[[int], Mapping[str, Any]] | None = None
+    ) -> list[Grade]:
+        """The verdicts on (response, ground truth) pairs, in order."""
+        ...
+
+    def submit(
+        self, pairs: Sequence[tuple[str, str]], *, example_of: Callable[[int], Mapping[str, Any]] | None = None
+    ) -> Future[list[Grade]]:
+        """Run `grade` in the background. The future holds its grades or its exception."""
+        ...
+
+    def recall(self, run: Path) -> None:
+        """Take what a run has stored for known, where that saves grading anew."""
+        ...
+
+    def close(self) -> None:
+        """End what grades; pending calls raise `CancelledError`. May be called twice."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +337,7 @@ class Rollout:
     # None: all of the policy's tokens have `advantage`.
     turn_advantages: Annotated[tuple[float, ...] | None, Since(6)] = None
     turn_facts: Annotated[TurnFacts | None, Since(6)] = None  # of an episode
+    judgement: Annotated[Judgement | None, Since(7)] = None  # of --grader judge:RUBRIC.md
 
     @property
     def num_policy_tokens(self) -> int:
@@ -419,7 +484,8 @@ class Regrade:
     sample_index: int
     grader: str
     attempt: int  # 0 at first; increases by one each time everything is regraded
-    grader_sha256: str | None  # of the file, for FILE.py:FUNCTION; None for a built-in grader
+    # Of the file, for FILE.py:FUNCTION; of rubric, model and how it is sampled, for a judge; None for a built-in grader.
+    grader_sha256: str | None
     format_reward: float | None
     answer_reward: float | None
     reward: float | None  # None: grading failed, see grade_error
@@ -428,6 +494,7 @@ class Regrade:
     category: str
     failure_kind: str | None
     grade_error_detail: Annotated[str | None, Since(3)] = None
+    judgement: Annotated[Judgement | None, Since(7)] = None  # of --grader judge:RUBRIC.md
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ ROOMS = {
     "environments": "what answers the policy in an episode: tools, games",
     "models": "the policy",
     "samplers": "inference engines",
+    "judges": "another model, behind an endpoint, that grades what no rule can",
     "rollouts": "sample, grade and store rollouts",
     "discovery": "search with a verifier",
     "replay": "a run's updates, computed again: above training, so that it cannot import it",

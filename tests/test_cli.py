@@ -73,8 +73,8 @@ def test_help_shows_choices_and_defaults(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     page = re.sub(r"\s+", " ", shown(capsys, "grpo", "--help-all")).replace("| ", "|")
     assert "[none|mask|soft_punish] [default: none]" in page
-    for names in (LossType, GraderName):
-        assert f"[{'|'.join(get_args(names))}|FILE.py:FUNCTION]" in page
+    for names, forms in ((LossType, "FILE.py:FUNCTION"), (GraderName, "FILE.py:FUNCTION|judge:RUBRIC.md")):
+        assert f"[{'|'.join(get_args(names))}|{forms}]" in page
     assert "Responses per question. [default: 8]" in page
     assert "[cispo|cs336|dapo|dr-grpo|gspo|kimi-k1.5|leaderboard-4h|quickstart|quickstart-tools|r1-zero]" in page
     assert re.search(r"--stop TEXT .*? \[default: </answer>\]", page)
@@ -89,7 +89,7 @@ def test_the_help_names_each_loss_and_grader_once(name):
     """They are listed as choices, so that a list in the text could only go stale."""
     (option,) = (o for o in options(config_of("grpo")) if o.name == name)
     words = re.findall(r"\w+", option.metadata["help"])
-    assert value_type(option).accepts_function
+    assert "FILE.py:FUNCTION" in value_type(option).forms
     assert not set(words) & set(value_type(option).choices)
     assert "FILE.py" not in option.metadata["help"]
 

@@ -83,8 +83,11 @@ def _steps(verdict: Grade, response: str, ground_truth: str, *, grader: str, for
                 values = gsm8k.value_of(answer), gsm8k.value_of(number)
                 yield "number", str(values[0]), str(values[1]), _said(values[0] == values[1])
         case _:
-            known = "its own rules" if grader in GRADERS else "your function"
-            yield f"graded by {known}", response, ground_truth, verdict.error or f"reward {verdict.reward:g}"
+            known = "its own rules" if grader in GRADERS else "a judge" if verdict.judgement else "your function"
+            result = verdict.error or f"reward {verdict.reward:g}"
+            if verdict.judgement:
+                result += f": {verdict.judgement.reply}"
+            yield f"graded by {known}", response, ground_truth, result
 
 
 def _compared(written: str, answer: str | None, truth: str, *, how: str) -> Iterator[Step]:

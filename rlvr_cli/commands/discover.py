@@ -65,7 +65,7 @@ def discover(config: DiscoverConfig, task: Task, settings: Settings, responses: 
         {"dataset": task.facts},
         model=proposer_facts(config),
         template=template,
-        grader=task.grader,
+        grader={"grader": task.grader},
         engine=engine.name,
     )
     with (

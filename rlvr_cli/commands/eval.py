@@ -18,7 +18,6 @@ from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.environments.pool import EnvironmentPool
-from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.models.identity import model_facts, model_line
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import log_generations
@@ -30,7 +29,7 @@ from rlvr_cli.samplers.open import Engine, choose_engine, open_sampler, sampler_
 from rlvr_cli.terminal import console
 from rlvr_cli.trackers.children import tracked
 from rlvr_cli.training.parallel.placement import sampler_devices
-from rlvr_cli.types import Sampler
+from rlvr_cli.types import Graders, Sampler
 
 
 @dataclass(frozen=True)
@@ -139,13 +138,13 @@ def evaluate(
     return run.path
 
 
-def facts_of(shared: Shared, dataset: Dataset, pool: GraderPool) -> dict[str, Any]:
+def facts_of(shared: Shared, dataset: Dataset, pool: Graders) -> dict[str, Any]:
     """What identifies the inputs of the run on a dataset, for run.json."""
     facts = input_facts(
         {"dataset": dataset.facts},
         model=shared.model,
         template=shared.template,
-        grader=pool.spec,
+        grader=pool.facts,
         engine=shared.engine.name,
     )
     return facts | environment_facts(shared.config)

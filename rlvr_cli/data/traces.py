@@ -13,9 +13,8 @@ from rlvr_cli.data.datasets import dataset_names, load_dataset
 from rlvr_cli.data.prompts import PromptTemplate, after, opens_thinking, prompt_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import multiple_choice
-from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.runs.readers import is_run, read_rollouts, read_run, resolve_run
-from rlvr_cli.types import ENVIRONMENT, Example
+from rlvr_cli.types import ENVIRONMENT, Example, Graders
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ def _from_run(path: Path) -> Traces:
 
 
 def keep_correct(
-    examples: Sequence[Example], grader: GraderPool, *, graded: Mapping[str, str] | None = None
+    examples: Sequence[Example], grader: Graders, *, graded: Mapping[str, str] | None = None
 ) -> list[Example]:
     """The examples whose response the grader rewards.
 

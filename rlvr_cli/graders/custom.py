@@ -2,7 +2,7 @@
 
 A function with one more parameter, `example`, also gets the example, as a dict with the keys `id`, `question`,
 `prompt`, `ground_truth`, `response`, `solution` and `turns` (the last three are the dataset's own trace). Unknown fields are
-None: a finished run that is graded again has stored no questions, only the prompts made from them.
+None: of a finished run that is graded again, the question is what stands in its prompt in the place of the template's {question}.
 
 Enters: the specification. Leaves: a grading function. The file is the user's own code and runs with the user's rights;
 `check` reads it without running it, `load` runs it.

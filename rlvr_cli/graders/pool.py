@@ -27,8 +27,9 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import rlvr_cli
+from rlvr_cli import user_code
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.graders import check_grader
+from rlvr_cli.graders import GRADERS, check_grader
 from rlvr_cli.graders.custom import example_of_truth
 from rlvr_cli.sandbox.run import sandbox_warning
 from rlvr_cli.types import KEPT_CHARACTERS, FormatRule, Grade
@@ -115,6 +116,24 @@ class GraderPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What identifies the grader, for run.json."""
+        return {"grader": self.spec}
+
+    @property
+    def sha256(self) -> str | None:
+        """Of a user's file, so that a changed file counts as another grader; None for a built-in grader."""
+        return None if self.spec in GRADERS else user_code.sha256(self.spec)
+
+    @property
+    def price(self) -> str:
+        """Empty: nothing is paid for."""
+        return ""
+
+    def recall(self, run: Path) -> None:
+        """Do nothing: grading costs little."""
 
     def grade(self, pairs: Sequence[tuple[str, str]], *, example_of: ExampleOf | None = None) -> list[Grade]:
         """The verdicts on (response, ground truth) pairs, in order.

@@ -33,7 +33,13 @@ FAILURE_KINDS = (
     "memory",
     "output_too_large",
     "no_format",  # of a user's function: it gave a format reward of at most 0.5, and no kind
-    "low_reward",  # of a user's function that returned nothing but a reward: it is at most 0.5
+    "low_reward",  # of a user's function that returned nothing but a reward, or of a judge: it is at most 0.5
+    "judge_timeout",  # the judge did not reply in time; of this and the next five there is no grade
+    "judge_refused",  # its endpoint refused the request
+    "judge_unavailable",  # its endpoint could not be reached, was busy or answered nothing readable, after all retries
+    "judge_cut_off",  # its reply was cut off at --judge-max-tokens
+    "judge_no_score",  # the last line of its reply is no score
+    "judge_out_of_scale",  # its score is outside of the rubric's scale
 )
 _LENIENT = re.compile(r"</think>\s*<answer>")
 

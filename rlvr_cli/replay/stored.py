@@ -19,7 +19,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_identity, model_path
 from rlvr_cli.models.tokens.tokenization import encode_prompts
 from rlvr_cli.replay import formulas
-from rlvr_cli.rollouts.grading import grader_pool
+from rlvr_cli.rollouts.grading import choose_grader, grader_pool
 from rlvr_cli.runs.manifest import METRICS
 from rlvr_cli.runs.readers import parsed_table, read_index, read_metadata, read_metrics, read_parts, read_rollouts
 from rlvr_cli.runs.storage.files import shown
@@ -347,12 +347,13 @@ def traces_of(run: StoredRun) -> tuple[Traces, list[Example]]:
         raise _cannot(run.path, f"its training data, {own['dataset']}, have changed since")
     examples = traces.examples
     if own["correct_only"]:
-        pool = grader_pool(SftConfig(**own), traces.default_grader)
-        if ":" in pool.spec:
+        chooser = choose_grader(own["grader"], dataset_grader=traces.default_grader, prompt=own["prompt"])
+        if ":" in chooser:
             raise _cannot(
-                run.path, f"its traces were chosen by {pool.spec}, and a check does not run the code that a run names"
+                run.path,
+                f"its traces were chosen by {chooser}, and a check neither runs the code nor asks the judge that a run names",
             )
-        with pool:
+        with grader_pool(SftConfig(**own), traces.default_grader) as pool:
             grades = pool.grade([(e.response or "", e.ground_truth) for e in examples])
         examples = [e for e, g in zip(examples, grades, strict=True) if (g.reward or 0) > 0.5]
     if own["num_examples"] != "all":

@@ -15,7 +15,6 @@ from typing import NotRequired, Protocol, TypedDict, Unpack
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.faults import fault_point
-from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import GradingQueue, grade_fields
 from rlvr_cli.rollouts.metrics import AVERAGED, SamplingStats, generation_metrics, mean_or_none, progress_signals
@@ -24,7 +23,18 @@ from rlvr_cli.runs.readers import read_parts, read_rollouts
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.storage.parquet import to_rollouts
 from rlvr_cli.text import storable
-from rlvr_cli.types import ENVIRONMENT, Completion, Example, Grade, Phase, Request, Rollout, Sampler, SamplingParams
+from rlvr_cli.types import (
+    ENVIRONMENT,
+    Completion,
+    Example,
+    Grade,
+    Graders,
+    Phase,
+    Request,
+    Rollout,
+    Sampler,
+    SamplingParams,
+)
 
 Credit = Callable[
     [Sequence[Rollout]], Sequence[Rollout]
@@ -47,7 +57,7 @@ class Collecting(TypedDict):
     template: PromptTemplate
     sampler: Sampler
     params: SamplingParams
-    grader: GraderPool
+    grader: Graders
     seed: int
     stop: StopRequest
     progress: NotRequired[Progress]
@@ -86,6 +96,7 @@ class _Collector:
             num_samples=num_samples,
             seed=collecting["seed"],
         )
+        self.grader.recall(run.path)
         self.graded: list[Rollout] = []
         self.grading = GradingQueue(
             self.grader,

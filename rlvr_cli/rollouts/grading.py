@@ -8,12 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.config.shared.prompt import PromptOptions
+from rlvr_cli.config.shared.prompt import PromptOptions, is_judge
+from rlvr_cli.config.store.grade import GradeConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool, described_error
+from rlvr_cli.judges.pool import JudgePool
 from rlvr_cli.runs.readers import read_parts
 from rlvr_cli.terminal import console
-from rlvr_cli.types import Completion, Grade, Phase
+from rlvr_cli.types import Completion, Grade, Graders, Phase
 
 GRADE_ROWS = 64  # completions per grading batch
 GRADING_AHEAD = 4  # batches that may be pending before sampling waits for the graders
@@ -29,19 +31,38 @@ def choose_grader(grader: str, *, dataset_grader: str | None, prompt: str) -> st
     return grader or dataset_grader or ("question_only" if prompt == "question_only" else "r1_zero")
 
 
-def grader_pool(config: PromptOptions, dataset_grader: str | None) -> GraderPool:
-    """Return a pool of worker processes for the grader from `choose_grader`; they start with the first `grade` or `submit`."""
+def grader_pool(config: PromptOptions, dataset_grader: str | None) -> Graders:
+    """Return what grades for the grader from `choose_grader`; it starts with the first `grade` or `submit`."""
+    return open_graders(choose_grader(config.grader, dataset_grader=dataset_grader, prompt=config.prompt), config)
+
+
+def open_graders(
+    spec: str,
+    config: "PromptOptions | GradeConfig",
+    *,
+    workers: int | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Graders:
+    """Return a pool of worker processes, or a judge.
+
+    Args:
+        workers: processes; None: as many as the options say.
+        report: gets what there is to say, see `GraderPool`; None: it is printed.
+    """
+    report = report or say_failure
+    if is_judge(spec):
+        return JudgePool(spec, config, report=report)
     return GraderPool(
-        choose_grader(config.grader, dataset_grader=dataset_grader, prompt=config.prompt),
+        spec,
         format_rule=config.format_rule,
-        workers=config.grader_workers,
+        workers=workers or config.grader_workers,
         timeout=config.grader_timeout,
-        report=say_failure,
+        report=report,
     )
 
 
 def say_failure(sentence: str) -> None:
-    """Print what a `GraderPool` reports."""
+    """Print what a pool of graders reports."""
     console.say(f"note: {sentence}")
 
 
@@ -90,7 +111,7 @@ class GradingQueue:
 
     def __init__(
         self,
-        grader: GraderPool,
+        grader: Graders,
         *,
         ground_truth: Callable[[Completion], str],
         example: Callable[[Completion], Mapping[str, Any]],
@@ -173,6 +194,7 @@ def grade_fields(
         "category": grade.category,
         "failure_kind": failure_kind_of(grade, finish_reason=finish_reason, episode=episode, failed=failed),
         "grade_error_detail": grade.error_detail,
+        "judgement": grade.judgement,
     }
 
 

@@ -73,18 +73,19 @@ def rewards_line(facts: Mapping[str, Any]) -> str:
 
 
 def input_facts(
-    data: dict[str, Any], *, model: dict[str, Any], template: PromptTemplate, grader: str, engine: str
+    data: dict[str, Any], *, model: dict[str, Any], template: PromptTemplate, grader: dict[str, Any], engine: str
 ) -> dict[str, Any]:
     """Return the facts of run.json: a resumed run must have the same inputs.
 
     Args:
         data: the facts of the datasets.
         model: of `identity.model_facts`.
+        grader: of `Graders.facts`.
     """
     return {
         **data,
         "model": model,
         "prompt": {"name": template.name, "text": template.text},
-        "grader": grader,
+        **grader,
         "engine": engine,
     }

@@ -1,4 +1,4 @@
-"""Averages over rollouts, and the cost of sampling them."""
+"""Averages over rollouts, and the cost of sampling and judging them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
@@ -14,6 +14,7 @@ AVERAGED = (
     "finish_reason",
     "mean_entropy",
     "episode",
+    "judgement",
 )
 
 
@@ -57,7 +58,9 @@ class SamplingStats:
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Compute `generation_metrics` of rollouts."""
     return generation_metrics(
-        {name: getattr(r, name) for name in AVERAGED} | {"episode": r.episode and r.episode._asdict()} for r in rollouts
+        {name: getattr(r, name) for name in AVERAGED}
+        | {"episode": r.episode and r.episode._asdict(), "judgement": r.judgement and r.judgement._asdict()}
+        for r in rollouts
     )
 
 
@@ -70,9 +73,12 @@ def generation_metrics(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         rows: by column, at least the columns `AVERAGED`.
     """
     totals: dict[str, tuple[float, int]] = {}
+    judged: dict[str, float] = {}
     samples = errors = 0
     for row in rows:
         reward, episode = row["reward"] or 0.0, row["episode"]
+        for name, value in judge_price(row).items():
+            judged[name] = judged.get(name, 0.0) + value
         tokens = row["num_response_tokens"] if episode is None else episode["num_policy_tokens"]
         samples, errors = samples + 1, errors + (row["reward"] is None)
         values = {
@@ -89,7 +95,21 @@ def generation_metrics(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
             total, count = totals.get(name, (0.0, 0))
             totals[name] = (total, count) if value is None else (total + value, count + 1)
     means = {name: total / count for name, (total, count) in totals.items() if count}
-    return means | {"reward/samples": float(samples), "reward/grade_errors": float(errors)}
+    return means | {"reward/samples": float(samples), "reward/grade_errors": float(errors)} | judged
+
+
+def judge_price(row: Mapping[str, Any]) -> dict[str, float]:
+    """What the judge of a row cost: to be summed. Empty of a row without a judge's reply."""
+    judgement = row["judgement"]
+    if judgement is None:
+        return {}
+    paid = not judgement["cached"]
+    return {
+        "judge/asked": float(paid),
+        "judge/cached": float(not paid),
+        "judge/prompt_tokens": float(paid * judgement["prompt_tokens"]),
+        "judge/reply_tokens": float(paid * judgement["reply_tokens"]),
+    }
 
 
 def episode_values(row: Mapping[str, Any]) -> dict[str, float]:

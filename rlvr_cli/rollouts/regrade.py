@@ -4,19 +4,24 @@ Enters: a run opened with `RunDir.annotate`, and a grader pool. Leaves: committe
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rlvr_cli.config.store.grade import PhaseChoice
+from rlvr_cli.data.prompts import PLACEHOLDER
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.custom import example_of_truth
-from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import COMMIT_ROWS, COMMIT_SECONDS, Progress
-from rlvr_cli.rollouts.grading import grade_fields
+from rlvr_cli.rollouts.grading import GRADING_AHEAD, grade_fields
+from rlvr_cli.runs.readers import prompt_template
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.types import Phase, Regrade
+from rlvr_cli.text import filled_in
+from rlvr_cli.types import Grade, Graders, Phase, Regrade
 
 GRADE_ROWS = 128  # responses graded together; Ctrl-C takes effect between these batches
 GRADED_COLUMNS = (
@@ -78,7 +83,7 @@ def regrade(
     *,
     grader: str,
     grader_sha256: str | None,
-    pool: GraderPool,
+    pool: Graders,
     stop: StopRequest,
     progress: Progress | None = None,
 ) -> None:
@@ -103,7 +108,7 @@ def _regrade_step(
     *,
     grader: str,
     grader_sha256: str | None,
-    pool: GraderPool,
+    pool: Graders,
     stop: StopRequest,
     progress: Progress | None,
 ) -> None:
@@ -119,11 +124,7 @@ def _regrade_step(
 
     committed = time.monotonic()
     try:
-        for start in range(0, len(rows), GRADE_ROWS):
-            stop.check()
-            batch = rows[start : start + GRADE_ROWS]
-            pairs = [(graded_text(r), r["ground_truth"]) for r in batch]
-            grades = pool.grade(pairs, example_of=lambda i, batch=batch: known_example(batch[i]))
+        for batch, grades in _graded(rows, pool, template=prompt_template(run.metadata), stop=stop):
             for row, grade in zip(batch, grades, strict=True):
                 graded.append(
                     Regrade(
@@ -154,9 +155,46 @@ def _regrade_step(
         commit()
 
 
-def known_example(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Reconstruct the fields of an example from its rollout; unknown fields are None."""
-    return example_of_truth(row["ground_truth"]) | {"id": row["example_id"], "prompt": row["prompt"]}
+def _graded(
+    rows: list[dict[str, Any]], pool: Graders, *, template: str, stop: StopRequest
+) -> Iterator[tuple[list[dict[str, Any]], list[Grade]]]:
+    """Yield the rows in batches with their grades; the next batches are graded meanwhile. Raises Interrupted between two of them."""
+    pending: deque[tuple[list[dict[str, Any]], Future[list[Grade]]]] = deque()
+    try:
+        for start in range(0, len(rows), GRADE_ROWS):
+            stop.check()
+            batch = rows[start : start + GRADE_ROWS]
+            pairs = [(graded_text(r), r["ground_truth"]) for r in batch]
+            of = partial(_example_at, batch, template)
+            pending.append((batch, pool.submit(pairs, example_of=of)))
+            if len(pending) > GRADING_AHEAD:
+                ready, grades = pending.popleft()
+                yield ready, grades.result()
+        while pending:
+            stop.check()
+            ready, grades = pending.popleft()
+            yield ready, grades.result()
+    finally:
+        for _, grades in pending:
+            grades.cancel()
+
+
+def _example_at(batch: Sequence[Mapping[str, Any]], template: str, index: int) -> dict[str, Any]:
+    return known_example(batch[index], template=template)
+
+
+def known_example(row: Mapping[str, Any], *, template: str = "") -> dict[str, Any]:
+    """Reconstruct the fields of an example from its rollout; unknown fields are None.
+
+    Args:
+        template: of the run's prompts; the question is what stands in its place. Empty: it is unknown.
+    """
+    question = filled_in(row["prompt"], template, placeholder=PLACEHOLDER)
+    return example_of_truth(row["ground_truth"]) | {
+        "id": row["example_id"],
+        "prompt": row["prompt"],
+        "question": question,
+    }
 
 
 def _right(reward: float | None) -> bool:

@@ -14,11 +14,10 @@ from typing import Any
 
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.graders import reference_response
-from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.rollouts.metrics import mean_or_none
 from rlvr_cli.rollouts.regrade import GRADED_COLUMNS, known_example
 from rlvr_cli.runs.readers import read_parts
-from rlvr_cli.types import Example, Grade, Table
+from rlvr_cli.types import Example, Grade, Graders, Table
 
 SHOWN_CASES = 2  # of each kind
 
@@ -80,7 +79,7 @@ def stored_cases(run: Path, *, limit: int) -> list[Case]:
     return [Case("stored", row["response"], known_example(row)) for row in islice(rows, limit)]
 
 
-def try_grader(pool: GraderPool, cases: Sequence[Case]) -> list[Trial]:
+def try_grader(pool: Graders, cases: Sequence[Case]) -> list[Trial]:
     """Grade the cases, one kind after the other, and measure the time; if the first one hangs or crashes, only that one.
 
     Args:
@@ -93,7 +92,7 @@ def try_grader(pool: GraderPool, cases: Sequence[Case]) -> list[Trial]:
     return [_trial(pool, [case for case in cases if case.kind == kind]) for kind in kinds]
 
 
-def _trial(pool: GraderPool, cases: Sequence[Case]) -> Trial:
+def _trial(pool: Graders, cases: Sequence[Case]) -> Trial:
     started = time.monotonic()
     pairs = [(case.response, case.ground_truth) for case in cases]
     grades = pool.grade(pairs, example_of=lambda i: cases[i].example)

@@ -126,6 +126,14 @@ def _check_values(path: Path, metadata: dict[str, Any]) -> None:
         raise damaged_file(path, "it has a number that is not finite") from None
 
 
+def prompt_template(metadata: Mapping[str, Any]) -> str:
+    """The text of a run's prompt template; empty if run.json does not tell."""
+    facts = metadata.get("facts")
+    prompt = facts.get("prompt") if isinstance(facts, dict) else None
+    text = prompt.get("text") if isinstance(prompt, dict) else None
+    return text if isinstance(text, str) else ""
+
+
 def check_part(run: Path, entry: Entry) -> Path:
     """Return the path of a committed part after checking its type and size, but not its content."""
     path = run / entry.path

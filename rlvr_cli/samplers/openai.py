@@ -30,7 +30,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from rlvr_cli.config.shared.addresses import KEY_ENV, PLACEHOLDER_KEY, check_address, endpoint_key
@@ -75,14 +75,22 @@ class _Item:
 
 
 _LAST_ERROR: ContextVar[str] = ContextVar("_LAST_ERROR", default="")  # last error of a task's sample
+_MOST_BYTES: ContextVar[int] = ContextVar("_MOST_BYTES", default=FRAME_BYTES)  # of an answer to a task's sample
 
 
-class _Failed(Exception):
-    """A request that failed permanently; `concerns_all` if every other one would fail in the same way."""
+class Unanswered(Exception):
+    """A request that failed permanently; `concerns_all` if every other one would fail in the same way.
 
-    def __init__(self, problem: str, *, concerns_all: bool = False) -> None:
+    Attributes:
+        kind: "timeout"; "refused", by a status that no retry changes; or "unavailable": no connection, or after all retries an error or
+            an answer that cannot be read.
+    """
+
+    def __init__(
+        self, problem: str, *, kind: Literal["timeout", "refused", "unavailable"], concerns_all: bool = False
+    ) -> None:
         super().__init__(problem)
-        self.problem, self.concerns_all = problem, concerns_all
+        self.problem, self.kind, self.concerns_all = problem, kind, concerns_all
 
 
 class OpenAISampler:
@@ -102,6 +110,7 @@ class OpenAISampler:
         processed_logprobs: it is a vLLM server that needs no key, takes all that we ask, and whose log-probabilities are of the
             distribution that it samples from, at any temperature: they are always requested, and no sample is requested alone at
             first.
+        leaves_out: those of `OPTIONAL_FIELDS` that the caller has no use for.
         check: called whenever no completion has arrived for `CHECK_SECONDS`; an error that it raises ends the sampling.
 
     Attributes:
@@ -129,6 +138,7 @@ class OpenAISampler:
         max_retries: int = 6,
         policy_version: int = 0,
         processed_logprobs: bool = False,
+        leaves_out: frozenset[str] = frozenset(),
         check: Callable[[], None] = lambda: None,
     ) -> None:
         if importlib.util.find_spec("openai") is None:
@@ -144,7 +154,7 @@ class OpenAISampler:
         self._check = check
         self.notes: tuple[str, ...] = ()
         self.arrived: tuple[Completion, ...] = ()
-        self._refused: frozenset[str] = frozenset()  # of OPTIONAL_FIELDS
+        self._refused = leaves_out  # of OPTIONAL_FIELDS
         self._length_field = "max_tokens"
         self._sends_stop = True
         _ = self._key
@@ -231,13 +241,8 @@ class OpenAISampler:
 
     async def _serve(self, items: Sequence[_Item], params: SamplingParams, outbox: queue.SimpleQueue) -> None:
         """Request every item, and put the completions into the outbox; at the end, raise RlvrError if some failed."""
-        openai: Any = importlib.import_module("openai")
         waiting, failures, failed_in_a_row = deque(items), [], 0
         skipped: list[_Item] = []
-        key = self._key
-        longest = max(len(item.prompt) for item in items)
-        limit = FRAME_BYTES + PROMPT_BYTES * longest + TOKEN_BYTES * params.max_tokens
-        read = partial(self._read_response, limit=limit, key=key)
 
         async def work(count: int) -> None:
             nonlocal failed_in_a_row
@@ -247,7 +252,7 @@ class OpenAISampler:
                 try:
                     outbox.put(await self._request_sample(client, item, params))
                     failed_in_a_row = 0
-                except _Failed as failure:
+                except Unanswered as failure:
                     failures.append((item, failure))
                     failed_in_a_row += 1
                     if failure.concerns_all or failed_in_a_row >= max(8, self.max_concurrency):
@@ -258,13 +263,7 @@ class OpenAISampler:
             await asyncio.gather(*workers, return_exceptions=True)
             await client.close()
 
-        client = openai.AsyncOpenAI(
-            api_key=key,
-            base_url=self.base_url,
-            max_retries=self.max_retries,
-            timeout=self.timeout,
-            http_client=openai.DefaultAsyncHttpxClient(event_hooks={"response": [read]}),
-        )
+        client = self.connect()
         workers: list[asyncio.Task[None]] = []
         try:
             if not self._processed_logprobs:
@@ -284,17 +283,43 @@ class OpenAISampler:
                 "Completed samples are kept: resume the run to request the rest.",
             )
 
+    def connect(self) -> Any:
+        """Return a client for `answer`, in a running event loop; to be closed."""
+        openai: Any = importlib.import_module("openai")
+        key = self._key
+        return openai.AsyncOpenAI(
+            api_key=key,
+            base_url=self.base_url,
+            max_retries=self.max_retries,
+            timeout=self.timeout,
+            http_client=openai.DefaultAsyncHttpxClient(
+                event_hooks={"response": [partial(self._read_response, key=key)]}
+            ),
+        )
+
+    async def answer(self, client: Any, prompt: str, params: SamplingParams, *, seed: int) -> Completion:
+        """Answer one prompt, with all its retries, for who does their own scheduling.
+
+        Args:
+            client: of `connect`.
+
+        Raises:
+            Unanswered: it failed permanently.
+        """
+        return await self._request_sample(client, _Item(0, 0, prompt, seed), params)
+
     async def _request_sample(self, client: Any, item: _Item, params: SamplingParams) -> Completion:
         """Request one sample, with all its retries.
 
         Raises:
-            _Failed: the sample failed permanently.
+            Unanswered: the sample failed permanently.
         """
         openai: Any = importlib.import_module("openai")
         deadline = asyncio.get_running_loop().time() + self.timeout
         resource = client.completions if self.endpoint == "completions" else client.chat.completions
         refused = self._refused
         _LAST_ERROR.set("")
+        _MOST_BYTES.set(FRAME_BYTES + PROMPT_BYTES * len(item.prompt) + TOKEN_BYTES * params.max_tokens)
         while True:
             refused |= self._refused
             sends_stop, length_field = self._sends_stop, self._length_field
@@ -304,8 +329,9 @@ class OpenAISampler:
                     response = await resource.with_raw_response.create(**fields, extra_body=extra)
             except TimeoutError:
                 last = _LAST_ERROR.get()
-                raise _Failed(
-                    f"no answer within {self.timeout:g} s" + (f"; the last try: {last}" if last else ".")
+                raise Unanswered(
+                    f"no answer within {self.timeout:g} s" + (f"; the last try: {last}" if last else "."),
+                    kind="timeout",
                 ) from None
             except openai.APIStatusError as error:
                 status, said = error.status_code, error_message(error.response.text)
@@ -318,16 +344,20 @@ class OpenAISampler:
                         continue
                 trouble = error.response.extensions["trouble"]
                 if not _is_transient(status, said):
-                    raise _Failed(trouble, concerns_all=status not in PER_REQUEST_STATUSES) from None
-                raise _Failed(f"{trouble} ({_describe_tries(error)})") from None
+                    raise Unanswered(trouble, kind="refused", concerns_all=status not in PER_REQUEST_STATUSES) from None
+                raise Unanswered(f"{trouble} ({_describe_tries(error)})", kind="unavailable") from None
             except openai.APIConnectionError as error:
                 kind = type(error.__cause__ or error).__name__
-                raise _Failed(f"{error} ({kind}) ({_describe_tries(error)})") from None
+                raise Unanswered(f"{error} ({kind}) ({_describe_tries(error)})", kind="unavailable") from None
             except openai.OpenAIError as error:
-                raise _Failed(f"{error} ({type(error).__name__})") from None
+                raise Unanswered(f"{error} ({type(error).__name__})", kind="unavailable") from None
             answer: Answer = response.http_response.extensions["answer"]
             if isinstance(item.prompt, tuple) and answer.prompt_ids not in ((), item.prompt):
-                raise _Failed("the endpoint did not sample from the token ids that it was given.", concerns_all=True)
+                raise Unanswered(
+                    "the endpoint did not sample from the token ids that it was given.",
+                    kind="refused",
+                    concerns_all=True,
+                )
             self._leave_out(refused)
             if answer.thinking:
                 self._note(
@@ -340,16 +370,15 @@ class OpenAISampler:
                 continue
             return _completion(item, answer, params, cut_here=not sends_stop)
 
-    async def _read_response(self, response: Any, *, limit: int, key: str) -> None:
+    async def _read_response(self, response: Any, *, key: str) -> None:
         """Read a response while the openai package can still retry; a success without a readable answer counts as 502.
 
         Stores the answer or the error message in the extensions of the response, as "answer" or "trouble".
 
         Args:
-            limit: the most bytes that are read, decompressed.
             key: hidden in everything that the endpoint says.
         """
-        body = bytearray()
+        body, limit = bytearray(), _MOST_BYTES.get()  # decompressed
         async for piece in response.aiter_bytes():
             body += piece
             if len(body) > limit:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from rlvr_cli.terminal.console import one_line, rich_console, shortened, write_text
-from rlvr_cli.text import printable
+from rlvr_cli.text import filled_in, printable
 from rlvr_cli.types import Table
 
 PLACEHOLDER = "{question}"
@@ -51,10 +51,8 @@ def print_cases(result: Table, *, templates: Mapping[str, str] | None = None) ->
 
 def _with_question(case: dict[str, Any], template: str) -> tuple[dict[str, Any], str]:
     """Return the case with its question in place of its prompt, and the template; without it if the prompt is not made from it."""
-    before, placeholder, after = template.partition(PLACEHOLDER)
-    prompt = str(case["prompt"])
-    question = prompt[len(before) : len(prompt) - len(after)]
-    if not placeholder or not before + after or before + question + after != prompt:
+    question = filled_in(str(case["prompt"]), template, placeholder=PLACEHOLDER)
+    if question is None or template == PLACEHOLDER:
         return case, ""
     return case | {"question": question}, template
 

@@ -8,13 +8,12 @@ import time
 from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.data.prompts import PromptTemplate
-from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import log_generations
 from rlvr_cli.rollouts.grading import check_grade_errors, grader_hint, stored_errors
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.terminal import console
-from rlvr_cli.types import Sampler, SamplingParams
+from rlvr_cli.types import Graders, Sampler, SamplingParams
 
 
 class Evaluator:
@@ -32,7 +31,7 @@ class Evaluator:
         eval_dataset: Dataset,
         template: PromptTemplate,
         params: SamplingParams,
-        grader: GraderPool,
+        grader: Graders,
         stop: StopRequest,
     ) -> None:
         self.config, self.run = config, run

@@ -15,7 +15,6 @@ from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.data.datasets import Dataset, evaluation_spec, knows_its_fields, load_dataset
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.errors import RlvrError, missing_extra
-from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.models.compute.bitsandbytes import check_bitsandbytes
 from rlvr_cli.models.compute.device import cuda_devices, resolve_device
 from rlvr_cli.models.compute.liger import check_liger
@@ -37,7 +36,7 @@ from rlvr_cli.training.divergence import Diverged
 from rlvr_cli.training.parallel.placement import Placement, place, place_on
 from rlvr_cli.training.planning.memory import MemoryPlan, memory_plan
 from rlvr_cli.training.trainer import Trainer
-from rlvr_cli.types import Example
+from rlvr_cli.types import Example, Graders
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Inputs:
     template: PromptTemplate
     questions: list[Example]  # that the command samples answers to; empty if it trains on traces
     eval_dataset: Dataset | None  # the evaluation questions
-    pool: GraderPool  # not started yet
+    pool: Graders  # not started yet
     engine: Engine
     placement: Placement
     memory: MemoryPlan
@@ -93,7 +92,7 @@ def load_inputs(
             {"dataset": dataset.facts, "eval_dataset": eval_dataset and eval_dataset.facts},
             model=model_facts(config.model, fetch=not config.dry_run),
             template=template,
-            grader=pool.spec,
+            grader=pool.facts,
             engine=engine.name,
         )
         | environment_facts(config)
@@ -138,7 +137,7 @@ def inputs_of_traces(
             {"dataset": dataset, "eval_dataset": eval_dataset and eval_dataset.facts},
             model=model_facts(config.model),
             template=template,
-            grader=pool.spec,
+            grader=pool.facts,
             engine=engine.name,
         )
         | environment_facts(config)

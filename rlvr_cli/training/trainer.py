@@ -21,7 +21,6 @@ from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.faults import fault_point
-from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.models.compute.device import out_of_memory_as_user_error
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.process import StopRequest
@@ -42,7 +41,7 @@ from rlvr_cli.training.planning.memory import MemoryPlan
 from rlvr_cli.training.planning.time_limit import TimeLimit
 from rlvr_cli.training.saving import Saver
 from rlvr_cli.training.updates.update import UpdateOptions
-from rlvr_cli.types import Sampler
+from rlvr_cli.types import Graders, Sampler
 
 
 class Trainer:
@@ -68,7 +67,7 @@ class Trainer:
         num_updates: int,
         eval_dataset: Dataset | None,
         template: PromptTemplate,
-        grader: GraderPool,
+        grader: Graders,
         environment: EnvironmentPool | None,
         stop: StopRequest,
     ) -> None:

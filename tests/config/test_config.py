@@ -206,7 +206,11 @@ TRAINED = {
     "at_least 1": "eval_examples final_eval_examples max_skipped_updates trainers lora_alpha max_model_len samplers",
 }
 HELD_OUT = {"at_least 0": "eval_temperature eval_min_tokens", "at_least 1": "eval_max_tokens"}
-GRADED = {"above 0": "grader_timeout"}
+GRADED = {
+    "above 0": "grader_timeout judge_timeout",
+    "at_least 0": "judge_temperature judge_seed judge_retries",
+    "at_least 1": "judge_max_tokens judge_concurrency",
+}
 PLAYED = {"above 0": "turn_timeout", "at_least 0": "max_episode_tokens", "at_least 1": "max_turns environment_workers"}
 MINIMUMS = {  # of each command
     "analyze": [{"above 0": "timeout_seconds normalize_constant", "at_least 0": "limit step", "at_least 1": "smooth"}],
@@ -432,13 +436,13 @@ KINDS = {option.name: option for option in fields(Kinds)}
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("number", (int, False, (), False)),
-        ("perhaps", (float, False, (), False)),
-        ("words", (str, True, (), False)),
-        ("switch", (bool, False, (), False)),
-        ("choice", (str, False, ("a", "bee"), False)),
-        ("maybe", (str, False, ("a", "bee"), False)),
-        ("own", (str, False, ("a", "bee"), True)),
+        ("number", (int, False, (), ())),
+        ("perhaps", (float, False, (), ())),
+        ("words", (str, True, (), ())),
+        ("switch", (bool, False, (), ())),
+        ("choice", (str, False, ("a", "bee"), ())),
+        ("maybe", (str, False, ("a", "bee"), ())),
+        ("own", (str, False, ("a", "bee"), ("FILE.py:FUNCTION",))),
     ],
 )
 def test_the_annotation_gives_the_type_of_an_option(name, expected):
@@ -490,7 +494,7 @@ def test_a_word_that_other_commands_stand_for_names_them():
 def test_a_mistyped_grader_suggests_the_nearest(config):
     with pytest.raises(RlvrError, match=r"--grader is 'r1zero'\. Did you mean r1_zero\?") as raised:
         config(grader="r1zero")
-    assert raised.value.hint == f"Choose one of {', '.join(get_args(GraderName))}, FILE.py:FUNCTION."
+    assert raised.value.hint == f"Choose one of {', '.join(get_args(GraderName))}, FILE.py:FUNCTION, judge:RUBRIC.md."
     assert config().grader == ""  # chosen later
     assert config(grader="mine.py:grade").grader == "mine.py:grade"
 

@@ -10,7 +10,7 @@ def test_averages_match_a_calculation_by_hand():
     def row(reward, tokens, finish="stop", entropy=None):
         return {
             "reward": reward, "format_reward": reward, "answer_reward": reward, "num_response_tokens": tokens, "episode": None,
-            "finish_reason": finish, "mean_entropy": entropy,
+            "finish_reason": finish, "mean_entropy": entropy, "judgement": None,
         }  # fmt: skip
 
     averages = generation_metrics(
@@ -29,7 +29,7 @@ def test_episodes_have_averages_of_their_own():
     one = a_conversation(("policy", "abcd"), ("calc", "1234"), ("policy", "ef"), **said)
     two = a_conversation(("policy", "abcdef"))
     rows = [
-        {"reward": 1.0, "format_reward": 1.0, "answer_reward": 1.0, "finish_reason": "stop", "mean_entropy": None, **row}
+        {"reward": 1.0, "format_reward": 1.0, "answer_reward": 1.0, "finish_reason": "stop", "mean_entropy": None, "judgement": None, **row}
         for row in (
             {**one, "episode": one["episode"]._asdict()}, {**two, "episode": two["episode"]._asdict()},
             {"num_response_tokens": 3, "episode": None},
@@ -46,7 +46,10 @@ def test_episodes_have_averages_of_their_own():
 
 def test_averages_of_an_iterator_equal_those_of_a_list():
     rows = [
-        {"reward": r, "format_reward": 1.0, "answer_reward": r, "num_response_tokens": n, "episode": None, "finish_reason": "stop", "mean_entropy": e}
+        {
+            "reward": r, "format_reward": 1.0, "answer_reward": r, "num_response_tokens": n, "episode": None, "finish_reason": "stop",
+            "mean_entropy": e, "judgement": None,
+        }
         for r, n, e in [(math.nan, 3, 0.1), (0.1, 4, 0.2), (0.7, 5, 0.7)]
     ]  # fmt: skip
     found = generation_metrics(iter(rows))

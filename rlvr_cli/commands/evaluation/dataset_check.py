@@ -8,11 +8,11 @@ from dataclasses import asdict
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import reference_response
-from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.terminal import console, tables
+from rlvr_cli.types import Graders
 
 
-def check_dataset(dataset: Dataset, grader: str, pool: GraderPool, *, output: str) -> None:
+def check_dataset(dataset: Dataset, grader: str, pool: Graders, *, output: str) -> None:
     """Grade every ground truth as the answer to its own question, and list those that are not graded as correct.
 
     Raises:

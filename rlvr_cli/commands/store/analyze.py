@@ -30,6 +30,7 @@ from rlvr_cli.runs.readers import (
     is_pattern,
     is_run,
     latest_run,
+    prompt_template,
     read_run,
     resolve_runs,
     run_names,
@@ -148,7 +149,7 @@ def print_rows(result: Table, config: AnalyzeConfig, infos: Sequence[RunInfo]) -
     """Print as many rows as --limit allows: rollouts for reading, anything else as a table."""
     result, which = shown_rows(result, config.limit, runs=len(infos))
     if config.format == "table" and set(result.columns) >= cases.CASE_COLUMNS:
-        cases.print_cases(result, templates={info.id: prompt_template(info) for info in infos})
+        cases.print_cases(result, templates={info.id: prompt_template(info.metadata) for info in infos})
     else:
         tables.print_tables([result], output=config.format)
     if result.more:
@@ -215,14 +216,6 @@ def why_nothing(database: Database, query: NamedQuery, parameters: Mapping[str, 
         if rows:
             return "no failures: every response was rewarded; rlvr analyze rollouts shows some of them"
     return f"no rows; there are rollouts of {'; '.join(map(stored_steps, infos)) or 'none'}"
-
-
-def prompt_template(info: RunInfo) -> str:
-    """The text of a run's prompt template; empty if run.json does not tell."""
-    facts = info.metadata.get("facts")
-    prompt = facts.get("prompt") if isinstance(facts, dict) else None
-    text = prompt.get("text") if isinstance(prompt, dict) else None
-    return text if isinstance(text, str) else ""
 
 
 def query_page() -> str:

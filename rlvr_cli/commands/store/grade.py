@@ -8,22 +8,22 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlvr_cli import user_code
 from rlvr_cli.analysis.statistics.grade_changes import compare_grades
 from rlvr_cli.analysis.summary import combined_tables
+from rlvr_cli.config.shared.prompt import judge_words
 from rlvr_cli.config.store.grade import GradeConfig
 from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.errors import Interrupted, RlvrError, UsageError
 from rlvr_cli.graders import GRADERS, has_format_rule
-from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
-from rlvr_cli.rollouts.grading import say_failure
+from rlvr_cli.rollouts.grading import open_graders
 from rlvr_cli.rollouts.inputs import load_questions
 from rlvr_cli.rollouts.regrade import plan_regrade, regrade
 from rlvr_cli.rollouts.trial_grades import question_cases, stored_cases, trial_tables, try_grader
 from rlvr_cli.runs.readers import latest_run, read_run, resolve_runs
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.terminal import console, tables
+from rlvr_cli.types import Graders
 
 
 def run(config: GradeConfig) -> None:
@@ -33,14 +33,10 @@ def run(config: GradeConfig) -> None:
     if config.check:
         return check(config)
     if not config.grader:
-        raise UsageError("No grader is given.", f"Choose {', '.join(GRADERS)}, or FILE.py:FUNCTION, with --grader.")
-    pool = GraderPool(
-        config.grader,
-        format_rule=config.format_rule,
-        workers=config.grader_workers,
-        timeout=config.grader_timeout,
-        report=say_failure,
-    )
+        raise UsageError(
+            "No grader is given.", f"Choose {', '.join(GRADERS)}, FILE.py:FUNCTION or judge:RUBRIC.md, with --grader."
+        )
+    pool = open_graders(config.grader, config)
     named = resolve_runs(config.run, config.runs_dir)
     console.report_passed_over(named.others)
     paths = named.runs or [latest_run(config.runs_dir)]
@@ -52,6 +48,8 @@ def run(config: GradeConfig) -> None:
             if left and pool.failed - failed == left:
                 ungraded.append((path, left))
     grader = stored_name(config)
+    if pool.price:
+        console.say(f"judge    {pool.price}")
     changes = {path: compare_grades(read_run(path), grader=grader, phase=config.phase) for path in paths}
     if len(paths) == 1:
         tables.print_tables(changes[paths[0]], output=config.format)
@@ -66,17 +64,19 @@ def run(config: GradeConfig) -> None:
         )
 
 
-def grade_run(config: GradeConfig, path: Path, pool: GraderPool, *, stop: StopRequest, paths: Sequence[Path]) -> int:
+def grade_run(config: GradeConfig, path: Path, pool: Graders, *, stop: StopRequest, paths: Sequence[Path]) -> int:
     """Grade one of the runs `paths` again. Returns how many rollouts were graded, and not before.
 
     Raises:
         Interrupted: a signal came; says how to go on.
     """
-    grader, sha256 = stored_name(config), _sha256_of(config.grader)
+    grader, sha256 = stored_name(config), pool.sha256
     with RunDir.annotate(path) as run:
         console.say(f"run      {run.path} ({run.metadata['status']})")
         for notice in run.notices:
             console.say(notice)
+        if not config.again:
+            pool.recall(run.path)
         works = plan_regrade(run, grader=grader, grader_sha256=sha256, phase=config.phase, again=config.again)
         done, left = sum(w.done for w in works), sum(w.left for w in works)
         console.say(f"grader   {grader}: {left} rollouts to grade" + (f", {done} graded already" if done else ""))
@@ -88,6 +88,7 @@ def grade_run(config: GradeConfig, path: Path, pool: GraderPool, *, stop: StopRe
             words = ["rlvr", "grade", *map(str, paths), "--grader", config.grader]
             words += ["--format-rule", config.format_rule] if config.format_rule != "literal" else []
             words += ["--phase", config.phase] if config.phase != "all" else []
+            words += judge_words(config)
             raise Interrupted(f"what is done is kept in {run.path}; go on with: {shlex.join(words)}") from None
     return left
 
@@ -110,7 +111,7 @@ def check(config: GradeConfig) -> None:
         raise RlvrError(
             f"{', '.join(config.run) or config.dataset} has no response to try.", "Name other questions or another run."
         )
-    with GraderPool(config.check, format_rule=config.format_rule, workers=1, timeout=config.grader_timeout) as pool:
+    with open_graders(config.check, config, workers=1, report=lambda sentence: None) as pool:
         trials = try_grader(pool, cases)
     tables.print_tables(trial_tables(trials), output=config.format)
     number, failed = (sum(counts) for counts in zip(*((len(t.cases), t.failed) for t in trials), strict=True))
@@ -135,7 +136,7 @@ def explain(config: GradeConfig, text: str) -> None:
     (truth,) = config.run
     grader = config.grader or "r1_zero"
     response = response_of(text, grader)
-    with GraderPool(grader, format_rule=config.format_rule, workers=1, timeout=config.grader_timeout) as pool:
+    with open_graders(grader, config, workers=1, report=lambda sentence: None) as pool:
         (verdict,) = pool.grade([(response, truth)])
     found = explained(verdict, response, truth, grader=grader, format_rule=config.format_rule)
     tables.print_tables(found, output=config.format)
@@ -145,8 +146,3 @@ def stored_name(config: GradeConfig) -> str:
     """The name that the grades are stored under: the grader's name, and its format rule if it is not the default."""
     ruled = has_format_rule(config.grader) and config.format_rule != "literal"
     return f"{config.grader}_{config.format_rule}" if ruled else config.grader
-
-
-def _sha256_of(grader: str) -> str | None:
-    """The sha256 of a grader's file, so that a changed file counts as another grader; None for a built-in grader."""
-    return None if grader in GRADERS else user_code.sha256(grader)

@@ -17,7 +17,11 @@ from rlvr_cli.text import printable
 
 Format = Literal["table", "json", "csv", "markdown"]
 LONGEST = 31_536_000  # seconds, a year: the most that an option in seconds takes; far above it, clocks overflow
-FileFunction = Annotated[str, "FILE.py:FUNCTION"]  # in a union with a Literal: the user's own function is accepted too
+# In a union with a Literal, values of these forms are accepted, too: the user's own function, and a model that grades by a rubric.
+FUNCTION_FORM, JUDGE_FORM = "FILE.py:FUNCTION", "judge:RUBRIC.md"
+FileFunction = Annotated[str, "FILE.py:FUNCTION"]
+JudgeFile = Annotated[str, "judge:RUBRIC.md"]
+JUDGE = "judge:"  # begins a value of the second form
 
 
 def knob(
@@ -112,7 +116,12 @@ class ValueType(NamedTuple):
     kind: type  # str, int, float or bool
     repeatable: bool  # the option is repeatable
     choices: tuple[str, ...]  # empty: any value
-    accepts_function: bool  # FILE.py:FUNCTION is accepted besides the choices
+    forms: tuple[str, ...] = ()  # accepted besides the choices: FILE.py:FUNCTION, judge:RUBRIC.md
+
+    def has_form(self, value: Any) -> bool:
+        """Whether a value has one of the `forms`."""
+        text = str(value)
+        return (FUNCTION_FORM in self.forms and ".py:" in text) or (JUDGE_FORM in self.forms and text.startswith(JUDGE))
 
 
 def value_type(option: Field[Any]) -> ValueType:
@@ -120,14 +129,14 @@ def value_type(option: Field[Any]) -> ValueType:
     kind: Any = option.type
     parts = typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
     parts = [part for part in parts if part is not type(None)]
-    accepts_function = FileFunction in parts
-    kind = next(part for part in parts if part is not FileFunction)
+    forms = tuple(form for kind, form in ((FileFunction, FUNCTION_FORM), (JudgeFile, JUDGE_FORM)) if kind in parts)
+    kind = next(part for part in parts if part not in (FileFunction, JudgeFile))
     repeatable = typing.get_origin(kind) is tuple
     if repeatable:
         kind = typing.get_args(kind)[0]
     if typing.get_origin(kind) is Literal:
-        return ValueType(str, repeatable, typing.get_args(kind), accepts_function)
-    return ValueType(kind, repeatable, (), accepts_function)
+        return ValueType(str, repeatable, typing.get_args(kind), forms)
+    return ValueType(kind, repeatable, (), forms)
 
 
 def combined(option: Field[Any], values: Sequence[Any]) -> Any:
@@ -160,9 +169,9 @@ def check_value(option: Field[Any], value: Any) -> None:
     if isinstance(value, int) and abs(value) >= 2**63:
         raise RlvrError(f"{name} is {value}.", "Give a number of at most 18 digits.")
     expected = value_type(option)
-    if expected.choices and value not in expected.choices and not (expected.accepts_function and ".py:" in str(value)):
+    if expected.choices and value not in expected.choices and not expected.has_form(value):
         near = nearest(str(value), expected.choices)
-        listed = [choice for choice in expected.choices if choice] + ["FILE.py:FUNCTION"] * expected.accepts_function
+        listed = [*filter(None, expected.choices), *expected.forms]
         raise RlvrError(
             f"{name} is {value!r}." + (f" Did you mean {near[0]}?" if near else ""),
             option.metadata["instead"].get(value) or f"Choose one of {', '.join(listed)}.",

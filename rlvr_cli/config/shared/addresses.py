@@ -21,7 +21,7 @@ _WHERE_KEYS_BELONG = "Put the key into an environment variable, and name that wi
 
 def check_address(base_url: str, *, option: str = "--base-url") -> None:
     """Raise RlvrError if it is not an address, or holds a user name, a password, parameters or what looks like a key."""
-    example = "http://localhost:8000" + ("/v1" if option == "--base-url" else "")
+    example = "http://localhost:8000" + ("/v1" if option in ("--base-url", "--judge-url") else "")
     problem = RlvrError(f"{option} is not the address of an endpoint.", f"Give one such as {example}")
     if not (base_url.isascii() and base_url.isprintable() and " " not in base_url):
         raise problem
@@ -42,29 +42,29 @@ def check_address(base_url: str, *, option: str = "--base-url") -> None:
         raise RlvrError(f"The address of the endpoint at {parts.hostname} holds a key.", _WHERE_KEYS_BELONG)
 
 
-def check_key_name(name: str) -> None:
+def check_key_name(name: str, *, option: str = "--api-key-env") -> None:
     """Raise RlvrError if it cannot be the name of a variable, or names none that is set and may be the key itself."""
     if _NAME.fullmatch(name) is None or not (name in os.environ or _USUAL_NAME.fullmatch(name)):
         raise RlvrError(
-            "--api-key-env is not the name of an environment variable that is set.",
+            f"{option} is not the name of an environment variable that is set.",
             "It takes the name of the variable that holds the key, such as OPENAI_API_KEY; never the key itself.",
         )
 
 
-def endpoint_key(base_url: str, api_key_env: str) -> str:
+def endpoint_key(base_url: str, api_key_env: str, *, option: str = "--api-key-env") -> str:
     """Return the key for an endpoint; `PLACEHOLDER_KEY` for one on this machine if the variable is not set.
 
     Raises:
         RlvrError: the variable is not set, or its value cannot be a key.
     """
-    check_key_name(api_key_env)
+    check_key_name(api_key_env, option=option)
     key = os.environ.get(api_key_env, "").strip()
     if not key and _is_local(base_url):
         return PLACEHOLDER_KEY
     if not key:
         raise RlvrError(
             f"The environment variable {api_key_env} is not set.",
-            f"Put the endpoint's key there, or name another variable: --api-key-env NAME. For an endpoint that "
+            f"Put the endpoint's key there, or name another variable: {option} NAME. For an endpoint that "
             f"needs no key: export {api_key_env}={PLACEHOLDER_KEY}",
         )
     if not (key.isascii() and key.isprintable()):

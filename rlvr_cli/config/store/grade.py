@@ -3,8 +3,18 @@
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from rlvr_cli.config.parsing.options import LONGEST, FileFunction, Format, Provenance, check_values, flag, knob, options
-from rlvr_cli.config.shared.prompt import FORMAT_RULE, GraderChoice
+from rlvr_cli.config.parsing.options import (
+    LONGEST,
+    FileFunction,
+    Format,
+    JudgeFile,
+    Provenance,
+    check_values,
+    flag,
+    knob,
+    options,
+)
+from rlvr_cli.config.shared.prompt import FORMAT_RULE, GraderChoice, JudgeOptions, check_judge
 from rlvr_cli.config.shared.questions import QuestionOptions
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import FormatRule
@@ -14,7 +24,7 @@ OF_CHECK = {"prompt", "limit", *(f.name for f in fields(QuestionOptions))}  # op
 
 
 @dataclass(frozen=True)
-class GradeConfig(QuestionOptions, Provenance):
+class GradeConfig(QuestionOptions, JudgeOptions, Provenance):
     """Regrade a run with another grader: no sampling, the old grades are kept, and the changes are printed.
 
     Examples:
@@ -32,8 +42,10 @@ class GradeConfig(QuestionOptions, Provenance):
     )
     phase: PhaseChoice = knob("all", "Phase of the rollouts.", group="Data", common=True)
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Data")
-    grader: GraderChoice | FileFunction = knob("", "Grader, or a function of your own.", group="Grading", common=True)
-    check: GraderChoice | FileFunction = knob(
+    grader: GraderChoice | FileFunction | JudgeFile = knob(
+        "", "Grader, a function of your own, or another model with a rubric.", group="Grading", common=True
+    )
+    check: GraderChoice | FileFunction | JudgeFile = knob(
         "", "Try this grader: on perfect, empty and wrong answers to --dataset, and on a run's responses.", group="Grading", common=True
     )  # fmt: skip
     dataset: str = knob(
@@ -61,6 +73,7 @@ class GradeConfig(QuestionOptions, Provenance):
 
     def __post_init__(self) -> None:
         check_values(self)
+        check_judge(self, graders=(self.grader, self.check))
         if self.check and (self.explain is not None or self.grader):
             other = "--grader" if self.grader else "--explain"
             raise RlvrError(f"--check and {other} exclude each other.", "--check names the grader itself.")

@@ -200,6 +200,7 @@ ADDED = {
     4: {Rollout: ["candidate"], Regrade: []},
     5: {Rollout: ["episode"], Regrade: []},
     6: {Rollout: ["turn_advantages", "turn_facts"], Regrade: []},
+    7: {Rollout: ["judgement"], Regrade: ["judgement"]},
 }
 
 

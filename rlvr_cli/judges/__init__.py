@@ -1,0 +1,1 @@
+"""Judges: another model, behind an endpoint, grades what no rule can."""

@@ -1,0 +1,206 @@
+"""A rubric: the prompt of a judge, and the scale of its scores.
+
+Enters: a Markdown file. It begins with the line `scale: …`, alone or between two lines `---`; the rest is the prompt, in which
+placeholders stand for the question and the response. Leaves: prompts to ask, and from a reply's last line a score and a reward.
+
+Scales:
+
+- `scale: 1-10`: numbers; the first bound has the reward 0, the second 1, so that `5-1` rewards low numbers.
+- `scale: yes/no` or `scale: good/fair/bad`: words; the first has the reward 1, the last 0, and those between are evenly spaced.
+- `scale: yes=1, partly=0.3, no=0`: words with their rewards.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlvr_cli.config.parsing.options import nearest
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.storage.files import os_errors_as_user_errors
+from rlvr_cli.text import printable
+
+GRADING = ("question", "response", "ground_truth", "reference")  # placeholders; the last two are the same
+PAIRWISE = ("question", "response_a", "response_b", "ground_truth", "reference")
+_MOST_BYTES = 2**20  # of a rubric's file
+_HEAD = re.compile(r"([A-Za-z_]+)[ \t]*:[ \t]*(.*)")
+_NUMBER = r"[-+]?\d+(?:\.\d+)?"
+_RANGE = re.compile(rf"({_NUMBER})\s*(?:-|–|to|\.\.)\s*({_NUMBER})")
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+_EXAMPLE = "Write for example, as its first line: scale: 1-10, or: scale: yes/no"
+# What stands around a score in a line of Markdown: `**Score: 8/10**`, `[[8]]`, `- Verdict: "yes".`
+_LABEL = re.compile(
+    r"(?i)(?:[a-z]+ )?(?:score|rating|grade|verdict|answer|judge?ment|winner)\s*(?:is|[:=])\s*(.*)", re.DOTALL
+)
+_AROUND = " \t*_`#>[](){}\"'“”‘’.,;!"
+
+
+class NoScore(Exception):
+    """A reply whose last line is no score of the scale.
+
+    Attributes:
+        kind: "no_score", or "out_of_scale" if it is a number outside of the scale.
+    """
+
+    def __init__(self, problem: str, *, kind: str = "no_score") -> None:
+        super().__init__(problem)
+        self.problem, self.kind = problem, kind
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A score: as it is written in the scale, and the reward that it means, from 0 to 1."""
+
+    text: str
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Numbers between two bounds, or words with their rewards."""
+
+    text: str  # as the file has it
+    bounds: tuple[float, float] | None  # rewards 0 and 1
+    words: Mapping[str, float]  # in lower case -> reward
+
+    def score_of(self, reply: str) -> Score:
+        """Read the score in the last line of a reply that is not empty. Raises NoScore if there is none."""
+        lines = [line for line in reply.splitlines() if line.strip()]
+        if not lines:
+            raise NoScore("the reply is empty")
+        said = lines[-1].strip(_AROUND)
+        if labeled := _LABEL.fullmatch(said):
+            said = labeled[1].strip(_AROUND)
+        return self._number(said) if self.bounds else self._word(said)
+
+    def _number(self, said: str) -> Score:
+        assert self.bounds is not None
+        first, last = self.bounds
+        found = re.fullmatch(rf"({_NUMBER})(?:\s*/\s*({_NUMBER}))?", said)
+        if found is None or (found[2] and float(found[2]) != max(first, last)):
+            raise NoScore(f"the reply's last line is no number of the scale {self.text}: {_brief(said)}")
+        value = float(found[1])
+        if not min(first, last) <= value <= max(first, last):
+            raise NoScore(f"the score {found[1]} is outside of the scale {self.text}", kind="out_of_scale")
+        return Score(found[1], (value - first) / (last - first))
+
+    def _word(self, said: str) -> Score:
+        word = " ".join(said.lower().split())
+        if word not in self.words:
+            raise NoScore(f"the reply's last line is none of {', '.join(self.words)}: {_brief(said)}")
+        return Score(word, self.words[word])
+
+
+@dataclass(frozen=True, slots=True)
+class Rubric:
+    """A rubric's file, read."""
+
+    name: str  # the path, as it was given
+    text: str  # of the whole file
+    sha256: str  # of the file, hex
+    prompt: str
+    scale: Scale
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """For run.json."""
+        return {"name": self.name, "sha256": self.sha256, "text": self.text}
+
+    def fill(self, values: Mapping[str, str | None]) -> str:
+        """Return the prompt with the values of its placeholders; what a value holds is no placeholder. None is "(none)"."""
+        return _PLACEHOLDER.sub(lambda m: m[0] if m[1] not in values else _given(values[m[1]]), self.prompt)
+
+
+def read_rubric(path: str, *, placeholders: Sequence[str] = GRADING) -> Rubric:
+    """Read a rubric.
+
+    Args:
+        placeholders: that its prompt may have; those that begin with `response` it must have.
+
+    Raises:
+        RlvrError: it cannot be read, has no scale, or lacks a placeholder.
+    """
+    with os_errors_as_user_errors(Path(path), "read"):
+        data = Path(path).read_bytes()
+    shown = printable(path)
+    try:
+        text = data.decode("utf-8-sig").replace("\r\n", "\n")
+    except ValueError as error:
+        raise RlvrError(f"The rubric {shown} is not UTF-8 text.", "A rubric is a Markdown file.") from error
+    if len(data) > _MOST_BYTES:
+        raise RlvrError(f"The rubric {shown} has {len(data):,} bytes.", "A rubric is a prompt of a page or two.")
+    head, prompt = _split(text)
+    if unknown := [key for key in head if key != "scale"]:
+        raise RlvrError(f"The rubric {shown} begins with {unknown[0]}: …, which means nothing.", _EXAMPLE)
+    if "scale" not in head:
+        raise RlvrError(f"The rubric {shown} does not begin with its scale.", _EXAMPLE)
+    for name in _PLACEHOLDER.findall(prompt):
+        if name not in placeholders and (near := nearest(name, placeholders)):
+            raise RlvrError(f"The rubric {shown} has {{{name}}}.", f"Did you mean {{{near[0]}}}?")
+    for name in placeholders:
+        if name.startswith("response") and f"{{{name}}}" not in prompt:
+            needed = " and ".join(f"{{{p}}}" for p in placeholders if p.startswith("response"))
+            raise RlvrError(f"The rubric {shown} does not show the judge {{{name}}}.", f"Put {needed} into it.")
+    return Rubric(
+        path, text, hashlib.sha256(data).hexdigest(), prompt, read_scale(head["scale"], where=f"The rubric {shown}")
+    )
+
+
+def read_scale(text: str, *, where: str) -> Scale:
+    """Read a scale. Raises RlvrError, which begins with `where`, if it is none."""
+    if bounds := _RANGE.fullmatch(text):
+        first, last = float(bounds[1]), float(bounds[2])
+        if first == last:
+            raise RlvrError(f"{where} has the scale {printable(text)}, which has one score.", _EXAMPLE)
+        return Scale(text, (first, last), {})
+    parts = [" ".join(part.lower().split()) for part in re.split(r"[/,]", text)]
+    rewards = [_reward(part) for part in parts if "=" in part]
+    words = [part.partition("=")[0].strip() for part in parts]
+    if len(words) < 2 or "" in words or len(set(words)) < len(words) or 0 < len(rewards) < len(words):
+        raise RlvrError(f"{where} has the scale {printable(text)!r}, which is none.", _EXAMPLE)
+    if not rewards and all(re.fullmatch(_NUMBER, word) for word in words):
+        raise RlvrError(
+            f"{where} has the scale {printable(text)!r}, which does not say which number is the best.",
+            "Write a range, worst-best, as in scale: 1-10; or each with its reward, as in scale: 0=0, 1=1",
+        )
+    if not rewards:
+        rewards = [1 - i / (len(words) - 1) for i in range(len(words))]
+    known = [reward for reward in rewards if reward is not None]
+    if len(known) < len(rewards):
+        raise RlvrError(f"{where} has a reward in its scale {printable(text)!r} that is not from 0 to 1.", _EXAMPLE)
+    return Scale(text, None, dict(zip(words, known, strict=True)))
+
+
+def _split(text: str) -> tuple[dict[str, str], str]:
+    """Return the front lines `key: value`, and the prompt after them."""
+    lines = text.split("\n")
+    fenced = lines[0].strip() == "---"
+    head: dict[str, str] = {}
+    at = int(fenced)
+    while at < len(lines) and (found := _HEAD.fullmatch(lines[at].strip())):
+        if not fenced and found[1] != "scale":
+            break  # the prompt may have such a line
+        head[found[1]] = found[2].strip()
+        at += 1
+    if fenced and at < len(lines) and lines[at].strip() == "---":
+        at += 1
+    return head, "\n".join(lines[at:]).strip("\n")
+
+
+def _reward(part: str) -> float | None:
+    try:
+        reward = float(part.partition("=")[2])
+    except ValueError:
+        return None
+    return reward if math.isfinite(reward) and 0 <= reward <= 1 else None
+
+
+def _given(value: str | None) -> str:
+    return "(none)" if value is None else value
+
+
+def _brief(text: str) -> str:
+    text = printable(text, keep="")
+    return repr(text if len(text) <= 80 else text[:80] + "…")
