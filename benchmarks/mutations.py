@@ -106,6 +106,7 @@ ON_POLICY = "tests/commands/test_dpo.py -k own_pairs"
 FAILING = "tests/commands/test_rewards.py -k share_that_may_fail"
 DISCOVER = "tests/commands/test_discover.py -k"
 PLACES = "tests/parallel/test_places.py -k"
+NODES = "tests/training/planning/test_nodes.py"
 BUDGETS = "tests/commands/test_end_to_end.py -k each_thinking_budget"
 EVALUATED = "tests/replay/test_wiring.py::test_an_evaluation_is_what_its_options_give"
 LOSSES = "tests/training/losses/test_losses.py"
@@ -638,6 +639,7 @@ WIRING = [
         "parallel/places.py",
         ("all go to the first node", "max(left, key=lambda name: left[name])", "nodes[0].name", f"{PLACES} most_are_left"),
         ("nodes give more than they have", "if left[node] < 1:", "if False:", f"{PLACES} too_little"),
+        ("runs of a sweep are called samplers", "{\"trainer\": trainers, called: samplers}", "{\"trainer\": trainers, \"sampler\": samplers}", "tests/sweeps/test_slots.py"),
         ("the first trainer is anywhere", "if number == 0 and trainers:", "if False:", f"{PLACES} too_little"),
         ("a GPU's number elsewhere is its number here", 'return "cuda:0" if node and device.startswith("cuda") else device', "return device", f"{PLACES} own_gpu"),
     ),
@@ -1029,10 +1031,23 @@ MATHEMATICS = [
         ("an update is a step", "if stepped else 1\n    ((unit", "if False else 1\n    ((unit", "tests/sweeps/test_probe.py -k by_hand"),
     ),
     *mutations_of(
+        "training/planning/nodes.py",
+        ("a node may have another PyTorch", "if name in MUST_FIT else", "if name == \"rlvr-cli\" else", NODES),
+        ("a node may have another model", "if facts[\"model\"] != here[\"model\"] and", "if False and", NODES),
+        ("a node that cannot write is fine", "errors[\"runs directory\"] = error.problem, error.hint", "pass", NODES),
+        ("nobody looks for the same file system", "if not facts[\"runs_seen\"] and", "if False and", NODES),
+    ),
+    *mutations_of(
+        "sweeps/slots.py",
+        ("all runs of a sweep see all GPUs", "[Slot(visible=device) for device in devices] or ", "", "tests/sweeps/test_slots.py"),
+        ("a run of several processes has one place", "if config.samplers > 1 or getattr(config, \"trainers\", 1) > 1 or config.cluster:", "if config.cluster:", "tests/sweeps/test_slots.py"),
+    ),
+    *mutations_of(
         "sweeps/schedule.py",
         ("other options go on with other runs", "        if before == now:\n            continue", "        continue", "tests/sweeps/test_schedule.py -k other_options"),
         ("a finished run is not made longer", 'return "short" if longer and status == "finished" else status', "return status", "tests/sweeps/test_schedule.py -k longer"),
         ("a longer run is cut", "if value < stored[name]:", "if False:", "tests/sweeps/test_schedule.py -k longer"),
+        ("runs do not see their own GPU", '"visible": slot.visible,', '"visible": "",', "tests/commands/test_sweep.py -k run_that_fails"),
         ("a diverged run is repeated", 'if (status := metadata["status"]) in ENDED:', 'if (status := metadata["status"]) == "finished":', "tests/sweeps/test_schedule.py -k diverged"),
     ),
     *mutations_of(

@@ -15,6 +15,7 @@ from typing import Any
 
 from rlvr_cli.config.doctor import DoctorConfig
 from rlvr_cli.errors import RlvrError, missing_extra
+from rlvr_cli.parallel.start import join
 from rlvr_cli.process import import_error, memory_limit
 from rlvr_cli.runs.provenance import EXTRA_PACKAGES, PACKAGES, environment
 from rlvr_cli.runs.storage.files import os_errors_as_user_errors, shown
@@ -43,6 +44,7 @@ EXTRAS = {
     "tensorboard": "tensorboard",
     "trackio": "trackio",
     "obstore": "storage",
+    "ray": "ray",
 }
 REINSTALL = "Install it again, in a version that rlvr's pyproject.toml allows."
 GET_TORCH = "Install PyTorch's build for CUDA, or a driver that is new enough for it: see Get Started on pytorch.org."
@@ -87,6 +89,8 @@ def run(config: DoctorConfig) -> None:
     if sound:
         used, engine, placement = would_be_used(config)
         sections.append(used)
+        if config.cluster:
+            sections.append(on_cluster(config))
         if not config.quick:
             sections.append(tries(engine, placement))
     else:
@@ -173,6 +177,31 @@ def would_be_used(config: DoctorConfig) -> tuple[Section, str, Placement]:
     for dtype in ("float32", "bfloat16"):
         section.attempt(f"--param-dtype {dtype}", partial(precision, placement.trainer, dtype=dtype))
     return section, name, placement
+
+
+def on_cluster(config: DoctorConfig) -> Section:
+    """Start a process on each node of the cluster, and say what does not fit with this machine."""
+    from rlvr_cli.training.planning.nodes import examined, facts_here, findings_of, marker
+
+    section, runs_dir = Section("Cluster"), Path(config.runs_dir)
+    try:
+        with marker(runs_dir) as mark:
+            nodes = join(config.cluster).nodes
+            console.say(f"trying     a process on each of {len(nodes)} nodes")
+            here = facts_here(config.model, runs_dir, mark=mark)
+            answers = examined(nodes, config.model, runs_dir, mark=mark)
+    except RlvrError as error:
+        section.add(config.cluster, error.problem, "problem", error.hint)
+        return section
+    for node, facts in zip(nodes, answers, strict=True):
+        name, has = f"{node.name} ({node.address})", f"{node.cpus} CPUs, {node.gpus} GPUs"
+        if isinstance(facts, RlvrError):
+            section.add(name, f"{has}; {facts.problem}", "problem", facts.hint)
+            continue
+        section.add(name, "; ".join(filter(None, (has, facts["gpu"]))))
+        for what, found, verdict, to_do in findings_of(facts, here):
+            section.add(f"{node.name}: {what}", found, verdict, to_do)
+    return section
 
 
 def tries(engine: str, placement: Placement) -> Section:

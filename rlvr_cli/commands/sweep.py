@@ -32,6 +32,7 @@ from rlvr_cli.sweeps.experiment import (
     SweepRun,
     check_runs,
     command_of,
+    configs_of,
     experiment_names,
     experiment_path,
     load_experiment,
@@ -40,6 +41,7 @@ from rlvr_cli.sweeps.experiment import (
 )
 from rlvr_cli.sweeps.probe import check_steps, measured_pace
 from rlvr_cli.sweeps.schedule import LOGS, Job, check_plan, run_jobs, status_of, write_plan
+from rlvr_cli.sweeps.slots import Slot, slots_here, slots_on
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.types import Table
 
@@ -92,8 +94,9 @@ def run(config: SweepConfig) -> None:
     check_can_write(Path(config.runs_dir))
     if config.dry_run or config.probe:
         sweeps = list(stages)
+        slots = slots_of(sweeps[-1], config)
         print_plan(sweeps, output=config.format)
-        return say_pace(sweeps[-1], at_once=len(_devices(config)) or config.jobs) if config.probe else None
+        return say_pace(sweeps[-1], at_once=len(slots)) if config.probe else None
     found: list[Table] = []
     try:
         for number, sweep in enumerate(stages):
@@ -178,18 +181,24 @@ def say_pace(sweep: Sweep, *, at_once: int) -> None:
     )
 
 
-def _devices(config: SweepConfig) -> list[str]:
-    return [device for device in config.devices.split(",") if device]
+def slots_of(sweep: Sweep, config: SweepConfig) -> list[Slot]:
+    """Where its runs are made; of a cluster, it is said. Raises RlvrError if the cluster has too little."""
+    if not config.cluster:
+        return slots_here(config.jobs, [device for device in config.devices.split(",") if device])
+    slots, who = slots_on(config.cluster, config.jobs, list(configs_of(sweep.experiment, sweep.runs)))
+    console.say(f"devices  {who}")
+    return slots
 
 
 def run_stage(sweep: Sweep, config: SweepConfig) -> list[str]:
     """Run what is not finished, and return the names of the runs that failed. Raises RlvrError, and Interrupted after a signal."""
+    slots = slots_of(sweep, config)
     with os_errors_as_user_errors(sweep.folder):
         sweep.folder.mkdir(parents=True, exist_ok=True)
     lock = Lock(sweep.folder)
     try:
         write_plan(sweep.folder, _plan(sweep.experiment, sweep.jobs))
-        return run_jobs(sweep.jobs, sweep.folder, at_once=config.jobs, devices=_devices(config))
+        return run_jobs(sweep.jobs, sweep.folder, slots)
     finally:
         lock.release()
 

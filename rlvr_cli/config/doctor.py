@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from rlvr_cli.config.parsing.options import Format, Provenance, check_values, knob
 from rlvr_cli.config.shared.engine import TrainingEngine
+from rlvr_cli.errors import RlvrError
 
 
 @dataclass(frozen=True)
@@ -14,11 +15,21 @@ class DoctorConfig(Provenance):
         rlvr doctor
         rlvr doctor --quick
         rlvr doctor --engine vllm --format json
+        rlvr doctor --quick --cluster auto --model NAME
     """
 
     engine: TrainingEngine = knob(
         "auto",
         "Inference engine to try beside transformers. auto: the one that training would choose; vllm takes up to a minute to start.",
+        group="Model",
+        common=True,
+    )
+    model: str = knob(
+        "", "Model that every node of --cluster must find. Empty: the built-in one.", group="Model", common=True
+    )
+    cluster: str = knob(
+        "",
+        "Ray cluster whose nodes must fit together: a process is tried on each. Its address, or auto for the one of this machine.",
         group="Model",
         common=True,
     )
@@ -28,3 +39,5 @@ class DoctorConfig(Provenance):
 
     def __post_init__(self) -> None:
         check_values(self)
+        if self.model and not self.cluster:
+            raise RlvrError("--model is looked for on the nodes of --cluster.", "Add --cluster, or leave it out.")

@@ -43,6 +43,12 @@ class SweepConfig(Provenance):
     devices: str = knob(
         "", "GPUs, one for each run at a time, such as 0,1,2,3. Empty: each run sees all.", group="Run", common=True
     )
+    cluster: str = knob(
+        "",
+        "Ray cluster on whose nodes the --jobs runs at a time are made: its address, or auto for the one of this machine.",
+        group="Run",
+        common=True,
+    )
     dry_run: bool = knob(False, "Print the runs' commands, and stop.", group="Run", common=True)
     probe: bool = knob(
         False,
@@ -72,6 +78,9 @@ class SweepConfig(Provenance):
             raise RlvrError(f"--seeds is {self.seeds!r}.", "Write whole numbers with commas between, such as 0,1,2.")
         if self.devices and not re.fullmatch(r"[A-Za-z0-9-]+(,[A-Za-z0-9-]+)*", self.devices):
             raise RlvrError(f"--devices is {self.devices!r}.", "Write the numbers of GPUs, such as 0,1,2,3.")
+        if self.cluster and (self.devices or self.emit):
+            other = "--devices names GPUs of this machine" if self.devices else "--emit is for others to start"
+            raise RlvrError(f"--cluster chooses where runs are made, and {other}.", "Leave one of them out.")
         if self.devices and self.jobs > len(self.devices.split(",")):
             raise RlvrError(
                 f"--jobs {self.jobs} is more than the {len(self.devices.split(','))} of --devices.",

@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import environment_of
 from rlvr_cli.parallel.host import Host
-from rlvr_cli.parallel.places import Node, node_of
+from rlvr_cli.parallel.places import Node, NodeLost, node_of
 from rlvr_cli.parallel.shared_memory import SharedMemory
 from rlvr_cli.parallel.worker import Worker
 from rlvr_cli.process import STOP_SIGNALS, stoppable
@@ -38,7 +38,7 @@ class Cluster:
     """The cluster that this command has joined. Use `join`.
 
     Attributes:
-        nodes: the machines that are there; this one, n1, first.
+        nodes: the machines that are there; this one, n1, first. Those that have left are missing after the next `join`.
     """
 
     def __init__(self, address: str) -> None:
@@ -60,21 +60,23 @@ class Cluster:
                 f"There is no cluster at {address}: {str(error).splitlines()[0]}",
                 "Start one with: ray start --head, and on each other machine: ray start --address HOST:6379.",
             ) from error
-        here = ray.get_runtime_context().get_node_id()
-        alive = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: (n["NodeID"] != here, n["NodeID"]))
-        self.nodes = [
-            Node(
-                f"n{number}",
-                node["NodeID"],
-                node["NodeManagerAddress"],
-                int(node["Resources"].get("CPU", 0)),
-                int(node["Resources"].get("GPU", 0)),
-            )
-            for number, node in enumerate(alive, start=1)
-        ]
+        self._known: dict[str, Node] = {}  # by its id, also those that have left
+        self.look()
         self._group: Any = None
         self._bundles: list[str] = []  # the node of each of the group's
         self._content: tuple[SharedMemory, int, Any] | None = None  # of which memory, after which write, in the store
+
+    def look(self) -> None:
+        """See which nodes are there now. A node keeps its name; one that has come back is another."""
+        here = ray.get_runtime_context().get_node_id()
+        alive = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: (n["NodeID"] != here, n["NodeID"]))
+        for node in alive:
+            has, name = node["Resources"], f"n{len(self._known) + 1}"
+            found = Node(
+                name, node["NodeID"], node["NodeManagerAddress"], int(has.get("CPU", 0)), int(has.get("GPU", 0))
+            )
+            self._known.setdefault(found.id, found)
+        self.nodes = [self._known[node["NodeID"]] for node in alive]
 
     def reserve(self, places: Sequence[str], *, first: bool) -> str:
         """Have the cluster keep these places for this run, instead of those that it kept.
@@ -96,14 +98,14 @@ class Cluster:
             on_node = [place for place in places if node_of(place) == name]
             gpus = sum(not place.endswith("cpu") for place in on_node)
             wanted.append({what: count for what, count in (("CPU", len(on_node) - gpus), ("GPU", gpus)) if count})
-        selectors = [{"ray.io/node-id": self._node(name).id} for name in self._bundles]
+        selectors = [{"ray.io/node-id": self.node(name).id} for name in self._bundles]
         self._group = placement_group(wanted, strategy="PACK", bundle_label_selector=selectors)
         if not self._group.wait(_START_SECONDS):
             remove_placement_group(self._group)
             self._group = None
             raise RlvrError(
                 f"The cluster did not give {len(places)} places within {_START_SECONDS:.0f} s: others have taken them, or a node has gone.",
-                "Wait until they have ended (ray status shows what is free), or use fewer --trainers or --samplers.",
+                "Wait until they have ended (ray status shows what is free), or use fewer.",
             )
         if not first or places[0].endswith("cpu"):
             return ""
@@ -112,14 +114,14 @@ class Cluster:
             return f"cuda:{ray.get(self._keeper.device.remote(), timeout=_START_SECONDS)}"
 
     def start(self, place: str, started: dict[str, Any], *, memory: SharedMemory | None) -> "RayWorker":
-        """Start a worker at one of the places that are kept. Raises RlvrError if its node has left the cluster.
+        """Start a worker at one of the places that are kept. Raises NodeLost if its node has left the cluster.
 
         Args:
             started: the arguments of `LocalWorker`.
         """
-        node = self._node(node_of(place) or "")
+        node = self.node(node_of(place) or "")
         if not any(n["NodeID"] == node.id and n["Alive"] for n in ray.nodes()):
-            raise RlvrError(f"The node {node.name} ({node.address}) has left the cluster.", "Resume with --resume.")
+            raise NodeLost(f"The node {node.name} ({node.address}) has left the cluster.", "Resume with --resume.")
         variables = environment_of(started["name"])
         kept = {name: value for name, value in variables.items() if name.startswith(_OURS) or name == "PYTHONPATH"}
         host = self._actor(Host, place, variables=kept, weights=memory is not None, started=started)
@@ -133,8 +135,9 @@ class Cluster:
             self._content = memory, memory.writes, ray.put(np.frombuffer(memory.mapped(), dtype=np.uint8))
         return self._content[2]
 
-    def _node(self, name: str) -> Node:
-        return next(node for node in self.nodes if node.name == name)
+    def node(self, name: str) -> Node:
+        """The node of this name, whether it is still there or not."""
+        return next(node for node in self._known.values() if node.name == name)
 
     def _actor(self, kind: type, place: str, **arguments: Any) -> Any:
         on_gpu = not place.endswith("cpu")
@@ -173,6 +176,7 @@ class RayWorker(Worker):
         self._receiving: Any = None
         self._shared = 0  # what it has of the memory
         self._end: tuple[int, str] | None = None
+        self._lost = False
         self._pid_asked = host.pid.remote()
         self._ending = host.wait.options(concurrency_group="wait").remote()
         self._until = time.monotonic() + _START_SECONDS
@@ -187,9 +191,11 @@ class RayWorker(Worker):
             try:
                 self._end = ray.get(self._ending)
             except RayError as error:
+                self._lost = True
                 self._end = -signal.SIGKILL, f"its node or its host is gone: {str(error).splitlines()[0]}"
         if self._end is None and time.monotonic() > self._until:
             if not ray.wait([self._pid_asked], timeout=0)[0]:
+                self._lost = True
                 self._end = -signal.SIGKILL, f"it did not start within {_START_SECONDS:.0f} s"
             self._until = float("inf")
         return None if self._end is None else self._end[0]
@@ -230,6 +236,9 @@ class RayWorker(Worker):
                 self.check()
         return self._inbox.popleft()
 
+    def interrupt(self) -> None:
+        self._host.interrupt.remote()
+
     def kill(self) -> None:
         with suppress(RayError):  # it is gone already
             ray.wait([self._host.kill.remote()], timeout=_SLICE * 10)
@@ -241,17 +250,20 @@ class RayWorker(Worker):
         assert self._end is not None
         status, errors = self._end
         said = "".join(f"\n    {line}" for line in errors.splitlines())
-        return RlvrError(f"{self._title} ended with status {status}.{said}", self._hint)
+        kind = NodeLost if self._lost else RlvrError
+        return kind(f"{self._title} ended with status {status}.{said}", self._hint)
 
 
 def join(address: str) -> Cluster:
-    """Join the cluster at this address, or auto: the one of this machine. Joining again gives the same one.
+    """Join the cluster at this address, or auto: the one of this machine. Joining again gives the same one, with the nodes that are there then.
 
     Raises RlvrError if there is no cluster.
     """
     global _joined
     if _joined is None:
         _joined = Cluster(address)
+    else:
+        _joined.look()
     return _joined
 
 

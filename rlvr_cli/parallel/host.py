@@ -89,6 +89,10 @@ class Host:
         text = os.pread(self._errors.fileno(), 4096, max(size - 4096, 0)).decode(errors="replace")
         return status, "\n".join(text.splitlines()[-_LINES:])
 
+    def interrupt(self) -> None:
+        """Ask it to end."""
+        self._worker.interrupt()
+
     def kill(self) -> None:
         """Kill it and its children."""
         self._worker.kill()

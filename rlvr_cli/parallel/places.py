@@ -4,12 +4,16 @@ Enters: the nodes, and how many trainers and samplers. Leaves: a place for each,
 what is missing. A place without a node, such as cuda:1, is on this machine, which needs no cluster.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlvr_cli.errors import RlvrError
 
 LOOPBACK = "127.0.0.1"
+
+
+class NodeLost(RlvrError):
+    """A node has left the cluster, with what ran on it; elsewhere it can be started again."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +34,16 @@ class Node:
     gpus: int
 
 
-def divide(nodes: Sequence[Node], *, trainers: int, samplers: int, gpus_for: Sequence[bool]) -> list[str]:
+def divide(
+    nodes: Sequence[Node], *, trainers: int, samplers: int, gpus_for: Sequence[bool], called: str = "sampler"
+) -> list[str]:
     """Return a place for each trainer and then for each sampler. The first trainer is on the first node: it is the command itself.
 
     On a CPU each goes where most are left, so that the nodes share the work. GPUs are filled node by node, trainers first.
 
     Args:
         gpus_for: whether trainers, and whether samplers, need a GPU each.
+        called: a sampler in messages.
 
     Raises:
         RlvrError: the cluster has too few CPUs or GPUs, or its first node none for the first trainer.
@@ -53,7 +60,8 @@ def divide(nodes: Sequence[Node], *, trainers: int, samplers: int, gpus_for: Seq
         else:
             node = max(left, key=lambda name: left[name])  # the first of equal ones
         if left[node] < 1:
-            raise _too_few(nodes, trainers, samplers, gpus_for, first=number == 0 and trainers > 0)
+            counts = {"trainer": trainers, called: samplers}
+            raise _too_few(nodes, counts, gpus_for, first=number == 0 and trainers > 0)
         left[node] -= 1
         places.append(f"{node}/cuda:{_gpus(nodes, node) - left[node] - 1}" if on_gpu else f"{node}/cpu")
     return places
@@ -63,12 +71,10 @@ def _gpus(nodes: Sequence[Node], name: str) -> int:
     return next(node.gpus for node in nodes if node.name == name)
 
 
-def _too_few(
-    nodes: Sequence[Node], trainers: int, samplers: int, gpus_for: Sequence[bool], *, first: bool
-) -> RlvrError:
+def _too_few(nodes: Sequence[Node], counts: Mapping[str, int], gpus_for: Sequence[bool], *, first: bool) -> RlvrError:
     parts = [
         f"{count} {what}{'s' * (count > 1)} on {'GPUs' if on_gpu else 'CPUs'}"
-        for count, what, on_gpu in ((trainers, "trainer", gpus_for[0]), (samplers, "sampler", gpus_for[1]))
+        for (what, count), on_gpu in zip(counts.items(), gpus_for, strict=True)
         if count
     ]
     has = "; ".join(f"{node.name} ({node.address}): {node.cpus} CPUs, {node.gpus} GPUs" for node in nodes)
@@ -91,15 +97,18 @@ def device_of(place: str) -> str:
     return "cuda:0" if node and device.startswith("cuda") else device
 
 
-def places_line(nodes: Sequence[Node], trainers: Sequence[str], samplers: Sequence[str]) -> str:
+def places_line(
+    nodes: Sequence[Node], trainers: Sequence[str], samplers: Sequence[str], *, called: str = "sampler"
+) -> str:
     """Who is where, on one line of the plan.
 
     Args:
         trainers: their places. The first may be without a node: it is on the first.
         samplers: their places; those without a node are not named.
+        called: a sampler.
     """
     on: dict[str, list[str]] = {node.name: [] for node in nodes}
-    for what, places in (("trainer", trainers), ("sampler", samplers)):
+    for what, places in (("trainer", trainers), (called, samplers)):
         for number, place in enumerate(places):
             node = node_of(place) or (nodes[0].name if what == "trainer" else None)
             if node in on:

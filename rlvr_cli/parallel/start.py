@@ -38,7 +38,7 @@ def cores_of(place: str) -> int:
     """How many CPU cores there are where a place is; of a node, those that the cluster may give."""
     if (name := node_of(place)) is None:
         return os.cpu_count() or 1
-    return next(node.cpus for node in _joined().nodes if node.name == name)
+    return _joined().node(name).cpus
 
 
 def start_worker(
@@ -62,7 +62,7 @@ def start_worker(
         name, entry, arguments, title, hint, threads: of `LocalWorker`.
 
     Raises:
-        RlvrError: the node has left the cluster.
+        NodeLost: the node has left the cluster.
     """
     if node_of(place) is not None:
         started = {"name": name, "entry": entry, "arguments": {**arguments}, "title": title, "hint": hint}

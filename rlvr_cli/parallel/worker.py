@@ -38,7 +38,7 @@ class Worker(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise RlvrError if it has ended."""
+        """Raise RlvrError if it has ended; NodeLost if the machine on which it was has gone, or might have."""
         ...
 
     def send(self, message: Any) -> None:
@@ -60,6 +60,10 @@ class Worker(Protocol):
             TimeoutError: there is none in time.
             Interrupted: a signal arrived.
         """
+        ...
+
+    def interrupt(self) -> None:
+        """Ask it to end, by SIGTERM; who waits for its message sees when it has ended."""
         ...
 
     def kill(self) -> None:
@@ -155,8 +159,7 @@ class LocalWorker:
         return self._process.wait()
 
     def interrupt(self) -> None:
-        """Have the guard end it; who waits for its message sees that it has ended."""
-        assert self._guarded
+        """As `Worker.interrupt`: a guard, or the process itself if none guards it, gets the signal."""
         if self._process.returncode is None:  # otherwise the id may belong to another process by now
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGTERM)

@@ -103,6 +103,23 @@ class Lock:
         self._descriptor, self._exclusive = -1, False
 
 
+def is_locked(run: Path) -> bool:
+    """Whether a process holds the lock of a run, wherever it is, as far as the file system knows."""
+    if (run / (LOCK + ".exclusive")).exists():
+        return True
+    try:
+        descriptor = os.open(run / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def holder_of(run: Path) -> dict[str, Any] | None:
     """Return who writes a run: pid, host, since, and what it said of itself (`Activity`); None if nobody does.
 

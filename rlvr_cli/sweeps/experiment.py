@@ -15,7 +15,7 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -274,6 +274,16 @@ def runs_of(experiment: Experiment) -> list[SweepRun]:
     ]
 
 
+def configs_of(experiment: Experiment, runs: Sequence[SweepRun]) -> Iterator[Any]:
+    """Yield the config of each run. Raises RlvrError: the command refuses its options."""
+    for run in runs:
+        try:
+            flags = {**run.options, "run": run.name}
+            yield resolve(config_of(experiment.command), flags=flags, command=experiment.command)
+        except RlvrError as error:
+            raise UsageError(f"{experiment.name}/{run.name}: {error.problem}", error.hint) from error
+
+
 def check_runs(experiment: Experiment, runs: Sequence[SweepRun]) -> list[dict[str, int]]:
     """Return the options that say how long each run is, with their values.
 
@@ -282,11 +292,7 @@ def check_runs(experiment: Experiment, runs: Sequence[SweepRun]) -> list[dict[st
     """
     kind = config_of(experiment.command)
     lengths = []
-    for run in runs:
-        try:
-            config = resolve(kind, flags={**run.options, "run": run.name}, command=experiment.command)
-        except RlvrError as error:
-            raise UsageError(f"{experiment.name}/{run.name}: {error.problem}", error.hint) from error
+    for config in configs_of(experiment, runs):
         known = (o.name for o in options(kind) if LENGTH.fullmatch(o.name) and o.metadata["free_on_resume"])
         lengths.append({name: getattr(config, name) for name in known})
     if experiment.stages:

@@ -1,13 +1,10 @@
-"""Run a sweep's commands, some at a time, each as a process of its own; what is finished is not repeated, what was killed goes on.
+"""Run a sweep's commands, some at a time, each as a worker, here or on a node; what is finished is not repeated, what was killed goes on.
 
 Enters: commands, and the directory of their runs. Leaves: run directories, a log of each process, and what became of each run.
 """
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -17,15 +14,21 @@ from typing import Any
 
 from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.errors import Interrupted, RlvrError
-from rlvr_cli.process import StopRequest, die_with_parent
-from rlvr_cli.runs.lock import holder_of
+from rlvr_cli.parallel.places import NodeLost
+from rlvr_cli.parallel.start import start_worker
+from rlvr_cli.parallel.worker import Worker
+from rlvr_cli.process import StopRequest
+from rlvr_cli.runs.lock import holder_of, is_locked
 from rlvr_cli.runs.manifest import RUN_FILE
 from rlvr_cli.runs.readers import ENDED, read_metadata
 from rlvr_cli.runs.storage.files import atomic_write, os_errors_as_user_errors, shown
+from rlvr_cli.sweeps.slots import Slot, keep
 from rlvr_cli.terminal import console
 
 SWEEP, LOGS = "sweep.json", "logs"  # in the directory of a sweep
 POLL_SECONDS = 0.2
+MOST_LOSSES = 3  # of one run with its node; more are its own fault
+HELD_SECONDS = 120.0  # for the process of a run whose node has gone to end, and for its lock to be given back
 SHOWN_LINES = 4  # of a failed command's stderr
 
 
@@ -110,81 +113,148 @@ def _longer(run: Path, metadata: Mapping[str, Any], lengths: Mapping[str, int]) 
     return changed
 
 
-def run_jobs(jobs: Sequence[Job], folder: Path, *, at_once: int, devices: Sequence[str] = ()) -> list[str]:
-    """Run what is not finished, in order, and return the names of the runs that failed.
+@dataclass(frozen=True)
+class _Running:
+    """A run that is being made."""
+
+    number: int
+    job: Job
+    slot: Slot
+    worker: Worker
+    since: float
+
+
+class _Sweep:
+    """Runs that are being made, and those that wait.
 
     Args:
-        at_once: how many processes there are at most.
-        devices: values of CUDA_VISIBLE_DEVICES, one for each process; none: all see every GPU.
+        folder: of the runs.
+        slots: where, each for one at a time.
+    """
+
+    def __init__(self, jobs: Sequence[Job], folder: Path, slots: Sequence[Slot]) -> None:
+        self.waiting, self.running = list(enumerate(jobs, start=1)), list[_Running]()
+        self.failed: list[str] = []
+        self._count, self._folder, self._free = len(jobs), folder, list(slots)
+        self._lost: dict[
+            str, list[float]
+        ] = {}  # runs whose node has gone -> when; their processes may not have ended yet
+
+    def start(self) -> None:
+        """Start what waits, where there is room. Raises RlvrError if there is no node left."""
+        while self._free and (found := next((item for item in self.waiting if not self._is_held(item[1])), None)):
+            self.waiting.remove(found)
+            number, job = found
+            label = f"[{number}/{self._count}] {job.name}"
+            status = status_of(self._folder / job.name, job.lengths)
+            if status in ENDED:
+                console.say(f"{label}: {status} before")
+            elif status == "running" and (job.name not in self._lost or is_locked(self._folder / job.name)):
+                console.say(f"{label}: another process writes it; it is left alone")
+                self.failed.append(job.name)
+            else:
+                self._start(number, job, begun=status != "new", label=label)
+        if self.waiting and not self.running and not self._free:
+            raise RlvrError("No node of the cluster is left on which runs could go on.", "The same command goes on.")
+
+    def _is_held(self, job: Job) -> bool:
+        lost = self._lost.get(job.name)
+        return bool(lost) and time.monotonic() < lost[-1] + HELD_SECONDS and is_locked(self._folder / job.name)
+
+    def _start(self, number: int, job: Job, *, begun: bool, label: str) -> None:
+        slot = self._free.pop(0)
+        try:
+            worker = _started(job, self._folder, resume=begun, slot=slot)
+        except NodeLost as error:
+            console.say(error.problem)
+            self.waiting.insert(0, (number, job))
+            return
+        console.say(f"{label}: {'goes on' if begun else 'begins'}")
+        self.running.append(_Running(number, job, slot, worker, time.monotonic()))
+
+    def look(self) -> None:
+        """See what has ended, and make room."""
+        for one in list(self.running):
+            if (code := one.worker.status) is None:
+                continue
+            self.running.remove(one)
+            self._free.append(one.slot)  # if it has gone, its next start says so
+            took = f"after {time.monotonic() - one.since:.0f} s"
+            try:
+                one.worker.check()
+            except NodeLost as error:
+                console.say(f"{one.job.name}: {error.problem}")
+                losses = self._lost.setdefault(one.job.name, [])
+                losses.append(time.monotonic())
+                if len(losses) <= MOST_LOSSES:
+                    self.waiting.insert(0, (one.number, one.job))
+                    continue
+            except RlvrError:
+                console.say(f"{one.job.name}: {_ending(code)} {took}")
+            finally:
+                one.worker.kill()
+            if code:
+                self.failed.append(one.job.name)
+                for line in _last_lines(self._folder / LOGS / f"{one.job.name}.log"):
+                    console.say(f"  {line}")
+
+    def end(self) -> None:
+        """Ask each process to end, and wait until it has saved what is done."""
+        for one in self.running:
+            one.worker.interrupt()
+        while any(one.worker.status is None for one in self.running):
+            time.sleep(POLL_SECONDS / 4)
+
+
+def run_jobs(jobs: Sequence[Job], folder: Path, slots: Sequence[Slot]) -> list[str]:
+    """Run what is not finished, in order, and return the names of the runs that failed.
+
+    A run whose node has left the cluster goes on at another one's slot.
 
     Raises:
+        RlvrError: the cluster does not give the slots, or all its nodes have gone.
         Interrupted: after a signal, once the processes have saved what is done.
     """
-    waiting, failed = list(enumerate(jobs, start=1)), []
-    free = list(devices) or [""] * at_once
-    running: dict[str, tuple[subprocess.Popen[bytes], str, float]] = {}
+    sweep = _Sweep(jobs, folder, slots)
+    if any(status_of(folder / job.name, job.lengths) not in ENDED for job in jobs):
+        keep(slots)
     with StopRequest() as stop:
         try:
-            while waiting or running:
+            while sweep.waiting or sweep.running:
                 stop.check()
-                while waiting and free:
-                    number, job = waiting.pop(0)
-                    label = f"[{number}/{len(jobs)}] {job.name}"
-                    status = status_of(folder / job.name, job.lengths)
-                    if status in ENDED:
-                        console.say(f"{label}: {status} before")
-                    elif status == "running":
-                        console.say(f"{label}: another process writes it; it is left alone")
-                        failed.append(job.name)
-                    else:
-                        console.say(f"{label}: {'begins' if status == 'new' else 'goes on'}")
-                        device = free.pop(0)
-                        running[job.name] = (
-                            _start(job, folder, resume=status != "new", device=device),
-                            device,
-                            time.monotonic(),
-                        )
-                for name, (process, device, since) in list(running.items()):
-                    if (code := process.poll()) is not None:
-                        del running[name]
-                        free.append(device)
-                        console.say(f"{name}: {_ending(code)} after {time.monotonic() - since:.0f} s")
-                        if code:
-                            failed.append(name)
-                            for line in _last_lines(folder / LOGS / f"{name}.log"):
-                                console.say(f"  {line}")
-                if running:
+                sweep.start()
+                sweep.look()
+                if sweep.running:
                     time.sleep(POLL_SECONDS)
         except (Interrupted, KeyboardInterrupt):
-            for process, *_ in running.values():
-                with suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGTERM)
-            for process, *_ in running.values():
-                process.wait()
+            sweep.end()
             raise Interrupted("what is done is kept; the same command goes on") from None
-    return failed
+    return sweep.failed
 
 
-def _start(job: Job, folder: Path, *, resume: bool, device: str) -> "subprocess.Popen[bytes]":
+def _started(job: Job, folder: Path, *, resume: bool, slot: Slot) -> Worker:
     """Start the command of a run, or, of a run that has begun, the one that goes on with it."""
     words = list(job.command[2:])
     if resume:
         longer = _longer(folder / job.name, read_metadata(folder / job.name), job.lengths)
         words = ["--resume", job.name, "--runs-dir", str(folder)]
         words += [word for name, value in longer.items() for word in (flag(name), str(value))]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": device} if device else dict(os.environ)
-    parent = os.getpid()
-    path = folder / LOGS / f"{job.name}.log"
-    with os_errors_as_user_errors(path), path.open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "rlvr_cli", job.command[1], *words],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,  # a Ctrl-C reaches the sweep alone, which asks each process once to end
-            preexec_fn=lambda: die_with_parent(parent, by=signal.SIGTERM),
-        )
+    log = (folder / LOGS / f"{job.name}.log").absolute()
+    with os_errors_as_user_errors(log):
+        log.open("ab").close()
+    return start_worker(
+        job.name,
+        "rlvr_cli.sweeps.job:run",
+        place=slot.place,
+        arguments={
+            "words": [job.command[1], *words],
+            "log": str(log),
+            "folder": os.getcwd(),
+            "visible": slot.visible,
+        },
+        title=f"The run {job.name}",
+        hint="The same command goes on.",
+    )
 
 
 def _ending(code: int) -> str:

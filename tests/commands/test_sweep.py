@@ -195,12 +195,19 @@ def test_three_arms_are_each_compared_with_the_baseline(sweep):
 
 def test_a_run_that_fails_is_told_and_tried_again_and_the_others_go_on(sweep, tmp_path):
     grader = tmp_path / "mine.py"
-    grader.write_text("def late(response, truth):\n    raise ValueError('not yet')\n")
-    flags = {"vary": (f"grader={grader}:late,r1_zero", "loss_type=no_baseline"), "seeds": "5", "name": "mine"}
+    grader.write_text(
+        "import os\ndef late(response, truth):\n    raise ValueError('not yet on ' + os.environ['CUDA_VISIBLE_DEVICES'])\n"
+    )
+    flags = {
+        "vary": (f"grader={grader}:late,r1_zero", "loss_type=no_baseline"),
+        "seeds": "5",
+        "name": "mine",
+        "devices": "7",
+    }
     with pytest.raises(RlvrError, match=r"1 of the 2 runs failed: no_baseline_mine\.py-late-s5") as raised:
         sweep(**flags)
     assert str(tmp_path / "mine/logs") in raised.value.hint
-    assert "not yet" in (tmp_path / "mine/logs/no_baseline_mine.py-late-s5.log").read_text()
+    assert "not yet on 7" in (tmp_path / "mine/logs/no_baseline_mine.py-late-s5.log").read_text()
     assert read_metadata(tmp_path / "mine/no_baseline_r1_zero-s5")["status"] == "finished"
 
 
@@ -269,6 +276,11 @@ def test_the_list_and_the_file_of_an_experiment(sweep, capsys):
         ({"seeds": "1,a"}, "--seeds is '1,a'"),
         ({"devices": "0,,1"}, "--devices is '0,,1'"),
         ({"devices": "0,1", "jobs": 3}, "--jobs 3 is more than the 2 of --devices"),
+        (
+            {"cluster": "auto", "devices": "0"},
+            "--cluster chooses where runs are made, and --devices names GPUs of this machine",
+        ),
+        ({"cluster": "auto", "emit": "slurm"}, "and --emit is for others to start"),
         ({"name": "a/b"}, "'a/b' cannot be the name of a sweep"),
     ],
 )

@@ -98,6 +98,7 @@ SYNONYMS = {
     "plan": ("dry_run",),
     "data_parallel": ("samplers", "trainers"),
     "data_parallel_size": ("samplers", "trainers"),
+    "parallel": ("jobs", "samplers", "trainers"),
     "num_gpus": ("trainers", "samplers"),
     "nproc_per_node": ("trainers",),
     "nodes": ("cluster",),

@@ -166,6 +166,6 @@ def _become(order: dict[str, Any], descriptors: list[int], orders: socket.socket
     Path("/proc/self/comm").write_text(".".join(name.split(".")[-2:]))  # `forks.processes_in` shows it
     sys.argv, sys.orig_argv = [module, *arguments], [sys.executable, "-m", module, *arguments]
     sys.modules.pop(module, None)  # it runs as __main__, and may be imported beside it
-    if module == "rlvr_cli":
+    if name in ("rlvr_cli", "rlvr_cli.sweeps.job"):
         fork_modules()
     run_and_end(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))

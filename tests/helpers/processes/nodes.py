@@ -1,19 +1,27 @@
-"""A Ray cluster of two nodes on this machine, as a process: `python nodes.py`. It prints its address; a line to it kills the second."""
+"""A Ray cluster of two nodes on this machine, as a process: `python nodes.py`. It prints its address, and a line for each order.
+
+Orders are lines: `kill` the second node at once, `add` another one, `head`: kill the process that knows the cluster (Ray's GCS).
+"""
 
 import sys
 
 from ray.cluster_utils import Cluster
 
+ROOM = {"num_cpus": 3, "object_store_memory": 3 * 10**8}
+
 
 def main() -> None:
-    room = {"num_cpus": 3, "object_store_memory": 3 * 10**8}
-    cluster = Cluster(initialize_head=True, head_node_args={**room, "include_dashboard": False})
-    second = cluster.add_node(**room)
+    cluster = Cluster(initialize_head=True, head_node_args={**ROOM, "include_dashboard": False})
+    second = cluster.add_node(**ROOM)
     print(cluster.address, flush=True)
-    if sys.stdin.readline():
-        cluster.remove_node(second, allow_graceful=False)
-        print("gone", flush=True)
-        sys.stdin.readline()
+    for line in sys.stdin:
+        if line == "kill\n":
+            cluster.remove_node(second, allow_graceful=False)
+        elif line == "add\n":
+            second = cluster.add_node(**ROOM)
+        else:
+            cluster.head_node.kill_gcs_server()
+        print("done", flush=True)
     cluster.shutdown()
 
 

@@ -1,0 +1,59 @@
+"""Where the runs of a sweep are made, some at a time: on this machine, or on the nodes of a cluster.
+
+Enters: --jobs, --devices or --cluster, and the configs of the runs. Leaves: a `Slot` for each run at a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.parallel.places import divide, node_of, places_line
+from rlvr_cli.parallel.start import join, reserve
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Room for one run at a time.
+
+    Attributes:
+        place: of its process (`parallel.places`).
+        visible: the value of CUDA_VISIBLE_DEVICES there; empty: as it is.
+    """
+
+    place: str = "cpu"
+    visible: str = ""
+
+
+def slots_here(jobs: int, devices: Sequence[str]) -> list[Slot]:
+    """Slots of this machine: one for each value of CUDA_VISIBLE_DEVICES, or as many as there are runs at a time."""
+    return [Slot(visible=device) for device in devices] or [Slot()] * jobs
+
+
+def slots_on(cluster: str, jobs: int, configs: Sequence[Any]) -> tuple[list[Slot], str]:
+    """Slots on the nodes of a cluster, of one GPU or one CPU each, and who is where, in words.
+
+    Args:
+        cluster: its address, or auto.
+        jobs: how many.
+        configs: of the runs.
+
+    Raises:
+        RlvrError: there is no cluster, it has too little, or a run is of several processes that want places of their own.
+    """
+    for config in configs:
+        if config.samplers > 1 or getattr(config, "trainers", 1) > 1 or config.cluster:
+            raise RlvrError(
+                f"With --cluster each run of a sweep has one place, and {config.run} wants several: --trainers or --samplers.",
+                "Leave them out, or start such runs one by one, each with --cluster.",
+            )
+    nodes = join(cluster).nodes
+    on_gpu = any(node.gpus for node in nodes) and not all(config.device == "cpu" for config in configs)
+    places = divide(nodes, trainers=0, samplers=jobs, gpus_for=(on_gpu, on_gpu), called="run")
+    return [Slot(place) for place in places], places_line(nodes, (), places, called="run")
+
+
+def keep(slots: Sequence[Slot]) -> None:
+    """Have the cluster keep the slots that are on its nodes. Raises RlvrError if others have taken them."""
+    if places := [slot.place for slot in slots if node_of(slot.place)]:
+        reserve(places)

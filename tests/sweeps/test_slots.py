@@ -1,0 +1,36 @@
+"""Where runs of a sweep are made, without a cluster: on this machine, and what is refused before one is joined."""
+
+import pytest
+
+from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.parallel.places import Node, divide, places_line
+from rlvr_cli.sweeps.slots import Slot, slots_here, slots_on
+
+NODES = [Node("n1", "a", "10.0.0.1", 4, 1), Node("n2", "b", "10.0.0.2", 4, 1)]
+
+
+def test_each_value_of_devices_is_a_slot():
+    assert slots_here(1, ["0", "3"]) == [Slot("cpu", "0"), Slot("cpu", "3")]
+    assert slots_here(2, []) == [Slot("cpu", ""), Slot("cpu", "")]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        EvalConfig(dataset="arithmetic:4", run="x", samplers=2),
+        GrpoConfig(dataset="arithmetic:4", run="x", trainers=2, model="m"),
+    ],
+)
+def test_runs_of_several_processes_are_refused(config):
+    with pytest.raises(RlvrError, match="each run of a sweep has one place, and x wants several"):
+        slots_on("127.0.0.1:1", 2, [config])
+
+
+def test_runs_are_called_so():
+    places = divide(NODES, trainers=0, samplers=2, gpus_for=(True, True), called="run")
+    line = places_line(NODES, (), places, called="run")
+    assert line == "n1 (10.0.0.1): run 0 on cuda:0; n2 (10.0.0.2): run 1 on cuda:0"
+    with pytest.raises(RlvrError, match="too little for 3 runs on GPUs: it has n1"):
+        divide(NODES, trainers=0, samplers=3, gpus_for=(True, True), called="run")
