@@ -10,12 +10,12 @@ and of response tokens, on which the loss is computed. Each way has its own proc
 then they take turns of --updates each while the others wait, in an order that is reversed every second repeat, so that
 a change of the machine's speed affects all of them. The result is the median over repeats.
 
-ours     `rlvr sft` itself, with a clock and a counter around `Trainer.update`
-TRL      in the settings that suit it best here: no gradient checkpointing, float32, no checkpoints, metrics logged
-         every 10th update, no progress bar
-packed   the same with TRL's packing: an update has as many tokens as 16 traces on average, end to end in one row
-         without padding. TRL supports it with FlashAttention only, and warns; here it runs with torch's attention,
-         whose mask keeps the traces apart
+ours         `rlvr sft` itself, with a clock and a counter around `Trainer.update`
+ours packed  the same with --packing: an update is one sequence of as many tokens as 16 traces have on average
+TRL          in the settings that suit it best here: no gradient checkpointing, float32, no checkpoints, metrics logged
+             every 10th update, no progress bar
+TRL packed   the same with TRL's packing, in sequences of that length, end to end in one row without padding. TRL supports
+             it with FlashAttention only, and warns; here it runs with torch's attention, whose mask keeps the traces apart
 """
 
 import argparse
@@ -37,7 +37,7 @@ from rows import Row, write
 ROOT = Path(__file__).parents[1]
 PRESET = ROOT / "rlvr_cli" / "config" / "presets" / "quickstart.toml"
 WARM_UP = 10  # updates left out
-WAYS = ("ours", "TRL", "TRL packed")
+WAYS = ("ours", "ours packed", "TRL", "TRL packed")
 
 
 class Turns:
@@ -59,11 +59,20 @@ class Turns:
             self._begin(self.updates)
 
 
-def ours(model: str, *, updates: int, total: int) -> NoReturn:
+def packed_length(tokenizer: Any, examples: list[Any], *, batch_size: int) -> int:
+    """The tokens that so many traces have on average, each with EOS."""
+    lengths = [len(tokenizer(f"{e.prompt}{e.response}").input_ids) + 1 for e in examples]
+    return round(batch_size * statistics.mean(lengths))
+
+
+def ours(model: str, *, updates: int, total: int, packed: bool) -> NoReturn:
     """Run `rlvr sft`."""
     from rlvr_cli.commands import sft
     from rlvr_cli.config.parsing.sources import resolve
     from rlvr_cli.config.sft import SftConfig
+    from rlvr_cli.data.prompts import load_prompt
+    from rlvr_cli.data.traces import load_traces
+    from rlvr_cli.models.pretrained import load_tokenizer
     from rlvr_cli.training.trainer import Trainer
 
     turns = Turns(updates)
@@ -79,6 +88,11 @@ def ours(model: str, *, updates: int, total: int) -> NoReturn:
     Trainer.update = watched  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as runs:
         flags = {"preset": "quickstart", "model": model, "n_sft_steps": total, "eval_every": 0, "eval_examples": 1}
+        if packed:
+            preset = tomllib.loads(PRESET.read_text())["sft"]
+            examples = load_traces(preset["dataset"], load_prompt("r1_zero")).examples
+            length = packed_length(load_tokenizer(model), examples, batch_size=preset["train_batch_size"])
+            flags |= {"packing": True, "packing_length": length, "train_batch_size": 1, "micro_batch_size": 1}
         sft.run(resolve(SftConfig, flags={**flags, "runs_dir": runs}, command="sft"))
     raise AssertionError("unreachable: the process ends after its last turn")
 
@@ -100,8 +114,7 @@ def of_trl(model: str, *, updates: int, total: int, packed: bool, threads: int) 
     rows = [{"prompt": e.prompt, "completion": e.response} for e in examples]
     batch_size, packing = preset["train_batch_size"], {}
     if packed:
-        lengths = [len(tokenizer(f"{row['prompt']}{row['completion']}").input_ids) + 1 for row in rows]  # with EOS
-        packing = {"packing": True, "max_length": round(batch_size * statistics.mean(lengths))}
+        packing = {"packing": True, "max_length": packed_length(tokenizer, examples, batch_size=batch_size)}
         batch_size = 1
     turns = Turns(updates)
 
@@ -161,13 +174,13 @@ def main() -> None:
     parser.add_argument("--model", help=argparse.SUPPRESS)
     args = parser.parse_args()
     total = WARM_UP + (args.repeats + 1) * args.updates  # the last turn is never run
-    if args.way == "ours":
-        ours(args.model, updates=args.updates, total=total)
+    packed = args.way in ("ours packed", "TRL packed")
+    if args.way in ("ours", "ours packed"):
+        ours(args.model, updates=args.updates, total=total, packed=packed)
     elif args.way:
-        packed = args.way == "TRL packed"
         of_trl(args.model, updates=args.updates, total=total, packed=packed, threads=args.threads)
-    ways = [way for way in WAYS if way == "ours" or find_spec("trl")]
-    if len(ways) == 1:
+    ways = [way for way in WAYS if way.startswith("ours") or find_spec("trl")]
+    if len(ways) == 2:
         print("TRL is not installed here: pip install trl")
     found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as model:
@@ -187,20 +200,26 @@ def main() -> None:
     for way, runs in found.items():
         of, span = middle[way], [run["tokens/s"] for run in runs]
         print(
-            f"{way:<11} {of['tokens/s']:8,.0f} tokens/s ({min(span):,.0f} to {max(span):,.0f}), {of['responses']:8,.0f} of responses, "
+            f"{way:<12}{of['tokens/s']:8,.0f} tokens/s ({min(span):,.0f} to {max(span):,.0f}), {of['responses']:8,.0f} of responses, "
             f"{of['tokens']:.0f} tokens an update; ours is {middle['ours']['tokens/s'] / of['tokens/s']:.2f} x"
         )
+    pairs = {
+        "padded by TRL": ("ours", "TRL"),
+        "packed by TRL": ("ours", "TRL packed"),
+        "packed by both": ("ours packed", "TRL packed"),
+    }
     rows = [
         Row(
             "SFT",
-            f"quickstart, {'packed' if way == 'TRL packed' else 'padded'} by TRL",
+            f"quickstart, {how}",
             f"TRL {version('trl')} SFTTrainer",
             "tokens/s",
-            middle["ours"]["tokens/s"],
-            middle[way]["tokens/s"],
+            middle[mine]["tokens/s"],
+            middle[its]["tokens/s"],
             ">= 1.5",
         )
-        for way in ways[1:]
+        for how, (mine, its) in pairs.items()
+        if its in middle
     ]
     write(args.json, rows)
 
