@@ -498,7 +498,7 @@ WIRING = [
         ("an evaluation with default sampling", "params=config.sampling_params,", "params=type(config)().sampling_params,", EVALUATED, "eval.sampling_temperature"),
         ("one sample per question", "num_samples=config.num_samples,\n                grader", "num_samples=1,\n                grader", EVALUATED, "num_samples"),
         ("an evaluation of seed 0", "seed=config.seed,", "seed=0,", EVALUATED, "eval.seed"),
-        ("an evaluation of every question", "limit=config.limit)", "limit=None)", EVALUATED, "limit"),
+        ("an evaluation of every question", "limit=config.limit,", "limit=None,", EVALUATED, "limit"),
         ("every dataset is the first", "shared.datasets[config.dataset]", "next(iter(shared.datasets.values()))", "tests/commands/test_end_to_end.py -k each_dataset", "eval.dataset"),
     ),
     *mutations_of(
@@ -598,8 +598,8 @@ WIRING = [
         "training/session.py",
         ("no evaluation questions but the dataset's own", "spec = config.eval_dataset or ", "spec = ", replays("ei-once"), "eval_dataset"),
         ("too few evaluation questions are read", "limit = max(config.eval_examples, config.final_eval_examples or 0)", "limit = config.eval_examples", replays("grpo-on-policy"), "final_eval_examples"),
-        ("bad lines stop the evaluation's questions", "skip_bad_lines=config.skip_bad_lines,", "skip_bad_lines=False,", "tests/replay/test_wiring.py -k questions_are_read", "skip_bad_lines"),
-        ("fields of the evaluation's questions are guessed", "question_field=None if named else config.question_field,", "question_field=None,", "tests/replay/test_wiring.py -k questions_are_read", "question_field"),
+        ("bad lines stop the evaluation's questions", '"skip_bad_lines": config.skip_bad_lines,', '"skip_bad_lines": False,', "tests/replay/test_wiring.py -k questions_are_read", "skip_bad_lines"),
+        ("fields of the evaluation's questions are guessed", '"question_field": None if named else config.question_field,', '"question_field": None,', "tests/replay/test_wiring.py -k questions_are_read", "question_field"),
     ),
     *mutations_of(
         "rollouts/inputs.py",
@@ -1502,6 +1502,7 @@ STORAGE = [
 HANDOUT = "tests/test_handout.py -k "
 CHOICES = "tests/graders/test_multiple_choice.py"
 MULTIPLE_CHOICE = "tests/data/test_mmlu.py"
+SHOTS = "tests/rollouts/test_shots.py"
 SUPPLEMENT = [
     *mutations_of(
         "handout.py",
@@ -1552,6 +1553,19 @@ SUPPLEMENT = [
         ("each example where most room is left", "place = bisect_left(rooms, lengths[document])", "place = len(rooms) - 1 if rooms and rooms[-1] >= lengths[document] else len(rooms)", "tests/models/tokens/test_packing.py -k least_room"),
         ("joined sequences share no token", "slice(start, start + seq_length + 1)", "slice(start, start + seq_length)", "tests/models/tokens/test_packing.py -k without_gaps"),
     ),
+    *mutations_of(
+        "rollouts/shots.py",
+        ("a question among its own shots", "if question != own]", "]", f"{SHOTS} -k never_among", "shots"),
+        ("one shot fewer than asked for", "for shot in others[: self.count])", "for shot in others[: self.count - 1])", SHOTS, "shots"),
+        ("shots of any subject", 'by_subject = source.startswith(MMLU)', 'by_subject = False', SHOTS),
+        ("shots of the evaluation split", 'split="dev" if by_subject else None,', 'split="test" if by_subject else None,', SHOTS),
+        ("shots of the questions' dataset whatever is asked", "source, template = config.shots_dataset or spec,", "source, template = spec,", SHOTS, "shots_dataset"),
+        ("shots are not recorded", "shots=shots.facts)", "shots=None)", SHOTS),
+        ("a shot without its response", 'return f"{prompt}{response}".rstrip()', 'return f"{prompt}".rstrip()', SHOTS),
+    ),
+    Mutation("training has no shots", "training/session.py", 'load_questions(config, purpose="train", template=template)', 'load_questions(config, purpose="train")', f"{SHOTS} -k step_of_training"),
+    Mutation("evaluations of a training run have no shots", "training/session.py", "    eval_dataset = load_eval_dataset(config, template)\n    warn_of_shared_questions(dataset", "    eval_dataset = load_eval_dataset(config)\n    warn_of_shared_questions(dataset", f"{SHOTS} -k step_of_training"),
+    Mutation("shots before the chat begins", "models/tokens/chat.py", "start=max(rendered.text.find(template.text.strip()), 0))", "start=0)", f"{SHOTS} -k in_a_chat"),
     Mutation("packed micro-batches count rows", "training/planning/memory.py", "if tokens is None and config.packed_length:", "if False:", "tests/commands/test_sft.py -k packing_changes"),
     Mutation("pieces of examples count as examples", "config/sft.py", 'config.length_normalization != "token_mean"', "False", "tests/commands/test_sft.py -k cannot_be"),
 ]  # fmt: skip

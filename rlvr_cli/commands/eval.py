@@ -22,7 +22,7 @@ from rlvr_cli.models.identity import model_facts, model_line
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import log_generations
 from rlvr_cli.rollouts.grading import grader_pool
-from rlvr_cli.rollouts.inputs import chat_line, input_facts, load_questions, load_template, rewards_line
+from rlvr_cli.rollouts.inputs import chat_line, input_facts, load_questions, load_template, rewards_line, shots_line
 from rlvr_cli.runs.provenance import name_of, open_run, resumed_config
 from rlvr_cli.samplers.episodes.open import environment_facts, episodes_line, open_environment
 from rlvr_cli.samplers.open import Engine, choose_engine, open_sampler, sampler_facts, settings_of
@@ -50,7 +50,7 @@ def run(config: EvalConfig) -> None:
     config = resumed_config(config, command="eval", one_run=not own_options(config), writes=not config.check_dataset)
     template = load_template(config, model=config.model)
     datasets = {
-        name: load_questions(replace(config, dataset=name), purpose="eval", limit=config.limit)
+        name: load_questions(replace(config, dataset=name), purpose="eval", limit=config.limit, template=template)
         for name in config.datasets
     }
     if config.check_dataset:
@@ -157,6 +157,8 @@ def say_inputs(
     console.say(f"dataset  {dataset.name}: {len(dataset.examples)} questions; {rewards_line(facts)}")
     if playing := episodes_line(config):
         console.say(f"episodes {playing}")
+    if dataset.shots:
+        console.say(f"shots    {shots_line(dataset.shots)}")
     if config.chat:
         console.say(f"prompt   {chat_line(facts['prompt'])}")
     console.say(f"model    {model_line(facts['model'])}")

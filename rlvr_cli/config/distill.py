@@ -7,6 +7,7 @@ from rlvr_cli.config.parsing.options import divides, knob
 from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared.addresses import check_address
 from rlvr_cli.config.shared.evaluation import EvaluationSamplingOptions
+from rlvr_cli.config.shared.prompt import ShotOptions
 from rlvr_cli.config.shared.training import TrainingConfig, check_training
 from rlvr_cli.errors import RlvrError
 
@@ -14,7 +15,7 @@ DivergenceType = Literal["reverse_kl", "sampled", "forward_kl"]
 
 
 @dataclass(frozen=True)
-class DistillConfig(EvaluationSamplingOptions, TrainingConfig):
+class DistillConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
     """On-policy distillation: the student samples, and learns a teacher's probabilities at each of its tokens.
 
     Examples:

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from rlvr_cli.config.parsing.options import knob
 from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared.evaluation import EvaluationSamplingOptions
+from rlvr_cli.config.shared.prompt import ShotOptions
 from rlvr_cli.config.shared.training import TrainingConfig, check_training
 from rlvr_cli.errors import RlvrError
 
 
 @dataclass(frozen=True)
-class EiConfig(EvaluationSamplingOptions, TrainingConfig):
+class EiConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
     """Expert iteration: sample, keep the correct responses, fine-tune on them, repeat (handout, algorithm 2).
 
     Examples:

@@ -9,7 +9,7 @@ from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared.endpoint import EndpointOptions, check_endpoint
 from rlvr_cli.config.shared.engine import check_engine, check_servers
 from rlvr_cli.config.shared.episodes import EpisodeOptions, check_episodes
-from rlvr_cli.config.shared.prompt import PromptOptions, check_prompt
+from rlvr_cli.config.shared.prompt import ShotOptions, check_prompt, check_shots
 from rlvr_cli.config.shared.questions import QuestionOptions, split_datasets
 from rlvr_cli.config.shared.run import RunOptions
 from rlvr_cli.config.shared.sampling import check_sampling
@@ -17,7 +17,7 @@ from rlvr_cli.errors import RlvrError
 
 
 @dataclass(frozen=True)
-class EvalConfig(EndpointOptions, RunOptions, EpisodeOptions, PromptOptions, QuestionOptions):
+class EvalConfig(EndpointOptions, RunOptions, EpisodeOptions, ShotOptions, QuestionOptions):
     """Evaluate a model: sample, grade and store responses, then report accuracy with confidence intervals.
 
     Examples:
@@ -79,6 +79,7 @@ class EvalConfig(EndpointOptions, RunOptions, EpisodeOptions, PromptOptions, Que
         check_prompt(self)
         check_sampling(self)
         check_episodes(self)
+        check_shots(self, plays=bool(self.environment or self.tool))
         check_engine(self)
         check_servers(self)
         self._check_thinking()

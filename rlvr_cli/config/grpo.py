@@ -7,6 +7,7 @@ from rlvr_cli.config.parsing.options import FileFunction, divides, flag, knob
 from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared.evaluation import EvaluationSamplingOptions
 from rlvr_cli.config.shared.optimization import LengthNormalization
+from rlvr_cli.config.shared.prompt import ShotOptions
 from rlvr_cli.config.shared.training import TrainingConfig, check_training
 from rlvr_cli.errors import RlvrError
 
@@ -24,7 +25,7 @@ LanguageDetector = Literal["script", "py3langid"]
 
 
 @dataclass(frozen=True)
-class GrpoConfig(EvaluationSamplingOptions, TrainingConfig):
+class GrpoConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
     """Policy gradient on groups of graded responses: GRPO, its ablations and variants (handout, algorithm 3).
 
     Examples:

@@ -6,6 +6,7 @@ from typing import Literal
 from rlvr_cli.config.parsing.options import divides, flag, knob
 from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared.evaluation import EvaluationSamplingOptions
+from rlvr_cli.config.shared.prompt import ShotOptions
 from rlvr_cli.config.shared.training import TrainingConfig, check_training
 from rlvr_cli.errors import RlvrError
 
@@ -14,7 +15,7 @@ KlIn = Literal["reward", "loss"]
 
 
 @dataclass(frozen=True)
-class PpoConfig(EvaluationSamplingOptions, TrainingConfig):
+class PpoConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
     """Policy gradient with a critic: each token's advantage is relative to the value that the critic gave its state (PPO).
 
     Examples:

@@ -63,6 +63,7 @@ class Dataset:
     skipped: list[str] = field(default_factory=list)  # the first of them, "FILE:LINE: what is wrong"; "and N more"
     notes: list[str] = field(default_factory=list)  # shown to the user, such as: answers of mixed form
     too_few: str = ""  # that there are fewer examples than the limit
+    shots: dict[str, Any] | None = None  # what precedes each question, if anything does
 
     @property
     def rows(self) -> int:
@@ -71,7 +72,8 @@ class Dataset:
     @property
     def facts(self) -> dict[str, Any]:
         """The fields of run.json that identify the dataset."""
-        return {"name": self.name, "rows": self.rows, "fingerprint": self.fingerprint}
+        found = {"name": self.name, "rows": self.rows, "fingerprint": self.fingerprint}
+        return found if self.shots is None else found | {"shots": self.shots}
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,18 @@ class PromptTemplate:
 
     name: str
     text: str
+    start: int = 0  # where the user's message begins, in a chat template
 
-    def fill(self, question: str) -> str:
-        """Replace every `{question}` by `question`, in one pass: the inserted text is not searched again."""
-        return self.text.replace(PLACEHOLDER, question)
+    def fill(self, question: str, *, shots: str = "") -> str:
+        """Replace every `{question}` by `question`, in one pass: the inserted text is not searched again.
+
+        Args:
+            shots: what precedes the question, in the same message.
+        """
+        before, message = (
+            part.replace(PLACEHOLDER, question) for part in (self.text[: self.start], self.text[self.start :])
+        )
+        return before + shots + message
 
 
 def prompt_names() -> list[str]:

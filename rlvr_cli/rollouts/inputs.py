@@ -4,23 +4,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlvr_cli.config.shared.episodes import EpisodeOptions
-from rlvr_cli.config.shared.prompt import PromptOptions
+from rlvr_cli.config.shared.prompt import PromptOptions, ShotOptions
 from rlvr_cli.config.shared.questions import QuestionOptions
 from rlvr_cli.data.datasets import Dataset, load_dataset
 from rlvr_cli.data.examples import Purpose
 from rlvr_cli.data.prompts import PromptTemplate, load_prompt
 from rlvr_cli.models.identity import model_path
+from rlvr_cli.rollouts.shots import with_shots
 from rlvr_cli.samplers.episodes.turns import gives_rewards, told_tools
 from rlvr_cli.terminal import console
 from rlvr_cli.types import ENVIRONMENT
 
 
 def load_questions(
-    config: QuestionOptions, *, purpose: Purpose, limit: int | None = None, asked: bool = True
+    config: QuestionOptions,
+    *,
+    purpose: Purpose,
+    limit: int | None = None,
+    asked: bool = True,
+    template: PromptTemplate | None = None,
 ) -> Dataset:
     """Load --dataset, and print the lines that were skipped and its notes.
 
     Args:
+        template: the prompt that --shots go into.
         asked: whether somebody asked for as many examples as the limit; it is no default.
 
     Raises:
@@ -39,7 +46,10 @@ def load_questions(
     console.report_skipped_lines(dataset.num_skipped, dataset.skipped)
     for note in [*dataset.notes, *([dataset.too_few] if asked and dataset.too_few else [])]:
         console.say(note)
-    return dataset
+    if template is None or not isinstance(config, ShotOptions):
+        return dataset
+    reading = {name: getattr(config, name) for name in ("question_field", "answer_field", "skip_bad_lines")}
+    return with_shots(dataset, config, template, spec=config.dataset, reading=reading)
 
 
 def load_template(config: PromptOptions, *, model: str) -> PromptTemplate:
@@ -70,6 +80,12 @@ def chat_line(prompt: Mapping[str, str]) -> str:
 def rewards_line(facts: Mapping[str, Any]) -> str:
     """What gives the rewards, in two words. `facts` are of run.json."""
     return "rewards of the environment" if facts["grader"] == ENVIRONMENT else f"grader {facts['grader']}"
+
+
+def shots_line(shots: Mapping[str, Any]) -> str:
+    """What precedes each question, in one line. `shots` are of `Dataset.shots`."""
+    split = f" ({shots['split']})" if shots["split"] else ""
+    return f"{shots['count']} before each question, of {shots['name']}{split}"
 
 
 def input_facts(

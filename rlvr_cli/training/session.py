@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from rlvr_cli.config.parsing.options import flag
+from rlvr_cli.config.shared.prompt import ShotOptions
 from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.data.datasets import Dataset, evaluation_spec, knows_its_fields, load_dataset
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
@@ -25,6 +26,7 @@ from rlvr_cli.parallel.start import join
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template
+from rlvr_cli.rollouts.shots import with_shots
 from rlvr_cli.runs.provenance import open_run
 from rlvr_cli.samplers.episodes.open import environment_facts, open_environment
 from rlvr_cli.samplers.episodes.turns import gives_rewards
@@ -67,13 +69,13 @@ def load_inputs(
             too small.
     """
     template = load_template(config, model=config.model)
-    dataset = load_questions(config, purpose="train")
+    dataset = load_questions(config, purpose="train", template=template)
     if dataset.rows < questions_per_batch:
         raise RlvrError(
             f"A batch needs {questions_per_batch} different questions; {dataset.name} has {dataset.rows}.",
             "Use a smaller batch, a larger --group-size, or a larger --dataset.",
         )
-    eval_dataset = load_eval_dataset(config)
+    eval_dataset = load_eval_dataset(config, template)
     warn_of_shared_questions(dataset.examples, eval_dataset)
     pool = grader_pool(config, dataset.default_grader)
     if eval_dataset is not None and grader_pool(config, eval_dataset.default_grader).spec != pool.spec:
@@ -128,7 +130,7 @@ def inputs_of_traces(
     Raises:
         RlvrError: evaluation questions cannot be read, grader or engine are unknown, or a device is missing or too small.
     """
-    eval_dataset = load_eval_dataset(config)
+    eval_dataset = load_eval_dataset(config, template)
     warn_of_shared_questions(examples, eval_dataset)
     pool = grader_pool(config, eval_dataset.default_grader if eval_dataset else None)
     engine = evaluation_engine(config, eval_dataset)
@@ -218,24 +220,29 @@ def check_adapter(config: TrainingConfig) -> None:
         raise RlvrError(f"The LoRA adapter in {printable(config.model)} has {own}.", f"Use {own}.")
 
 
-def load_eval_dataset(config: TrainingConfig) -> Dataset | None:
+def load_eval_dataset(config: TrainingConfig, template: PromptTemplate | None = None) -> Dataset | None:
     """Load the questions of --eval-dataset, else the evaluation split of a built-in dataset; None where there is neither."""
     spec = config.eval_dataset or evaluation_spec(config.dataset)
     if not spec:
         return None
     limit = max(config.eval_examples, config.final_eval_examples or 0)
     named = knows_its_fields(spec)
+    reading: dict[str, Any] = {
+        "question_field": None if named else config.question_field,
+        "answer_field": None if named else config.answer_field,
+        "skip_bad_lines": config.skip_bad_lines,
+    }
     questions = load_dataset(
         spec,
         limit=limit,
-        question_field=None if named else config.question_field,
-        answer_field=None if named else config.answer_field,
-        skip_bad_lines=config.skip_bad_lines,
+        **reading,
         needs_answers=not gives_rewards(config),
     )
     console.report_skipped_lines(questions.num_skipped, questions.skipped)
     for note in questions.notes:
         console.say(note)
+    if template is not None and isinstance(config, ShotOptions):
+        return with_shots(questions, config, template, spec=spec, reading=reading)
     return questions
 
 

@@ -211,6 +211,7 @@ GRADED = {
     "at_least 0": "judge_temperature judge_seed judge_retries",
     "at_least 1": "judge_max_tokens judge_concurrency",
 }
+SHOWN = {"at_least 0": "shots"}
 PLAYED = {"above 0": "turn_timeout", "at_least 0": "max_episode_tokens", "at_least 1": "max_turns environment_workers"}
 MINIMUMS = {  # of each command
     "analyze": [{"above 0": "timeout_seconds normalize_constant", "at_least 0": "limit step", "at_least 1": "smooth"}],
@@ -223,7 +224,7 @@ MINIMUMS = {  # of each command
         {"above 0": "timeout_seconds", "at_least 0": "step seed min_pass_rate min_language_share"},
         {"at_least 1": "max_per_question ngram limit max_paragraph_words pairs_per_question"},
     ],
-    "eval": [SAMPLED, GRADED, PLAYED, {"above 0": "request_timeout", "at_least 1": "num_samples limit max_model_len samplers"}],
+    "eval": [SAMPLED, GRADED, PLAYED, SHOWN, {"above 0": "request_timeout", "at_least 1": "num_samples limit max_model_len samplers"}],
     "sft": [
         *(SAMPLED, GRADED, PLAYED, TRAINED),
         {"above 0": "normalize_constant", "at_least 0": "n_sft_steps", "at_least 1": "train_batch_size micro_batch_size sft_epochs"},
@@ -239,11 +240,11 @@ MINIMUMS = {  # of each command
         },
     ],
     "ei": [
-        *(SAMPLED, GRADED, PLAYED, TRAINED, HELD_OUT),
+        *(SHOWN, SAMPLED, GRADED, PLAYED, TRAINED, HELD_OUT),
         {"at_least 1": "n_ei_steps ei_batch_size group_size sft_epochs train_batch_size micro_batch_size"},
     ],
     "distill": [
-        *(SAMPLED, GRADED, PLAYED, TRAINED, HELD_OUT),
+        *(SHOWN, SAMPLED, GRADED, PLAYED, TRAINED, HELD_OUT),
         {"at_least 0": "task_reward", "at_least 1": "n_distill_steps rollout_batch_size group_size micro_batch_size"},
     ],
     "discover": [
@@ -253,7 +254,7 @@ MINIMUMS = {  # of each command
         {"at_least 1": "max_attempts max_tokens concurrency"},
     ],
     "grpo": [
-        *(SAMPLED, GRADED, PLAYED, TRAINED, HELD_OUT),
+        *(SHOWN, SAMPLED, GRADED, PLAYED, TRAINED, HELD_OUT),
         {
             "above 0": "cliprange cliprange_high importance_cap normalize_constant kimi_tau",
             "at_least 0": "kl_coef advantage_eps importance_floor format_weight length_reward length_reward_after language_reward "
@@ -263,7 +264,7 @@ MINIMUMS = {  # of each command
         },
     ],
     "ppo": [
-        *(SAMPLED, GRADED, PLAYED, TRAINED, HELD_OUT),
+        *(SHOWN, SAMPLED, GRADED, PLAYED, TRAINED, HELD_OUT),
         {
             "above 0": "cliprange critic_learning_rate vf_coef",
             "at_least 0": "kl_coef vf_cliprange gae_lambda gamma critic_warmup_steps",

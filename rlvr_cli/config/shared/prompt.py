@@ -94,6 +94,35 @@ class PromptOptions(JudgeOptions):
     grader_workers: int = knob(2, "Number of grading processes.", group="Grading", free_on_resume=True, at_least=1)
 
 
+@dataclass(frozen=True)
+class ShotOptions(PromptOptions):
+    shots: int = knob(
+        0,
+        "Few-shot: so many questions with their responses before each question, never itself. Of mmlu: the first of its subject's dev file; "
+        "else the first of the training split, which needs traces: responses or worked solutions.",
+        group="Data",
+        common=True,
+        at_least=0,
+    )
+    shots_dataset: str = knob(
+        "",
+        "With --shots: traces to take them from, as a dataset or file of {prompt, response}. Empty: another split of the questions' dataset.",
+        group="Data",
+        completes="dataset",
+    )
+
+
+def check_shots(config: ShotOptions, *, plays: bool) -> None:
+    """Raise RlvrError for what cannot go with --shots; `plays`: an environment or a tool answers the policy."""
+    if config.shots_dataset and not config.shots:
+        raise RlvrError("--shots-dataset needs --shots.", "Add --shots 5, or leave it out.")
+    if config.shots and plays:
+        raise RlvrError(
+            "--shots and episodes exclude each other: a shot is one response, without what an environment or a tool said in between.",
+            "Leave --shots out, or --environment and --tool.",
+        )
+
+
 def check_prompt(config: PromptOptions) -> None:
     given = {"chat_thinking": config.chat_thinking != "auto", "chat_system": bool(config.chat_system)}
     name = next((name for name, is_given in given.items() if is_given), None)

@@ -8,7 +8,7 @@ from rlvr_cli.config.shared.episodes import EpisodeOptions, check_episodes
 from rlvr_cli.config.shared.evaluation import EvaluationOptions, EvaluationSamplingOptions, check_evaluation_sampling
 from rlvr_cli.config.shared.model import ModelOptions
 from rlvr_cli.config.shared.optimization import OptimizationOptions, check_lora, check_optimizer
-from rlvr_cli.config.shared.prompt import PromptOptions, check_prompt
+from rlvr_cli.config.shared.prompt import PromptOptions, ShotOptions, check_prompt, check_shots
 from rlvr_cli.config.shared.questions import QuestionOptions
 from rlvr_cli.config.shared.run import TrainingRunOptions, check_time_limit
 from rlvr_cli.config.shared.sampling import check_sampling
@@ -54,6 +54,8 @@ def check_training(config: TrainingConfig) -> None:
     check_prompt(config)
     check_sampling(config)
     check_episodes(config)
+    if isinstance(config, ShotOptions):
+        check_shots(config, plays=bool(config.environment or config.tool))
     check_engine(config)
     check_lora(config)
     check_fsdp(config)

@@ -127,6 +127,7 @@ def chat_prompt(template: PromptTemplate, chat: ChatTemplate) -> PromptTemplate:
 
     tokenizer, name = chat.tokenizer, chat.name
     rendered = replace(template, text=render(template.text))
+    rendered = replace(rendered, start=max(rendered.text.find(template.text.strip()), 0))
     missing = next((message for message in (chat.system, template.text) if message.strip() not in rendered.text), None)
     if missing is not None or rendered.fill(_PROBE) != render(template.fill(_PROBE)):
         raise RlvrError(

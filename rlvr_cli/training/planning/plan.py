@@ -14,7 +14,7 @@ from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.models.compute.device import dtype_name
 from rlvr_cli.models.identity import model_line, model_path, model_shape
-from rlvr_cli.rollouts.inputs import chat_line, rewards_line
+from rlvr_cli.rollouts.inputs import chat_line, rewards_line, shots_line
 from rlvr_cli.samplers.episodes.open import episodes_line
 from rlvr_cli.terminal import console
 from rlvr_cli.training.losses.distillation import DIVERGENCES
@@ -94,7 +94,7 @@ def sft_plan(
     return {
         "model": model_line(facts["model"]),
         "examples": f"{examples} of {traces} traces of {facts['dataset']['name']}{kept}",
-        **_chat(config, facts),
+        **_prompt(config, facts),
         **({"packing": packing_line(config, sequences)} if config.packing else {}),
         "updates": f"{num_updates} of {batch} {unit}{micro}; {num_updates / math.ceil(count / config.train_batch_size):g} epochs",
         "objective": sft_objective(config.length_normalization, config.normalize_constant),
@@ -119,7 +119,7 @@ def dpo_plan(config: DpoConfig, facts: Mapping[str, Any], *, num_updates: int) -
     return {
         "model": model_line(facts["model"]),
         "pairs": f"{pairs} of {facts['dataset']['name']}",
-        **_chat(config, facts),
+        **_prompt(config, facts),
         "updates": f"{num_updates} of {batch} pairs, in micro-batches of {min(config.micro_batch_size, batch)}; "
         f"{config.dpo_epochs} epochs",
         "objective": preference_objective(config),
@@ -134,7 +134,7 @@ def online_dpo_plan(config: DpoConfig, facts: Mapping[str, Any]) -> dict[str, st
     return {
         "model": model_line(facts["model"]),
         "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, {rewards_line(facts)}",
-        **_chat(config, facts),
+        **_prompt(config, facts),
         "rounds": f"{config.n_dpo_steps}, each of {config.n_prompts_per_rollout_batch} questions x {config.group_size} samples, "
         f"at most {config.pairs_per_question} pairs of a question",
         "updates": f"{config.dpo_epochs} epochs over a round's pairs, {config.train_batch_size} an update, in micro-batches of "
@@ -152,7 +152,7 @@ def ei_plan(config: EiConfig, facts: Mapping[str, Any]) -> dict[str, str]:
     return {
         "model": model_line(facts["model"]),
         "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, {rewards_line(facts)}",
-        **_chat(config, facts),
+        **_prompt(config, facts),
         "rounds": f"{config.n_ei_steps}, each of {config.ei_batch_size} questions x {config.group_size} samples",
         "updates": f"{config.sft_epochs} epochs over a round's distinct correct responses, {config.train_batch_size} an update, "
         f"in micro-batches of {config.micro_batch_size}",
@@ -191,7 +191,7 @@ def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any], *, loss: Loss) -> di
     return {
         "model": model_line(facts["model"]),
         "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, {rewards_line(facts)}",
-        **_chat(config, facts),
+        **_prompt(config, facts),
         "rollouts": f"{config.n_grpo_steps} batches of {config.n_prompts_per_rollout_batch} questions x {config.group_size} samples{rounds}{order}",
         **({"partial rollouts": partial_rollouts} if config.partial_rollout_tokens else {}),
         "updates": f"{updates} per batch ({config.epochs_per_rollout_batch} epochs, {config.train_batch_size} responses each), "
@@ -225,7 +225,7 @@ def ppo_plan(config: PpoConfig, facts: Mapping[str, Any]) -> dict[str, str]:
     return {
         "model": model_line(facts["model"]),
         "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, {rewards_line(facts)}",
-        **_chat(config, facts),
+        **_prompt(config, facts),
         "rollouts": f"{config.n_ppo_steps} batches of {config.n_prompts_per_rollout_batch} questions x {config.group_size} samples",
         "updates": f"{updates} per batch ({config.epochs_per_rollout_batch} epochs, {config.train_batch_size} responses each), "
         f"{config.n_ppo_steps * updates} in all; old log-probabilities and values are computed once per batch",
@@ -247,7 +247,7 @@ def distill_plan(config: DistillConfig, facts: Mapping[str, Any]) -> dict[str, s
         "model": model_line(facts["model"]),
         "teacher": facts["teacher"]["name"] + (f", on {config.teacher_url}" if config.teacher_url else ""),
         "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, {rewards_line(facts)}",
-        **_chat(config, facts),
+        **_prompt(config, facts),
         "rollouts": f"{config.n_distill_steps} batches of {questions} questions x {config.group_size} samples",
         "updates": f"{config.n_distill_steps} of {config.rollout_batch_size} responses, one per batch: on-policy",
         "micro-batches": f"{config.micro_batch_size} responses",
@@ -512,8 +512,11 @@ def _precision(config: TrainingConfig) -> str:
     return f"{weights}, moments of 8 bits" if config.optimizer == "adamw_8bit" else f"{weights} and optimizer state"
 
 
-def _chat(config: TrainingConfig, facts: Mapping[str, Any]) -> dict[str, str]:
-    return {"prompt": chat_line(facts["prompt"])} if config.chat else {}
+def _prompt(config: TrainingConfig, facts: Mapping[str, Any]) -> dict[str, str]:
+    shots = (facts["dataset"] or {}).get("shots")
+    return ({"shots": shots_line(shots)} if shots else {}) | (
+        {"prompt": chat_line(facts["prompt"])} if config.chat else {}
+    )
 
 
 def _sampling(config: TrainingConfig) -> str:

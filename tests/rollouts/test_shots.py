@@ -1,0 +1,150 @@
+"""Few-shot prompts: what is stored is what was asked, of the right subject, and never the question itself."""
+
+import json
+
+import pytest
+
+from llamas import write_chat_qwen
+from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.data.prompts import load_prompt
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.tokens.chat import ChatTemplate, chat_prompt
+from rlvr_cli.rollouts.inputs import load_questions, load_template
+from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.training.session import load_eval_dataset
+
+SUBJECTS = ("abstract_algebra", "world_religions")
+OPTIONS = "A. w\nB. x\nC. y\nD. z\nAnswer:"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """MMLU with two subjects, of which each has five rows in dev and two in test; a prompt; and the current folder."""
+    for split, count in (("dev", 5), ("test", 2)):
+        (tmp_path / "mmlu" / split).mkdir(parents=True)
+        for subject in SUBJECTS:
+            lines = [f'"{subject} {split} {i}?",w,x,y,z,{"ABCD"[i % 4]}\n' for i in range(count)]
+            (tmp_path / "mmlu" / split / f"{subject}_{split}.csv").write_text("".join(lines))
+    (tmp_path / "prompt").write_text("{question}\nAnswer:")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def mmlu_shot(subject: str, number: int) -> str:
+    return f"{subject} dev {number}?\n{OPTIONS} The correct answer is {'ABCD'[number % 4]}.\n\n"
+
+
+def test_an_evaluation_on_mmlu_asks_with_shots_of_the_subject(folder, forks):
+    command = "eval --dataset mmlu:mmlu --prompt prompt --shots 2 --sampling-max-tokens 4 --run r".split()
+    done = forks.run(*command, "--limit", "2", cwd=folder, status=0)
+    assert "shots    2 before each question, of mmlu:mmlu (dev)" in done.err
+    assert "grader multiple_choice" in done.err
+    (first, second) = sorted(read_rollouts(folder / "runs/r").to_pylist(), key=lambda row: row["example_id"])
+    for row, subject in ((first, SUBJECTS[0]), (second, SUBJECTS[1])):
+        shots = mmlu_shot(subject, 0) + mmlu_shot(subject, 1)
+        assert row["prompt"] == f"{shots}{subject} test 0?\n{OPTIONS}"
+        assert row["num_prompt_tokens"] == len(row["prompt_ids"])
+        assert json.loads(row["ground_truth"])["answer"] == "A"
+    recorded = read_run(folder / "runs/r").metadata["facts"]
+    assert {**recorded["dataset"]["shots"], "fingerprint": ""} == {
+        "name": "mmlu:mmlu", "split": "dev", "count": 2, "fingerprint": "",
+    }  # fmt: skip
+    assert "abstract algebra" in forks.run("analyze", "subjects", "r", cwd=folder, status=0).out
+    again = forks.run("eval", "--resume", "r", cwd=folder, status=0)
+    assert sorted(row["prompt"] for row in read_rollouts(folder / "runs/r").to_pylist()) == [
+        first["prompt"], second["prompt"],
+    ], again.err  # fmt: skip
+    other = forks.run("eval", "--resume", "r", "--shots", "1", cwd=folder)
+    assert other.status in (1, 2), other.said
+    dev = folder / f"mmlu/dev/{SUBJECTS[0]}_dev.csv"
+    dev.write_text(dev.read_text().replace("dev 0?", "dev zero?"))
+    assert "shots" in forks.run("eval", "--resume", "r", cwd=folder, status=1).err
+
+
+def test_a_question_is_never_among_its_own_shots(folder):
+    config = EvalConfig(dataset="mmlu:mmlu", split="dev", prompt="prompt", shots=4)
+    dataset = load_questions(config, purpose="eval", template=load_template(config, model=""))
+    assert len(dataset.examples) == 10
+    for example in dataset.examples:
+        assert (example.prompt or "").count(example.question) == 1
+        assert (example.prompt or "").count("The correct answer is") == 4
+    config = EvalConfig(dataset="mmlu:mmlu", split="dev", prompt="prompt", shots=5)
+    with pytest.raises(RlvrError, match="mmlu:mmlu \\(dev\\) has 4 traces of 'abstract algebra' beside the question"):
+        load_questions(config, purpose="eval", template=load_template(config, model=""))
+
+
+def write(path, *rows) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_shots_of_a_training_split_are_its_first_traces(folder):
+    (folder / "data").mkdir()
+    rows = [{"question": f"{i} + 1?", "solution": f"It is \\boxed{{{i + 1}}}."} for i in range(4)]
+    write(folder / "data/train.jsonl", *rows)
+    write(folder / "data/test.jsonl", {"question": "7 + 1?", "answer": "8"}, {"question": " 1 +  1?", "answer": "2"})
+    config = EvalConfig(dataset="data", prompt="prompt", shots=2)
+    first, second = load_questions(config, purpose="eval", template=load_prompt("prompt")).examples
+    shots = [f"{i} + 1?\nAnswer: It is \\boxed{{{i + 1}}}.\n\n" for i in range(4)]
+    assert first.prompt == f"{shots[0]}{shots[1]}7 + 1?\nAnswer:"
+    assert second.prompt == f"{shots[0]}{shots[2]} 1 +  1?\nAnswer:"
+
+
+def test_training_and_its_evaluations_ask_with_shots(folder):
+    traces = write(
+        folder / "t.jsonl", {"prompt": "Say {question}:", "response": " nothing"}, {"prompt": "b", "response": " c"}
+    )
+    questions = write(folder / "q.jsonl", {"question": "d", "answer": "e"})
+    config = GrpoConfig(
+        dataset=questions, eval_dataset=questions, prompt="prompt", shots=2, shots_dataset=traces, grader="gsm8k",
+        engine="transformers",
+    )  # fmt: skip
+    template = load_template(config, model="")
+    asked = "Say {question}: nothing\n\nb c\n\nd\nAnswer:"
+    evaluated = load_eval_dataset(config, template)
+    assert evaluated is not None
+    for dataset in (load_questions(config, purpose="train", template=template), evaluated):
+        assert [e.prompt for e in dataset.examples] == [asked]
+        assert dataset.facts["shots"]["count"] == 2
+
+
+def test_a_step_of_training_stores_its_shots(folder, forks):
+    command = (
+        "grpo --dataset arithmetic:16 --prompt prompt --shots 1 --n-grpo-steps 1 --rollout-batch-size 4 --group-size 2"
+    )
+    command += " --train-batch-size 4 --gradient-accumulation-steps 1 --sampling-max-tokens 4 --eval-examples 2 --run r"
+    done = forks.run(*command.split(), cwd=folder, status=0)
+    assert "shots          1 before each question, of arithmetic:16:0 (train)" in done.err
+    prompts = [row["prompt"] for row in read_rollouts(folder / "runs/r").to_pylist()]
+    assert {prompt.count("\nAnswer:") for prompt in prompts} == {2}
+
+
+def test_in_a_chat_the_shots_are_in_the_users_message(folder):
+    model = write_chat_qwen(folder / "model")
+    raw = load_prompt("prompt")
+    chat = ChatTemplate(model, system="Be brief.")
+    template = chat_prompt(raw, chat)
+    shots = "a\nAnswer: b\n\n"
+    asked = chat.render(chat.with_system([{"role": "user", "content": f"{shots}{raw.fill('q')}"}]))
+    assert template.fill("q", shots=shots) == asked
+    assert template.fill("q") == chat.render(chat.with_system([{"role": "user", "content": raw.fill("q")}]))
+
+
+def test_where_there_are_no_traces_it_is_said(folder, forks):
+    questions = write(folder / "q.jsonl", {"question": "d", "answer": "e"})
+    formatted = write(folder / "f.jsonl", {"prompt": "x", "response": "e", "answer": "e"})
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    conversation = write(folder / "c.jsonl", {"messages": talk})
+    refused = {
+        f"--dataset {questions} --shots 1": "is one file, without another split",
+        f"--dataset {formatted} --shots 1 --shots-dataset {formatted}": "comes with a prompt of its own",
+        f"--dataset {questions} --shots 1 --shots-dataset {conversation}": "is a conversation, and a shot is one question",
+        f"--dataset {questions} --shots 2 --shots-dataset {formatted}": f"{formatted} has 1 traces beside the question q-1",
+        "--shots-dataset q.jsonl": "--shots-dataset needs --shots.",
+        "--shots 2 --environment calculator": "--shots and episodes exclude each other",
+    }
+    for options, problem in refused.items():
+        done = forks.run("eval", *options.split(), "--dry-run", cwd=folder)
+        assert done.status in (1, 2), options
+        assert problem in done.err, options
