@@ -1081,6 +1081,7 @@ CHAT_TURNS = "tests/samplers/episodes/test_turns.py -k"
 NEXT_TURN = "tests/models/tokens/test_next_turn.py -k"
 IN_A_CHAT = "tests/commands/across/test_chat_episodes.py -k"
 REPLAYED = "tests/replay/test_replay.py -k"
+CERTAIN = "tests/models/test_log_probs.py -k nearly_certain"
 ROUNDED = "tests/replay/test_rounding.py -k"
 EPISODES = [
     Mutation("only the last nudged replay counts", "replay/run.py", "max(update.allowed, ROUNDING * moved)", "max(TOLERANCE, ROUNDING * moved)", f"{REPLAYED} farthest"),
@@ -1088,6 +1089,12 @@ EPISODES = [
     Mutation("a nudge is not taken back", "replay/run.py", "weight.copy_(before)", "pass", f"{ROUNDED} taken_back"),
     Mutation("all weights are nudged up", "replay/run.py", "weight.mul_(1 + last_bit * signs.to(weight))", "weight.mul_(1 + last_bit)", f"{ROUNDED} taken_back"),
     Mutation("nudged replays have the softmax of float64", "replay/run.py", "logits = logits.float()", "pass", f"{ROUNDED} gradients_that_rounding_moves"),
+    *mutations_of(
+        "models/log_probs.py",
+        ("the normalizer is rounded where logits are large", "return (picked - top) - rest, entropy", "return picked - (top + rest), entropy", CERTAIN),
+        ("the gradient's normalizer is rounded where logits are large", "(rest + (top - tops[number]))[:, None]", "((rest + top) - tops[number])[:, None]", CERTAIN),
+        ("the gradient of logits computed again is rounded", ".sub_(top[:, None]).sub_(rest[:, None])", ".sub_((top + rest)[:, None])", CERTAIN),
+    ),
     *mutations_of(
         "environments/worker.py",
         ("a string is taken for its letters' stop strings", "if isinstance(stop, str) or not all(", "if not all(", "tests/environments/test_pool.py -k no_environment"),
