@@ -1578,6 +1578,7 @@ SUPPLEMENT = [
 ]  # fmt: skip
 
 JUDGED = "tests/judges/test_pool.py -k"
+AGREEMENT = "tests/analysis/statistics/test_judge_agreement.py -k"
 RUBRICS = "tests/judges/test_rubric.py -k"
 BY_JUDGE = "tests/commands/across/test_judge.py -k"
 JUDGES = [
@@ -1616,6 +1617,14 @@ JUDGES = [
         ("a score outside of the scale counts", "if not min(first, last) <= value <= max(first, last):", "if False:", RUBRICS + " no_score"),
         ("a response may hold placeholders", "_PLACEHOLDER.sub(lambda m: m[0] if m[1] not in values else _given(values[m[1]]), self.prompt)", "_PLACEHOLDER.sub(lambda m: m[0] if m[1] not in values else _given(values[m[1]]), _PLACEHOLDER.sub(lambda m: m[0] if m[1] not in values else _given(values[m[1]]), self.prompt))", RUBRICS + " no_placeholder"),
     ),
+    *mutations_of(
+        "analysis/statistics/judge_agreement.py",
+        ("a judge's failure is a verdict", "if pair.judge is not None and pair.other is not None]", "]", f"{AGREEMENT} by_hand or hand_counts"),
+        ("kappa has the interval of the accuracy", "max((accuracy.low - chance) / (1 - chance), -1.0)", "max(accuracy.low, -1.0)", f"{AGREEMENT} hand_counts"),
+        ("a label of one sample counts for all", "labels.get((place[2], place[3]), labels.get((place[2], None)))", "next((v for (e, _), v in labels.items() if e == place[2]), None)", f"{AGREEMENT} labels"),
+    ),
+    Mutation("the judge is compared with any rule", "analysis/queries/sql/judge_agreement.sql", "ELSE grader = $rule END", "ELSE true END", f"{AGREEMENT} grades_now"),
+    Mutation("a failed grade counts as a disagreement", "analysis/statistics/alarms.py", " AND grades.reward IS NOT NULL AND rollouts.reward IS NOT NULL", "", "tests/analysis/statistics/test_alarms.py -k fails_is_no_disagreement"),
     Mutation("what was known is paid for", "rollouts/metrics.py", 'paid = not judgement["cached"]', "paid = True", f"{JUDGED} asked_once"),
     Mutation("a run chooses the judge's key", "config/shared/prompt.py", '.get("judge_api_key_env") == "resumed run"', '.get("judge_api_key_env") == "never"', f"{BY_JUDGE} which_key"),
     Mutation("a question is not found in its prompt", "text.py", "return inside if found", "return None if found", f"{BY_JUDGE} known_to_the_next"),

@@ -265,10 +265,10 @@ _DISAGREEMENT = """
     FROM (
         SELECT
             grades.grader, step,
-            coalesce(grades.reward > 0.5 AND NOT isnan(grades.reward), false) AS first,
-            coalesce(rollouts.reward > 0.5 AND NOT isnan(rollouts.reward), false) AS second
+            grades.reward > 0.5 AND NOT isnan(grades.reward) AS first,
+            rollouts.reward > 0.5 AND NOT isnan(rollouts.reward) AS second
         FROM rollouts JOIN grades USING (run_id, phase, step, example_id, sample_index)
-        WHERE phase = 'train'
+        WHERE phase = 'train' AND grades.reward IS NOT NULL AND rollouts.reward IS NOT NULL -- a grade that failed is no verdict
     )
     GROUP BY ALL
     ORDER BY ALL

@@ -87,9 +87,13 @@ def run(config: AnalyzeConfig) -> None:
     if config.show:
         return console.print_text(query.sql)
     check_plot(query, config)
+    if config.labels and query.name != "judge_agreement":
+        raise UsageError("--labels is an option of judge_agreement.", "rlvr analyze judge_agreement RUN --labels FILE")
     parameters = chosen_parameters(query, config)
     if query.name == "compare":
         return compare_arms(config, parameters)
+    if query.name == "judge_agreement":
+        return compare_judge(config, parameters)
     answer(query, config, parameters)
 
 
@@ -421,10 +425,11 @@ def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any
         "category": config.category,
         "failure_kind": config.failure_kind,
         **{name: getattr(config, name) for name in OBJECTIVE},
+        "rule": config.rule,
         "limit": config.limit + 1 if config.limit else None,  # one row more, to detect that rows are left out
     }
     if query.name:
-        for name in ("phase", "step", "category", "failure_kind", *OBJECTIVE):
+        for name in ("phase", "step", "category", "failure_kind", "rule", *OBJECTIVE):
             if config.sources.get(name, "default") != "default" and name not in query.parameters:
                 raise UsageError(
                     f"{query.name} has no --{name.replace('_', '-')}.",
@@ -530,6 +535,17 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
         return tables.print_tables([*numbers, words], output=config.format)
     tables.print_tables(numbers)
     console.print_text("\n" + "\n".join(textwrap.fill(text, 100) for (text,) in words.rows))
+
+
+def compare_judge(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
+    """Print how far a judge agrees with a rule or with labels, and on which responses they differ."""
+    from rlvr_cli.analysis.statistics.judge_agreement import agreement_tables
+
+    with open_runs(_read(named_runs(config)), timeout_seconds=config.timeout_seconds) as database:
+        found = agreement_tables(database, parameters, labels=config.labels, limit=config.limit)
+    tables.print_tables(found, output=config.format)
+    if found[-1].more:
+        console.say(f"only the first {config.limit} responses are shown; --limit 0 shows all of them")
 
 
 def _read(paths: Sequence[Path]) -> list[RunInfo]:

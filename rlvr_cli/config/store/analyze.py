@@ -62,6 +62,14 @@ class AnalyzeConfig(Provenance):
     std_normalization: StdNormalization | None = knob(
         None, "objective: this standard deviation in place of the run's.", group="Query"
     )
+    rule: str = knob(
+        "",
+        "judge_agreement: compare with this grader only, which grades now where a run has no grades of it.",
+        group="Query",
+    )
+    labels: str = knob(
+        "", "judge_agreement: compare with the labels in this file: example_id, label, sample_index.", group="Query"
+    )
     limit: int = knob(50, "Rows to show; 0: all.", group="Output", common=True, at_least=0)
     format: Format = knob("table", "How rows are printed.", group="Output", common=True)
     plot: str = knob(

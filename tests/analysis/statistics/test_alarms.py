@@ -2,7 +2,10 @@
 
 import pytest
 
-from rlvr_cli.analysis.statistics.alarms import find_alarms
+from factories import a_rollout
+from rlvr_cli.analysis.statistics.alarms import find_alarms, run_alarms
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.types import Regrade
 
 WELL = {
     "reward/mean": (0.3, 0.8),
@@ -159,3 +162,31 @@ def test_alarms_come_in_the_order_of_the_table():
         "entropy_collapse", "truncation_creep", "wrong_answers_grow", "no_signal", "format_without_answers", "graders_part",
         "graders_part", "mismatch_grows", "gradient_spikes", "skipped_updates", "grade_errors",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("judge_fails", [False, True])
+def test_a_judge_that_parts_from_a_rule_is_told_and_one_that_fails_is_no_disagreement(tmp_path, judge_fails):
+    """Of 10 responses a step, the judge rewards more and more that the rule does not, or fails on them."""
+    with RunDir.create(tmp_path, "grpo", name="r", metadata={}) as run:
+        for step in range(10):
+            liked = None if judge_fails else 1.0
+            rows = [
+                a_rollout(
+                    run_id="r", phase="train", step=step, policy_version=step, example_id=str(i), advantage=0.0, grader="judge:r.md",
+                    reward=liked if i < step else 0.0, format_reward=None, answer_reward=None, category="reward_only",
+                )
+                for i in range(10)
+            ]  # fmt: skip
+            run.commit_rollouts("train", step, rows)
+            truth = float(judge_fails)  # where the judge fails, the rule finds a right answer
+            of_rule = [
+                Regrade(
+                    "r", "train", step, str(i), 0, "math_verify", 0, None, None, None, truth if i < step else 0.0, None, None,
+                    "reward_only", None,
+                )
+                for i in range(10)
+            ]  # fmt: skip
+            run.commit_grades("train", step, of_rule)
+    found = [alarm for alarm in run_alarms(run.path) if alarm.name == "graders_part"]
+    assert len(found) == (0 if judge_fails else 1)
+    assert all("math_verify disagrees with 85%" in alarm.sentence for alarm in found)

@@ -1,0 +1,128 @@
+"""A judge beside a rule and beside labels: counts by hand, what has no verdict left out, and where they differ."""
+
+import json
+
+import pytest
+
+from factories import a_rollout
+from rlvr_cli.analysis.statistics.estimators import share_of
+from rlvr_cli.analysis.statistics.judge_agreement import read_labels
+from rlvr_cli.commands.store.analyze import run as analyze
+from rlvr_cli.config.parsing.sources import resolve
+from rlvr_cli.config.store.analyze import AnalyzeConfig
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.types import Judgement, Regrade
+
+# Question -> of each sample: the judge's reward, the rule's, and the response, which r1_zero finds right if it says 7.
+ROWS = {
+    "a": [(1.0, 1.0, "7"), (0.9, 1.0, "7")],  # both right
+    "b": [(1.0, 0.0, "8"), (0.2, 0.0, "8")],  # the judge likes the first
+    "c": [(0.4, 1.0, "7"), (None, 1.0, "7")],  # the judge misses the first, and fails on the second
+    "d": [(0.0, 0.0, "8"), (0.5, None, "8")],  # both wrong; the rule fails on the second
+}
+JUDGE = "judge:helpful.md"
+
+
+def rollout(example, sample, judged, response):
+    reply = Judgement(f"about {example} {sample}", "x", "big", f"{example}{sample}", 1, 1, cached=False)
+    return a_rollout(
+        run_id="r", phase="eval", step=0, policy_version=0, example_id=example, sample_index=sample, ground_truth="7",
+        response=f"</think> <answer> {response} </answer>", grader=JUDGE, reward=judged, format_reward=None, answer_reward=None,
+        judgement=reply if judged is not None else None, grade_error=None if judged is not None else "no_score",
+        category="reward_only" if judged is not None else "grade_error", advantage=None,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def made(tmp_path):
+    with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
+        run.commit_rollouts(
+            "eval", 0, [rollout(e, i, j, said) for e, two in ROWS.items() for i, (j, _, said) in enumerate(two)]
+        )
+        run.finish("finished")
+    return run.path
+
+
+def with_rule(path):
+    with RunDir.annotate(path) as run:
+        run.commit_grades(
+            "eval", 0,
+            [
+                Regrade("r", "eval", 0, e, i, "math_verify", 0, None, None, None, reward, None if reward is not None else "timeout", None,
+                    "reward_only" if reward is not None else "grade_error", None)
+                for e, two in ROWS.items() for i, (_, reward, _) in enumerate(two)
+            ],
+        )  # fmt: skip
+
+
+def ask(path, capsys, **given):
+    flags = {"query": "judge_agreement", "runs": (str(path),), "format": "json", **given}
+    analyze(resolve(AnalyzeConfig, flags=flags, command="analyze"))
+    return json.loads(capsys.readouterr().out)
+
+
+def test_agreement_is_what_a_hand_counts(made, capsys):
+    with_rule(made)
+    found = ask(made, capsys)
+    (row,) = found["agreement"]
+    assert (row["judge"], row["compared_with"]) == (JUDGE, "math_verify")
+    # of six pairs: a0 a1 right for both, b1 d0 wrong for both, b0 only the judge, c0 only the rule
+    counts = ("samples", "questions", "judge_right", "other_right", "only_judge", "only_other", "left_out")
+    assert [row[name] for name in counts] == [6, 4, 3, 3, 1, 1, 2]
+    assert (row["accuracy"], row["kappa"]) == (pytest.approx(4 / 6), pytest.approx((4 / 6 - 1 / 2) / (1 / 2)))
+    interval = share_of([(2, 2, 1), (1, 2, 1), (0, 1, 1), (1, 1, 1)])
+    assert (row["accuracy_low"], row["accuracy_high"]) == (pytest.approx(interval.low), pytest.approx(interval.high))
+    assert row["kappa_low"] == pytest.approx(max((interval.low - 0.5) / 0.5, -1))
+    assert row["kappa_high"] == pytest.approx((interval.high - 0.5) / 0.5)
+    assert [(r["example_id"], r["sample_index"], r["judge_reward"], r["other_reward"], r["reply"]) for r in found["where they differ"]] == [
+        ("b", 0, 1.0, 0.0, "about b 0"), ("c", 0, 0.4, 1.0, "about c 0"),
+    ]  # fmt: skip
+    assert len(ask(made, capsys, limit=1)["where they differ"]) == 1
+
+
+def test_a_rule_without_grades_grades_now_and_stores_nothing(made, capsys):
+    before = {p: p.read_bytes() for p in made.rglob("*") if p.is_file()}
+    (row,) = ask(made, capsys, rule="r1_zero")["agreement"]
+    assert (row["compared_with"], row["samples"], row["left_out"]) == ("r1_zero", 7, 1)
+    assert (row["other_right"], row["only_judge"], row["only_other"]) == (3, 1, 1)  # c1 has no verdict of the judge
+    assert before == {p: p.read_bytes() for p in made.rglob("*") if p.is_file()}
+
+
+def test_labels_are_of_a_question_or_of_a_sample(made, capsys, tmp_path):
+    file = tmp_path / "labels.jsonl"
+    lines = [
+        {"example_id": "a", "label": 1},
+        {"example_id": "b", "sample_index": 0, "label": "no"},
+        {"example_id": "d", "label": True},
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = ask(made, capsys, labels=str(file))
+    (row,) = found["agreement"]
+    # a0 a1 agree, b0 does not, d0 d1 do not: b1, c0 and c1 have no label or no verdict
+    assert [row[name] for name in ("samples", "only_judge", "only_other", "left_out")] == [5, 1, 2, 3]
+    assert row["accuracy"] == pytest.approx(2 / 5)
+    assert read_labels(str(file)) == {("a", None): 1.0, ("b", 0): 0.0, ("d", None): 1.0}
+    for bad in (
+        '{"example_id": "a", "label": 3}',
+        '{"label": 1}',
+        '{"example_id": "a", "label": 1, "sample_index": "x"}',
+        "[1",
+    ):
+        file.write_text(bad)
+        with pytest.raises(RlvrError, match=r"labels\.jsonl"):
+            read_labels(str(file))
+
+
+def test_what_cannot_be_compared_says_what_to_do(made, capsys, tmp_path):
+    with pytest.raises(RlvrError, match="No rule has graded") as raised:
+        ask(made, capsys)
+    assert "--rule r1_zero" in raised.value.hint
+    with pytest.raises(RlvrError, match="No judge has graded"):
+        ask(made, capsys, phase="train")
+    with pytest.raises(RlvrError, match="is a judge"):
+        ask(made, capsys, rule=JUDGE)
+    with pytest.raises(RlvrError, match="There is no grader nothing"):
+        ask(made, capsys, rule="nothing")
+    with pytest.raises(RlvrError, match="option of judge_agreement"):
+        ask(made, capsys, query="graders", labels="x.jsonl")
