@@ -1202,7 +1202,7 @@ EPISODES = [
     *mutations_of(
         "rollouts/inputs.py",
         ("a grader is named that judges nothing", 'facts["grader"] == ENVIRONMENT', "False", f"{IN_A_RUN} a_plan_says"),
-        ("answers are needed that nobody reads", "needs_answers=not (isinstance(config, EpisodeOptions) and gives_rewards(config)),", "", f"{IN_A_RUN} an_answer_is_needed"),
+        ("answers are needed that nobody reads", "needs_answers=needs_answers(config),", "", f"{IN_A_RUN} an_answer_is_needed"),
     ),
     *mutations_of(
         "runs/provenance.py",
@@ -1570,6 +1570,7 @@ SUPPLEMENT = [
         ("shots are not recorded", "shots=shots.facts)", "shots=None)", SHOTS),
         ("a shot without its response", 'return f"{prompt}{response}".rstrip()', 'return f"{prompt}".rstrip()', SHOTS),
     ),
+    Mutation("a judge's questions need answers", "rollouts/inputs.py", "if isinstance(config, PromptOptions) and is_judge(config.grader):", "if False:", "tests/rollouts/test_inputs.py"),
     Mutation("training has no shots", "training/session.py", 'load_questions(config, purpose="train", template=template)', 'load_questions(config, purpose="train")', f"{SHOTS} -k step_of_training"),
     Mutation("evaluations of a training run have no shots", "training/session.py", "    eval_dataset = load_eval_dataset(config, template)\n    warn_of_shared_questions(dataset", "    eval_dataset = load_eval_dataset(config)\n    warn_of_shared_questions(dataset", f"{SHOTS} -k step_of_training"),
     Mutation("shots before the chat begins", "models/tokens/chat.py", "start=max(rendered.text.find(template.text.strip()), 0))", "start=0)", f"{SHOTS} -k in_a_chat"),

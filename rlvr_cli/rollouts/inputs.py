@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlvr_cli.config.shared.episodes import EpisodeOptions
-from rlvr_cli.config.shared.prompt import PromptOptions, ShotOptions
+from rlvr_cli.config.shared.prompt import PromptOptions, ShotOptions, is_judge
 from rlvr_cli.config.shared.questions import QuestionOptions
 from rlvr_cli.data.datasets import Dataset, load_dataset
 from rlvr_cli.data.examples import Purpose
@@ -41,7 +41,7 @@ def load_questions(
         answer_field=config.answer_field,
         skip_bad_lines=config.skip_bad_lines,
         purpose=purpose,
-        needs_answers=not (isinstance(config, EpisodeOptions) and gives_rewards(config)),
+        needs_answers=needs_answers(config),
     )
     console.report_skipped_lines(dataset.num_skipped, dataset.skipped)
     for note in [*dataset.notes, *([dataset.too_few] if asked and dataset.too_few else [])]:
@@ -50,6 +50,13 @@ def load_questions(
         return dataset
     reading = {name: getattr(config, name) for name in ("question_field", "answer_field", "skip_bad_lines")}
     return with_shots(dataset, config, template, spec=config.dataset, reading=reading)
+
+
+def needs_answers(config: QuestionOptions) -> bool:
+    """Whether a grader reads the ground truths: neither an environment nor a judge gives the rewards."""
+    if isinstance(config, PromptOptions) and is_judge(config.grader):
+        return False
+    return not (isinstance(config, EpisodeOptions) and gives_rewards(config))
 
 
 def load_template(config: PromptOptions, *, model: str) -> PromptTemplate:

@@ -25,11 +25,10 @@ from rlvr_cli.models.tokens.tokenization import encode_prompts
 from rlvr_cli.parallel.start import join
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import grader_pool
-from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template
+from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template, needs_answers
 from rlvr_cli.rollouts.shots import with_shots
 from rlvr_cli.runs.provenance import open_run
 from rlvr_cli.samplers.episodes.open import environment_facts, open_environment
-from rlvr_cli.samplers.episodes.turns import gives_rewards
 from rlvr_cli.samplers.open import Engine, choose_engine, engine_kind, sampler_facts
 from rlvr_cli.terminal import console
 from rlvr_cli.text import printable
@@ -236,7 +235,7 @@ def load_eval_dataset(config: TrainingConfig, template: PromptTemplate | None = 
         spec,
         limit=limit,
         **reading,
-        needs_answers=not gives_rewards(config),
+        needs_answers=needs_answers(config),
     )
     console.report_skipped_lines(questions.num_skipped, questions.skipped)
     for note in questions.notes:
