@@ -16,7 +16,10 @@ from typing import NamedTuple
 import pytest
 
 from rlvr_cli.analysis.queries.named_queries import named_queries
+from rlvr_cli.config import config_of
+from rlvr_cli.config.parsing.command_line import values_of
 from rlvr_cli.config.parsing.options import flag, options
+from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.data.datasets import dataset_names
 from rlvr_cli.graders import FAILURE_KINDS, GRADERS
 from rlvr_cli.sweeps.experiment import experiment_names, load_experiment
@@ -433,3 +436,32 @@ def test_the_page_of_an_experiment_has_the_pictures_that_are_not_large(tmp_path)
         "# Who?\n\n```sh\nrlvr sweep x\n```\n\nLook.\n\n![held_out.svg](held_out.svg)\n\n![minutes.svg](minutes.svg)\n\n"
         "### arms\n\n```text\na\n\n\nb\n```\n"
     )
+
+
+# Fields of KubeRay's API, ray.io/v1, as its reference lists them.
+RAY_JOB = {
+    "activeDeadlineSeconds", "backoffLimit", "rayClusterSpec", "submitterPodTemplate", "clusterSelector", "submitterConfig", "managedBy",
+    "deletionStrategy", "entrypoint", "runtimeEnvYAML", "jobId", "submissionMode", "entrypointResources", "entrypointNumCpus",
+    "entrypointNumGpus", "ttlSecondsAfterFinished", "shutdownAfterJobFinishes", "suspend",
+}  # fmt: skip
+RAY_GROUP = {"template", "rayStartParams", "groupName", "replicas", "minReplicas", "maxReplicas", "serviceType"}
+
+
+def test_the_job_for_kubernetes_has_fields_that_there_are_and_a_command_that_is_taken():
+    import yaml
+
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/engines.md").read_text(), re.DOTALL)
+    job = yaml.safe_load(text)
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    spec = job["spec"]
+    assert set(spec) <= RAY_JOB
+    head, (group,) = spec["rayClusterSpec"]["headGroupSpec"], spec["rayClusterSpec"]["workerGroupSpecs"]
+    assert set(head) | set(group) <= RAY_GROUP
+    pod = group["template"]["spec"]
+    (container,) = pod["containers"]
+    assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
+    _, command, *words = shlex.split(spec["entrypoint"])
+    config = resolve(config_of(command), flags=values_of(config_of(command), words, command=command), command=command)
+    gpus = int(container["resources"]["limits"]["nvidia.com/gpu"]) * (1 + group["replicas"])
+    assert config.trainers + config.samplers == gpus
+    assert config.runs_dir.startswith(container["volumeMounts"][0]["mountPath"])

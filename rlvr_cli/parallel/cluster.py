@@ -100,18 +100,34 @@ class Cluster:
             wanted.append({what: count for what, count in (("CPU", len(on_node) - gpus), ("GPU", gpus)) if count})
         selectors = [{"ray.io/node-id": self.node(name).id} for name in self._bundles]
         self._group = placement_group(wanted, strategy="PACK", bundle_label_selector=selectors)
-        if not self._group.wait(_START_SECONDS):
-            remove_placement_group(self._group)
-            self._group = None
-            raise RlvrError(
-                f"The cluster did not give {len(places)} places within {_START_SECONDS:.0f} s: others have taken them, or a node has gone.",
-                "Wait until they have ended (ray status shows what is free), or use fewer.",
-            )
+        self._wait_for_group(len(places))
         if not first or places[0].endswith("cpu"):
             return ""
         self._keeper = self._actor(_Keeper, places[0])
         with stoppable():
             return f"cuda:{ray.get(self._keeper.device.remote(), timeout=_START_SECONDS)}"
+
+    def _wait_for_group(self, count: int) -> None:
+        ready, until = self._group.ready(), time.monotonic() + _START_SECONDS
+        while True:
+            with stoppable():
+                if ray.wait([ready], timeout=1.0)[0]:
+                    return
+            alive = {n["NodeID"] for n in ray.nodes() if n["Alive"]}
+            gone = next((node for node in map(self.node, self._bundles) if node.id not in alive), None)
+            if gone is not None or time.monotonic() > until:
+                break
+        remove_placement_group(self._group)
+        self._group = None
+        if gone is not None:
+            raise NodeLost(
+                f"The node {gone.name} ({gone.address}) has left the cluster.",
+                "The same command, or --resume, goes on with the nodes that are there now.",
+            )
+        raise RlvrError(
+            f"The cluster did not give {count} places within {_START_SECONDS:.0f} s: others have taken them.",
+            "Wait until they have ended (ray status shows what is free), or use fewer.",
+        )
 
     def start(self, place: str, started: dict[str, Any], *, memory: SharedMemory | None) -> "RayWorker":
         """Start a worker at one of the places that are kept. Raises NodeLost if its node has left the cluster.
@@ -124,7 +140,7 @@ class Cluster:
             raise NodeLost(f"The node {node.name} ({node.address}) has left the cluster.", "Resume with --resume.")
         variables = environment_of(started["name"])
         kept = {name: value for name, value in variables.items() if name.startswith(_OURS) or name == "PYTHONPATH"}
-        host = self._actor(Host, place, variables=kept, weights=memory is not None, started=started)
+        host = self._actor(Host, place, folder=os.getcwd(), variables=kept, weights=memory is not None, started=started)
         return RayWorker(
             host, self, title=f"{started['title']} on {node.name} ({node.address})", hint=started["hint"], memory=memory
         )

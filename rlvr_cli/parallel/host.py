@@ -24,12 +24,15 @@ class Host:
     """The process. Its methods are called from several threads: one sends, one receives, one waits for the end.
 
     Args:
+        folder: of the command, in which the worker runs if this node has it too; else relative names are not found.
         variables: of the environment, in place of those of the cluster's own processes.
         weights: whether the worker gets memory into which `load` writes.
         started: the arguments of `LocalWorker`.
     """
 
-    def __init__(self, *, variables: Mapping[str, str], weights: bool, started: dict[str, Any]) -> None:
+    def __init__(self, *, folder: str, variables: Mapping[str, str], weights: bool, started: dict[str, Any]) -> None:
+        with suppress(OSError):
+            os.chdir(folder)
         self._memory = SharedMemory() if weights else None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # as long as this process
         # OMP_NUM_THREADS is the cluster's guess here, unless the command itself has it.

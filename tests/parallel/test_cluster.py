@@ -26,6 +26,20 @@ TWO = shlex.split("--trainers 2 --samplers 2 --kl-coef 0.01 --max-batch-size 1")
 ARMS = (
     'command = "eval"\nseeds = [0]\n[grid]\nsampling_temperature = [0.5, 1.0]\n[options]\ndataset = "arithmetic:24"\n'
 )
+EPISODES = """
+from rlvr_cli.environments import Reply
+
+class Sums:
+    stop = (",",)
+    marker = "(said)"
+
+    def begin(self, example, seed):
+        self.seed = seed
+
+    def answer(self, turn):
+        return Reply(f"(said) {len(turn)} {self.seed % 7}", reward=float(len(turn) % 2), role="teacher")
+"""
+IMPATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}  # else a minute until Ray gives its head up
 SECONDS = 120.0  # for what must happen
 
 
@@ -45,7 +59,9 @@ class Nodes:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Nodes]:
-    with subprocess.Popen([sys.executable, str(NODES)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as it:
+    pipe = subprocess.PIPE
+    environment = {**os.environ, **IMPATIENT}
+    with subprocess.Popen([sys.executable, str(NODES)], stdin=pipe, stdout=pipe, text=True, env=environment) as it:
         assert it.stdin
         assert it.stdout
         try:
@@ -65,8 +81,8 @@ def rlvr(forks: Forks, cluster: Nodes) -> Callable[..., Done]:
 
 
 def begin(forks: Forks, cluster: Nodes, *arguments: str, cwd: Path, mark: str, fault: str = "") -> Call:
-    how = {"environment": {"RLVR_TEST_MARK": mark}, "fault": fault}
-    return forks.start(*arguments, "--cluster", cluster.address, cwd=cwd, **how)
+    environment = {"RLVR_TEST_MARK": mark, **IMPATIENT}
+    return forks.start(*arguments, "--cluster", cluster.address, cwd=cwd, environment=environment, fault=fault)
 
 
 def workers(mark: str) -> set[str]:
@@ -80,6 +96,15 @@ def workers(mark: str) -> set[str]:
         except OSError:
             pass  # it has just ended
     return found
+
+
+def parent(pid: str) -> str:
+    return Path("/proc", pid, "stat").read_text().rpartition(") ")[2].split()[1]
+
+
+def stopped(mark: str) -> set[str]:
+    """Those of the workers that were sent SIGSTOP."""
+    return {pid for pid in workers(mark) if Path("/proc", pid, "stat").read_text().rpartition(") ")[2][0] == "T"}
 
 
 def wait_for(happened: Callable[[], bool], seconds: float = SECONDS) -> None:
@@ -113,18 +138,20 @@ def test_trainers_and_samplers_on_two_nodes_give_the_bytes_of_one_machine(rlvr, 
 
 
 def test_a_sampler_that_dies_is_started_again_and_the_rows_are_those_of_one(rlvr, one_sampler, tmp_path: Path):
-    done = rlvr(*EVAL, "--samplers", "3", "--run", "cut", cwd=tmp_path, fault="sampler1.completion:2")
+    done = rlvr(*EVAL, "--samplers", "2", "--run", "cut", cwd=tmp_path, fault="sampler1.completion:2")
     assert "ended with status -9" in done.err
     assert "is started again" in done.err
     assert rows_of(tmp_path / "runs/cut", phase="eval") == rows_of(one_sampler, phase="eval")
 
 
-def test_a_trainer_that_dies_ends_the_run_which_goes_on_to_the_same_bytes(rlvr, one_machine: Path, tmp_path: Path):
-    done = rlvr(*GRPO, *TWO, "--run", "cut", cwd=tmp_path, status=1, fault="trainer1.backward:3")
-    assert "Trainer 1 on n2 (" in done.err
-    assert "ended with status -9" in done.err
-    rlvr("grpo", "--resume", "cut", cwd=tmp_path)
-    assert_ended_as(one_machine, tmp_path / "runs/cut")
+def test_turns_of_episodes_are_those_of_one_process(forks, rlvr, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(EPISODES)
+    words = [*EVAL, "--limit", "8", "--environment", "mine.py:Sums", "--max-turns", "3"]
+    forks.run(*words, "--run", "one", cwd=tmp_path, status=0)
+    rlvr(*words, "--samplers", "2", "--run", "two", cwd=tmp_path)
+    one, two = (rows_of(tmp_path / "runs" / name, phase="eval") for name in ("one", "two"))
+    assert one == two
+    assert {row["episode"]["num_turns"] for row in one} - {1}
 
 
 def test_a_command_that_is_killed_leaves_nothing_running(forks, cluster, tmp_path: Path):
@@ -146,16 +173,50 @@ def test_what_goes_wrong_is_told_before_anything_is_loaded(forks, cluster, tmp_p
     assert not (tmp_path / "runs").exists()
 
 
+def test_the_doctor_looks_at_each_node(cluster, tmp_path: Path):
+    """It looks for few packages here: each is imported in a process of its own."""
+    code = "from rlvr_cli.commands import doctor as d; d.PACKAGES, d.EXTRA_PACKAGES = ('pyarrow',), ('ray',)"
+    words = ["doctor", "--quick", "--format", "json", "--model", "./nowhere", "--cluster", cluster.address]
+    command = [sys.executable, "-c", f"{code}; from rlvr_cli.cli import main; main()", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=2 * SECONDS, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "2 things do not work: n1: model; n2: model" in done.stderr
+    rows = json.loads(done.stdout)["Cluster"]
+    assert [row["what"].partition(" ")[0] for row in rows] == ["n1", "n1:", "n2", "n2:"]
+    assert {(row["verdict"], row["found"]) for row in rows[::2]} == {("ok", "3 CPUs, 0 GPUs")}
+    assert {row["verdict"] for row in rows[1::2]} == {"problem"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_node_that_dies_costs_no_row(forks, cluster, one_sampler: Path, tmp_path: Path):
+    mark, words = uuid.uuid4().hex, [*EVAL, "--samplers", "2", "--run", "cut"]
+    call = begin(forks, cluster, *words, cwd=tmp_path, mark=mark, fault="sampler1.completion:2:stop")
+    wait_for(lambda: bool(stopped(mark)))
+    cluster.order("kill")
+    done = forks.wait(call, limit=2 * SECONDS)
+    assert done.status == 0, done.said
+    assert "n2" in done.err
+    assert rows_of(tmp_path / "runs/cut", phase="eval") == rows_of(one_sampler, phase="eval")
+    cluster.order("add")
+
+
+def test_a_trainer_that_dies_ends_the_run_which_goes_on_to_the_same_bytes_on_a_cluster_that_shrank(
+    rlvr, cluster, one_machine: Path, tmp_path: Path
+):
+    done = rlvr(*GRPO, *TWO, "--run", "cut", cwd=tmp_path, status=1, fault="trainer1.backward:3")
+    assert "Trainer 1 on n2 (" in done.err
+    assert "ended with status -9" in done.err
+    cluster.order("kill")
+    done = rlvr("grpo", "--resume", "cut", cwd=tmp_path, status=1)
+    assert "too little for 2 trainers on CPUs and 2 samplers on CPUs: it has n1 (" in done.err
+    rlvr("grpo", "--resume", "cut", "--samplers", "1", cwd=tmp_path)
+    assert_ended_as(one_machine, tmp_path / "runs/cut")
+    cluster.order("add")
+
+
 def sweep_words(folder: Path, *options: str) -> list[str]:
     (folder / "arms.toml").write_text(ARMS)
     return ["sweep", "arms.toml", *EVAL[3:], "--format", "json", *options]
-
-
-@pytest.fixture(scope="module")
-def one_at_a_time(forks: Forks, tmp_path_factory) -> tuple[Path, Done]:
-    """A sweep of this machine, and what it printed."""
-    root = tmp_path_factory.mktemp("sweep")
-    return root, forks.run(*sweep_words(root), cwd=root, status=0)
 
 
 def tables_of(done: Done) -> list:
@@ -163,29 +224,14 @@ def tables_of(done: Done) -> list:
     return [{k: v for k, v in row.items() if k != "minutes"} for rows in json.loads(done.out).values() for row in rows]
 
 
-def test_a_sweep_on_two_nodes_gives_the_report_of_one_at_a_time(rlvr, one_at_a_time, tmp_path: Path):
-    root, one = one_at_a_time
-    done = rlvr(*sweep_words(tmp_path, "--jobs", "2"), cwd=tmp_path)
-    assert "): run 0; n2 (" in done.err
-    assert tables_of(done) == tables_of(one)
-    assert (tmp_path / "runs/arms/report.html").exists()
-    assert_same_rows(root, tmp_path)
-
-
-def assert_same_rows(one: Path, other: Path) -> None:
-    names = [path.name for path in (one / "runs/arms").glob("*-s0")]
-    assert len(names) == 2
-    for name in names:
-        a, b = (rows_of(root / "runs/arms" / name, phase="eval") for root in (one, other))
-        assert a == b
-
-
-def test_a_sweep_goes_on_elsewhere_when_a_node_dies_and_the_node_that_comes_back_is_used(
-    forks, cluster, rlvr, one_at_a_time, tmp_path: Path
+def test_a_sweep_of_which_a_node_dies_and_comes_back_gives_the_report_of_one_at_a_time(
+    forks, cluster, rlvr, tmp_path: Path
 ):
-    root, one = one_at_a_time
-    words, mark = sweep_words(tmp_path, "--jobs", "2"), uuid.uuid4().hex
-    call = begin(forks, cluster, *words, cwd=tmp_path, mark=mark, fault="sampling_temperature-1-s0.sampled:1:stop")
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir(), two.mkdir()
+    alone = forks.run(*sweep_words(one), cwd=one, status=0)
+    words, mark = sweep_words(two, "--jobs", "2"), uuid.uuid4().hex
+    call = begin(forks, cluster, *words, cwd=two, mark=mark, fault="sampling_temperature-1-s0.sampled:1:stop")
     wait_for(lambda: bool(stopped(mark)))
     (pid,) = stopped(mark)
     host = parent(pid)
@@ -197,32 +243,28 @@ def test_a_sweep_goes_on_elsewhere_when_a_node_dies_and_the_node_that_comes_back
     os.kill(int(again), signal.SIGCONT)
     done = forks.wait(call, limit=2 * SECONDS)
     assert done.status == 0, done.said
+    assert "): run 0; n2 (" in done.err
     assert "The run sampling_temperature-1-s0 on n2 (" in done.err
     assert "sampling_temperature-1-s0: goes on" in done.err
-    assert tables_of(done) == tables_of(one)
-    assert_same_rows(root, tmp_path)
-    shrunk = rlvr(*words, "--dry-run", cwd=tmp_path, status=0)
-    assert "): run 0, run 1\n" in shrunk.err
+    assert tables_of(done) == tables_of(alone)
+    assert (two / "runs/arms/report.html").exists()
+    names = [path.name for path in (one / "runs/arms").glob("*-s0")]
+    assert len(names) == 2
+    for name in names:
+        found, expected = (rows_of(root / "runs/arms" / name, phase="eval") for root in (two, one))
+        assert found == expected
+    assert "): run 0, run 1\n" in rlvr(*words, "--dry-run", cwd=two).err
     cluster.order("add")
-    assert "): run 0; n2 (" in rlvr(*words, "--dry-run", cwd=tmp_path, status=0).err
+    assert "): run 0; n2 (" in rlvr(*words, "--dry-run", cwd=two).err
 
 
-def parent(pid: str) -> str:
-    return Path("/proc", pid, "stat").read_text().rpartition(") ")[2].split()[1]
-
-
-def stopped(mark: str) -> set[str]:
-    """Those of the workers that were sent SIGSTOP."""
-    return {pid for pid in workers(mark) if Path("/proc", pid, "stat").read_text().rpartition(") ")[2][0] == "T"}
-
-
-def test_the_doctor_looks_at_each_node(rlvr, tmp_path: Path):
-    done = rlvr("doctor", "--quick", "--format", "json", cwd=tmp_path)
-    rows = json.loads(done.out)["Cluster"]
-    assert [row["what"].partition(" ")[0] for row in rows] == ["n1", "n2"]
-    assert {(row["verdict"], row["found"]) for row in rows} == {("ok", "3 CPUs, 0 GPUs")}
-    done = rlvr("doctor", "--quick", "--format", "json", "--model", "./nowhere", cwd=tmp_path, status=1)
-    rows = {row["what"]: row for row in json.loads(done.out)["Cluster"]}
-    assert rows["n2: model"]["verdict"] == "problem"
-    assert "n1: model; n2: model" in done.err
-    assert list(tmp_path.iterdir()) == []
+def test_a_head_that_dies_ends_the_run_which_goes_on_without_a_cluster(forks, cluster, one_sampler, tmp_path: Path):
+    """The last test: nothing is left of the cluster."""
+    mark, words = uuid.uuid4().hex, [*EVAL, "--samplers", "2", "--run", "cut"]
+    call = begin(forks, cluster, *words, cwd=tmp_path, mark=mark, fault="sampler1.completion:3:stop")
+    wait_for(lambda: bool(stopped(mark)))
+    cluster.order("head")
+    assert forks.wait(call, limit=SECONDS).status == 1
+    wait_for(lambda: not workers(mark), seconds=30)
+    forks.run("eval", "--resume", "cut", "--cluster", "", "--samplers", "1", cwd=tmp_path, status=0)
+    assert rows_of(tmp_path / "runs/cut", phase="eval") == rows_of(one_sampler, phase="eval")

@@ -17,6 +17,7 @@ def main() -> None:
     for line in sys.stdin:
         if line == "kill\n":
             cluster.remove_node(second, allow_graceful=False)
+            cluster.wait_for_nodes()  # until it is known that the second has gone
         elif line == "add\n":
             second = cluster.add_node(**ROOM)
         else:
