@@ -12,7 +12,6 @@ class DoctorConfig(Provenance):
     """Say whether this machine can do what rlvr does: what is installed, which devices there are, what would be used, and whether it works.
 
     Examples:
-        rlvr doctor
         rlvr doctor --quick
         rlvr doctor --engine vllm --format json
         rlvr doctor --quick --cluster auto --model NAME

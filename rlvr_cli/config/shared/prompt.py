@@ -101,7 +101,6 @@ class ShotOptions(PromptOptions):
         "Few-shot: so many questions with their responses before each question, never itself. Of mmlu: the first of its subject's dev file; "
         "else the first of the training split, which needs traces: responses or worked solutions.",
         group="Data",
-        common=True,
         at_least=0,
     )
     shots_dataset: str = knob(
