@@ -1458,6 +1458,7 @@ VIEW = [
 
 COPIES = "tests/runs/remote/test_copies.py::test_"
 VIEWS = "tests/runs/remote/test_views.py::test_"
+BEHIND = "tests/runs/remote/test_behind.py::test_"
 STORAGE = [
     *mutations_of(
         "runs/remote/views.py",
@@ -1466,6 +1467,28 @@ STORAGE = [
         ("a run is never opened anew", "if time.monotonic() - at >= seconds:", "if False:", f"{VIEWS}a_run_stays_as_it_was_opened_until_one_looks_again"),
         ("old states of a run stay", "for old in states[:-KEPT]:", "for old in []:", f"{VIEWS}a_run_stays_as_it_was_opened_until_one_looks_again"),
         ("a broken index hides all runs", "    if problems and not found:", "    if problems:", f"{VIEWS}one_broken_index_does_not_hide_the_others"),
+    ),
+    *mutations_of(
+        "runs/remote/follow.py",
+        ("what was uploaded is not read back", "if received(self._store.stream(key)) != file:", "if False:", f"{BEHIND}faults_of_the_store_cost_nothing_but_time[flip]"),
+        ("rows wait for checkpoints", "        if whole:\n            self._upload_checkpoints()", "        if True:\n            self._upload_checkpoints()", f"{BEHIND}rows_do_not_wait_for_a_checkpoint"),
+        ("the last checkpoints are left out", "chosen = taken.checkpoints if whole else", "chosen = [] if whole else", f"{BEHIND}rows_do_not_wait_for_a_checkpoint"),
+        ("old versions stay after an upload", "        self._store.delete(sorted(gone", "        sorted(sorted(gone", f"{BEHIND}a_run_is_in_the_store_while_it_is_written"),
+        ("an upload overwrites what another writer has put", "index_bytes(index), replaces=self._tag)", "index_bytes(index), replaces=(self._store.read(INDEX) or (b'', None))[1])", f"{BEHIND}a_writer_that_slept_is_stopped_and_overwrites_nothing"),
+        ("the lease outlives the run", "        lease.release()\n", "        pass\n", f"{BEHIND}a_run_is_in_the_store_while_it_is_written"),
+        ("a failing store ends the upload", "            if time.monotonic() > deadline:", "            if True:", f"{BEHIND}faults_of_the_store_cost_nothing_but_time[flip]"),
+    ),
+    *mutations_of(
+        "runs/remote/lease.py",
+        ("a second writer is let in", "if found is not None and (holder := _living(store, found[0])):", "if False and (holder := {}):", f"{BEHIND}a_second_writer_is_refused_and_told_of_the_first"),
+        ("a dead process keeps its run", 'if holder["host"] == os.uname().nodename and', "if False and", f"{BEHIND}a_dead_process_of_this_machine_holds_nothing"),
+        ("all who ask at once get the lease", "replaces=found[1] if found else None)\n        except", "replaces=found[1] if found else (store.read(LEASE) or ('', None))[1])\n        except", f"{BEHIND}of_two_that_take_it_at_once_one_has_it"),
+    ),
+    *mutations_of(
+        "runs/remote/behind.py",
+        ("a killed upload is not started again", "            if left:\n", "            if False:\n", f"{BEHIND}a_killed_upload_process_is_started_again"),
+        ("a directory here that is older is gone on with", "            check_continues(index, here, place=place)\n", "            return target\n", f"{BEHIND}a_run_goes_on_in_an_empty_folder_and_comes_back"),
+        ("a run that did not arrive ends as if it had", "        if self._problem:\n            raise", "        if False:\n            raise", f"{BEHIND}a_store_that_stays_broken_never_stops_the_run_and_export_goes_on"),
     ),
     *mutations_of(
         "runs/remote/cache.py",
@@ -1501,7 +1524,7 @@ STORAGE = [
     *mutations_of(
         "runs/remote/store.py",
         ("a mistyped address shows its password", "{shown(safe)} is not", "{shown(text)} is not", f"{COPIES}secrets_are_sent_nowhere_and_written_nowhere"),
-        ("the second of two writers replaces the index", 'mode="create" if replaces is None else {"e_tag": replaces}', 'mode="overwrite"', f"{COPIES}the_second_of_two_writers_is_refused"),
+        ("the second of two writers replaces the index", 'mode = "create" if replaces is None else {"e_tag": replaces}', 'mode = "overwrite"', f"{COPIES}the_second_of_two_writers_is_refused"),
         ("a lost answer counts as another writer", "if found is None or found[0] != data:", "if True:", f"{COPIES}faults_of_the_store_cost_nothing_but_time"),
     ),
 ]  # fmt: skip

@@ -18,6 +18,8 @@ from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.parallel.start import join
 from rlvr_cli.process import import_error, memory_limit
 from rlvr_cli.runs.provenance import EXTRA_PACKAGES, PACKAGES, environment
+from rlvr_cli.runs.remote.behind import check_can_upload, work_folder
+from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.runs.storage.files import os_errors_as_user_errors, shown
 from rlvr_cli.samplers.open import choose_engine, engine_kind
 from rlvr_cli.terminal import console, tables
@@ -133,7 +135,7 @@ def devices(config: DoctorConfig, facts: dict[str, Any], *, with_torch: bool) ->
     section, total, limit = Section("Devices"), facts["memory_bytes"], memory_limit()
     limited = f"{limit / 2**30:.1f} of " if limit < total else ""
     section.add("cpu", f"{facts['cpus']} cores, {limited}{total / 2**30:.1f} GiB of memory")
-    section.attempt("runs directory", partial(free_space, Path(config.runs_dir)))
+    section.attempt("runs directory", partial(runs_place, config.runs_dir))
     if not with_torch:
         return section
     from rlvr_cli.models.compute.device import cuda_devices, cuda_error, describe_cuda, nvidia_devices
@@ -149,6 +151,14 @@ def devices(config: DoctorConfig, facts: dict[str, Any], *, with_torch: bool) ->
     else:
         section.add("GPU", f"{'; '.join(listed)}, which PyTorch cannot use: {error}", "problem", GET_TORCH)
     return section
+
+
+def runs_place(text: str) -> str:
+    """Describe where runs are written. Raises RlvrError if they cannot be."""
+    if not is_address(text):
+        return free_space(Path(text))
+    check_can_upload(text)
+    return f"{text} answers; {free_space(work_folder(text))}"
 
 
 def free_space(directory: Path) -> str:

@@ -25,6 +25,7 @@ from rlvr_cli.process import STOP_SIGNALS
 from rlvr_cli.rollouts.metrics import AVERAGED, generation_metrics
 from rlvr_cli.runs.manifest import RUN_NAME
 from rlvr_cli.runs.readers import read_rollouts
+from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.runs.storage.files import os_errors_as_user_errors
 from rlvr_cli.terminal import console, tables
 
@@ -79,6 +80,10 @@ TOOLS = Task(
 def run(config: QuickstartConfig) -> None:
     """Run the commands one after the other. Raises RlvrError when one fails, Interrupted after a signal."""
     name = config.name or f"quickstart-{time.strftime('%Y%m%d-%H%M%S')}"
+    if is_address(config.runs_dir):
+        raise RlvrError(
+            "rlvr quickstart works on a disk.", f"Copy its runs then: rlvr export RUN... --to {config.runs_dir}"
+        )
     runs = Path(config.runs_dir)
     task = TOOLS if config.tools else REASONING
     if RUN_NAME.fullmatch(f"{name}-{max(task.stages.values(), key=len)}") is None:

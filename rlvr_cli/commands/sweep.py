@@ -25,6 +25,7 @@ from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.lock import Lock
 from rlvr_cli.runs.manifest import RUN_NAME
 from rlvr_cli.runs.readers import ENDED, RunInfo, read_run
+from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.runs.storage.files import check_can_write, os_errors_as_user_errors
 from rlvr_cli.sweeps.emitted import emitted
 from rlvr_cli.sweeps.experiment import (
@@ -75,6 +76,8 @@ def run(config: SweepConfig) -> None:
         return list_experiments(config)
     if config.show:
         return console.print_text(experiment_path(config.experiment).read_text(encoding="utf-8"))
+    if is_address(config.runs_dir):
+        raise UsageError("A sweep works on a disk.", f"Copy its runs then: rlvr export RUN... --to {config.runs_dir}")
     seeds = [int(seed) for seed in config.seeds.split(",") if seed]
     experiment = load_experiment(config.experiment, overrides=config.overrides, vary=config.vary, seeds=seeds)
     name = config.name or experiment.name

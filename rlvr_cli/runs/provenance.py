@@ -22,8 +22,11 @@ from rlvr_cli.config.shared.run import RunOptions
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.process import available_cores
 from rlvr_cli.runs.readers import read_metadata, resolve_run
+from rlvr_cli.runs.remote.behind import check_can_upload
+from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.runs.run_dir import RunDir, check_new_name
 from rlvr_cli.runs.storage.files import check_can_write, is_full_disk
+from rlvr_cli.runs.storage.sources import source_of
 from rlvr_cli.terminal import console
 from rlvr_cli.text import environment_secrets, redacted, storable
 
@@ -44,10 +47,15 @@ def resumed_config(config: C, *, command: str, one_run: bool = True, writes: boo
     if not config.resume:
         if one_run:
             check_new_name(config.run, config.runs_dir)
-        if writes:
+        if writes and is_address(config.runs_dir):
+            check_can_upload(config.runs_dir)
+        elif writes:
             check_can_write(Path(config.runs_dir))
         return config
-    metadata = read_metadata(resolve_run(config.resume, config.runs_dir))
+    path = resolve_run(config.resume, config.runs_dir)
+    if writes and (source := source_of(path)):
+        check_can_upload(str(source).rpartition("/")[0], run=str(source))
+    metadata = read_metadata(path)
     if metadata["command"] != command:
         raise RlvrError(
             f"{metadata['run_id']} is a run of rlvr {metadata['command']}, not of rlvr {command}.",
@@ -94,11 +102,11 @@ def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> I
         except RlvrError as error:
             if not is_full_disk(error):
                 raise
-            how = f"{error.hint} Then resume with: rlvr {command} --resume {run.path}".strip()
+            how = f"{error.hint} Then resume with: rlvr {command} --resume {run.place}".strip()
             raise RlvrError(error.problem, how) from error.__cause__
         except (Interrupted, KeyboardInterrupt):
             raise Interrupted(
-                f"finished work is kept in {run.path}; resume with: rlvr {command} --resume {run.path}"
+                f"finished work is kept in {run.place}; resume with: rlvr {command} --resume {run.place}"
             ) from None
 
 

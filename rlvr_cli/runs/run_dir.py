@@ -76,9 +76,11 @@ from rlvr_cli.runs.readers import (
     read_manifest,
     read_metadata,
     read_part,
+    run_at,
 )
 from rlvr_cli.runs.recovery import recover, remove_temporaries
-from rlvr_cli.runs.remote.store import is_address
+from rlvr_cli.runs.remote.behind import Upload, work_folder
+from rlvr_cli.runs.remote.store import is_address, parsed_address
 from rlvr_cli.runs.storage.files import (
     Reserve,
     atomic_write,
@@ -100,6 +102,7 @@ from rlvr_cli.runs.storage.parquet import (
     with_metrics,
 )
 from rlvr_cli.runs.storage.sources import source_of
+from rlvr_cli.terminal import console
 from rlvr_cli.text import storable
 from rlvr_cli.types import SCHEMA_VERSION, Phase, Regrade, Rollout, Segment
 
@@ -115,8 +118,6 @@ _FIXED_FIELDS = ("schema_version", "run_id", "command", "status", "created_at", 
 
 def check_new_name(name: str | None, root: Path | str) -> None:
     """Raise RlvrError if no run of this name can be created in `root`; None and "" stand for a generated name."""
-    if is_address(str(root)):
-        raise RlvrError("A run is written on a disk.", f"Name a directory, then copy it: rlvr export RUN --to {root}")
     if not name:
         return
     if RUN_NAME.fullmatch(name) is None:
@@ -124,9 +125,9 @@ def check_new_name(name: str | None, root: Path | str) -> None:
             f"{name!r} cannot be the name of a run.",
             "Use at most 128 of the characters A-Z a-z 0-9 . _ - and start with a letter or digit.",
         )
-    if os.path.lexists(Path(root) / name):
+    if os.path.lexists(run_at(root, name)):
         raise RlvrError(
-            f"{shown(Path(root) / name)} exists already.",
+            f"{shown(run_at(root, name))} exists already.",
             f"Choose another name with --run, or resume it: --resume {name}",
         )
 
@@ -150,9 +151,10 @@ class RunDir:
         activity: what the process that has it is doing.
     """
 
-    def __init__(self, path: Path, lock: Lock, *, updates_status: bool = True) -> None:
+    def __init__(self, path: Path, lock: Lock, *, updates_status: bool = True, upload: Upload | None = None) -> None:
         """Use `create`, `resume` or `annotate` instead. `lock` must be held; it is released if this raises."""
         self.path = path
+        self._upload = upload
         self.notices: list[str] = []
         self._updates_status = updates_status
         self._lock, self.activity = lock, Activity(lock)
@@ -182,6 +184,8 @@ class RunDir:
             self._earlier_seconds = self._seconds_before()
             if updates_status:
                 self._set(status="running")
+            if upload is not None:
+                upload.start(path)
         except BaseException:
             self.close()
             raise
@@ -199,7 +203,7 @@ class RunDir:
         """Create a new run in `root`, a directory that is created if needed.
 
         Args:
-            root: the directory that holds the runs.
+            root: the directory that holds the runs; or s3://BUCKET/PREFIX, where the run is uploaded while it is written.
             command: the rlvr command.
             name: the id of the run; None or "" makes one, see `made_name`.
             about: what a name that is made also says, such as the model and the dataset.
@@ -210,8 +214,9 @@ class RunDir:
         """
         assert command.isidentifier(), command
         assert not set(_FIXED_FIELDS) & metadata.keys(), metadata.keys()
-        root = Path(root)
         check_new_name(name, root)
+        address = parsed_address(str(root)) if is_address(str(root)) else None
+        root = work_folder(str(root)) if address else Path(root)
         with os_errors_as_user_errors(root):
             root.mkdir(parents=True, exist_ok=True)
         made = made_name(command, about)
@@ -220,10 +225,22 @@ class RunDir:
             now = utc_now()
             head = {"schema_version": SCHEMA_VERSION, "run_id": run_id, "command": command, "status": "running"}
             times = {"created_at": now, "updated_at": now, "wall_seconds": 0.0}
-            lock = _make_run(root / run_id, {**head, **times, **metadata})
-            if lock is not None:
-                return cls(root / run_id, lock)
-            check_new_name(name, root)
+            upload = Upload.of_new(address.below(run_id)) if address else None
+            try:
+                free = upload is not None or address is None
+                lock = _make_run(root / run_id, {**head, **times, **metadata}) if free else None
+                if lock is not None:
+                    return cls(root / run_id, lock, upload=upload)
+            except BaseException:
+                _give_up(upload)
+                raise
+            _give_up(upload)
+            if name and address and os.path.lexists(root / name):
+                raise RlvrError(
+                    f"{shown(root / name)} exists: a run of that name was not uploaded.",
+                    f"Send it with rlvr export {shown(root / name)} --to {address}, and resume it; or choose another name with --run.",
+                )
+            check_new_name(name, str(address) if address else root)
         raise AssertionError
 
     @classmethod
@@ -233,8 +250,7 @@ class RunDir:
         Raises:
             RlvrError: there is no such run, another process is writing it, or a committed file is missing or damaged.
         """
-        path = _here(path)
-        return cls(path, Lock(path))
+        return cls._opened(Path(path))
 
     @classmethod
     def annotate(cls, path: Path | str) -> "RunDir":
@@ -244,8 +260,24 @@ class RunDir:
         Raises:
             RlvrError: as for `resume`.
         """
-        path = _here(path)
-        return cls(path, Lock(path), updates_status=False)
+        return cls._opened(Path(path), updates_status=False)
+
+    @classmethod
+    def _opened(cls, path: Path, **how: bool) -> "RunDir":
+        read_metadata(path)  # first: no lock file in a directory that is not a run
+        source, upload = source_of(path), None
+        if source is not None:
+            upload, path = Upload.of_known(parsed_address(str(source)))
+        try:
+            return cls(path, Lock(path), upload=upload, **how)
+        except BaseException:
+            _give_up(upload)
+            raise
+
+    @property
+    def place(self) -> str:
+        """What names the run in a command: its address or path."""
+        return str(self._upload.address) if self._upload else str(self.path)
 
     @property
     def id(self) -> str:
@@ -469,7 +501,11 @@ class RunDir:
             self._manifest.close()
             self._manifest = None
         self._reserve.release()
-        self._lock.release()
+        try:
+            if self._upload is not None:
+                self._upload.end()
+        finally:
+            self._lock.release()
 
     def __enter__(self) -> "RunDir":
         return self
@@ -491,10 +527,18 @@ class RunDir:
                 with suppress(RlvrError):  # a full disk may be the cause; the user must see `error`
                     self.finish("interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed")
         finally:
-            self.close()
+            try:
+                self.close()
+            except RlvrError as late:
+                if error is None:
+                    raise
+                if late is not error:  # which must be seen
+                    console.say(f"error: {late.problem} {late.hint}")
 
     def _assert_open(self) -> OpenManifest:
         assert self._manifest is not None, "the run is closed"
+        if self._upload is not None:
+            self._upload.check()
         assert os.getpid() == self._process, "a forked child may not write its parent's run"
         return self._manifest
 
@@ -594,12 +638,9 @@ class RunDir:
         return max([float(recorded) if isinstance(recorded, int | float) else 0.0, *measured])
 
 
-def _here(path: Path | str) -> Path:
-    """Return the path of a run of this disk. Raises RlvrError: no lock file in a directory that is not a run."""
-    if source_of(Path(path)):
-        raise RlvrError(f"{shown(path)} is in object storage.", f"Get it first: rlvr fetch {shown(path)}")
-    read_metadata(Path(path))
-    return Path(path)
+def _give_up(upload: Upload | None) -> None:
+    if upload is not None:
+        upload.give_up()
 
 
 def made_name(command: str, about: Sequence[str]) -> str:

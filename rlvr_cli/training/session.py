@@ -312,8 +312,8 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
             yield trainer
         except Diverged as diverged:
             console.say(
-                f"diverged       {diverged}\n    The run ends here (--stop-when diverged). To go on all the same: rlvr {command} --resume {run.path} "
-                "--stop-when never"
+                f"diverged       {diverged}\n    The run ends here (--stop-when diverged). To go on all the same: "
+                f"rlvr {command} --resume {run.place} --stop-when never"
             )
             trainer.save()  # also with --checkpoint-every 0
             trainer.finish()

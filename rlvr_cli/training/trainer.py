@@ -344,7 +344,7 @@ class Trainer:
         """
         self.check_divergence()
         if self.updates and done >= total:
-            how = f"; longer with: rlvr {self.run.metadata['command']} --resume {self.run.path} {longer}"
+            how = f"; longer with: rlvr {self.run.metadata['command']} --resume {self.run.place} {longer}"
             extends = (
                 longer and self.config.lr_schedule == "constant"
             )  # else more would have changed those that are done

@@ -6,14 +6,14 @@ Enters: the options of the command. Leaves: the options of each run, resumed whe
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.parsing.options import flag, options
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.provenance import resumed_config
-from rlvr_cli.runs.readers import is_run, run_names
+from rlvr_cli.runs.readers import is_run, run_at, run_names
 from rlvr_cli.runs.run_dir import made_name, short_name
+from rlvr_cli.runs.storage.sources import place_of
 
 
 def own_options(config: EvalConfig) -> dict[str, dict[str, str]]:
@@ -42,10 +42,10 @@ def config_of_each_run(config: EvalConfig, *, about: Sequence[str]) -> list[Eval
     configs = []
     for end, own in ends.items():
         one = replace(config, **own, run=f"{name}-{end}")
-        path = Path(config.runs_dir) / one.run
-        if is_run(str(path), config.runs_dir):
+        path = run_at(config.runs_dir, one.run)
+        if is_run(place_of(path), config.runs_dir):
             sources = {**one.sources, "resume": "earlier command"}
-            one = resumed_config(replace(one, resume=str(path), sources=sources), command="eval")
+            one = resumed_config(replace(one, resume=place_of(path), sources=sources), command="eval")
             differing = [
                 f"{flag(f.name)} {getattr(one, f.name)!r}, not {getattr(config, f.name)!r}"
                 for f in options(EvalConfig)

@@ -21,7 +21,9 @@ from rlvr_cli.rollouts.inputs import load_questions
 from rlvr_cli.rollouts.regrade import plan_regrade, regrade
 from rlvr_cli.rollouts.trial_grades import question_cases, stored_cases, trial_tables, try_grader
 from rlvr_cli.runs.readers import latest_run, read_run, resolve_runs
+from rlvr_cli.runs.remote.views import look_again, newest
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.storage.sources import place_of
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.types import Graders
 
@@ -50,7 +52,8 @@ def run(config: GradeConfig) -> None:
     grader = stored_name(config)
     if pool.price:
         console.say(f"judge    {pool.price}")
-    changes = {path: compare_grades(read_run(path), grader=grader, phase=config.phase) for path in paths}
+    look_again(seconds=0.0)  # at those in object storage
+    changes = {path: compare_grades(read_run(newest(path)), grader=grader, phase=config.phase) for path in paths}
     if len(paths) == 1:
         tables.print_tables(changes[paths[0]], output=config.format)
     else:
@@ -72,7 +75,7 @@ def grade_run(config: GradeConfig, path: Path, pool: Graders, *, stop: StopReque
     """
     grader, sha256 = stored_name(config), pool.sha256
     with RunDir.annotate(path) as run:
-        console.say(f"run      {run.path} ({run.metadata['status']})")
+        console.say(f"run      {run.place} ({run.metadata['status']})")
         for notice in run.notices:
             console.say(notice)
         if not config.again:
@@ -85,11 +88,11 @@ def grade_run(config: GradeConfig, path: Path, pool: Graders, *, stop: StopReque
                 with console.progress("grading", done + left, done=done) as bar:
                     regrade(run, works, grader=grader, grader_sha256=sha256, pool=pool, stop=stop, progress=bar)
         except (Interrupted, KeyboardInterrupt):
-            words = ["rlvr", "grade", *map(str, paths), "--grader", config.grader]
+            words = ["rlvr", "grade", *map(place_of, paths), "--grader", config.grader]
             words += ["--format-rule", config.format_rule] if config.format_rule != "literal" else []
             words += ["--phase", config.phase] if config.phase != "all" else []
             words += judge_words(config)
-            raise Interrupted(f"what is done is kept in {run.path}; go on with: {shlex.join(words)}") from None
+            raise Interrupted(f"what is done is kept in {run.place}; go on with: {shlex.join(words)}") from None
     return left
 
 

@@ -1,1 +1,1 @@
-"""Copies of runs in object storage: the store itself (`store`), what a copy consists of (`index`), to and fro (`copies`)."""
+"""Runs in object storage: the store (`store`), what a run is there (`index`), to and fro (`copies`), read (`views`), written (`behind`)."""

@@ -62,7 +62,7 @@ def export_run(run: Path, address: Address) -> Sent:
         found = store.read(INDEX)
         before = parsed_index(found[0], where=f"{store.address}/{INDEX}") if found else None
         if before is not None:
-            _check_continues(index, before, place=store.address)
+            check_continues(index, before, place=store.address)
         known = set(before.keys.values()) if before else set()
         there = store.sizes()
         fresh = [
@@ -80,7 +80,7 @@ def export_run(run: Path, address: Address) -> Sent:
         lock.release()
 
 
-def _check_continues(index: Index, before: Index, *, place: Address) -> None:
+def check_continues(index: Index, before: Index, *, place: Address) -> None:
     """Raise RlvrError unless the run is the one of an earlier copy, with at least the copy's rows."""
     if (index.run_id, index.created_at) != (before.run_id, before.created_at):
         raise RlvrError(f"{place} is another run, created at {shown(before.created_at)}.", "Choose another prefix.")
@@ -96,7 +96,7 @@ def _send(store: Store, run: Path, files: Mapping[str, File], missing: set[str],
     key, file = key_of(path, files[path].sha256), files[path]
     if path in missing:
         fault_point("upload")
-        store.put_file(key, run / path)
+        store.put_file(key, run / path, size=file.bytes)
     if received(store.stream(key)) != file:
         store.delete([key])
         raise RlvrError(f"{store.address}/{shown(key)} did not arrive as it was sent.", "Export the run again.")

@@ -18,7 +18,8 @@ from rlvr_cli.runs.lock import LOCK
 from rlvr_cli.runs.manifest import RESERVE
 from rlvr_cli.runs.storage.files import os_errors_as_user_errors, refuse_links, shown
 
-INDEX = "index.json"
+INDEX, LEASE = "index.json", "lease.json"
+CHECKPOINTS = "checkpoints"
 FORMAT = 1
 _OF_THIS_MACHINE = (LOCK, f"{LOCK}.exclusive", RESERVE)
 
@@ -38,6 +39,7 @@ class Index:
     created_at: str
     wall_seconds: float
     files: Mapping[str, File]  # by path in the run
+    lease: str = ""  # whose state it is, of a run that was uploaded while it was written
 
     @property
     def keys(self) -> dict[str, str]:
@@ -64,13 +66,14 @@ def parsed_index(data: bytes, *, where: str) -> Index:
             raise RlvrError(f"{shown(where)} has format {record['format']!r:.20}.", "Upgrade rlvr-cli.")
         files = {str(path): File(int(f["bytes"]), str(f["sha256"])) for path, f in record["files"].items()}
         texts = (str(record["run_id"]), str(record["created_at"]), float(record["wall_seconds"]))
+        lease = str(record.get("lease", ""))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise RlvrError(f"{shown(where)} is not the index of a run.", "Export the run again.") from None
     for path, file in files.items():
         plain = all(part not in ("", ".", "..") for part in path.split("/")) and path.isprintable() and "\\" not in path
-        if not plain or _stays_here(path) or file.bytes < 0 or len(file.sha256) != 64:
+        if not plain or stays_here(path) or file.bytes < 0 or len(file.sha256) != 64:
             raise RlvrError(f"{shown(where)} is damaged: it names a file {shown(path)}.", "Export the run again.")
-    return Index(*texts, files)
+    return Index(*texts, files, lease)
 
 
 def local_files(run: Path) -> Iterator[str]:
@@ -78,7 +81,7 @@ def local_files(run: Path) -> Iterator[str]:
     with os_errors_as_user_errors(run, "read"):
         for path in sorted(run.rglob("*")):
             relative = path.relative_to(run).as_posix()
-            if _stays_here(relative):
+            if stays_here(relative):
                 continue
             refuse_links(run, relative)
             if path.is_file():
@@ -87,8 +90,8 @@ def local_files(run: Path) -> Iterator[str]:
                 raise RlvrError(f"{shown(path)} is not a regular file.", "Move it out of the run.")
 
 
-def _stays_here(path: str) -> bool:
-    """Whether a file is of the process that writes, or of a write that was cut."""
+def stays_here(path: str) -> bool:
+    """Whether a file is of the process that writes, or of a write that was cut, and so not of the run."""
     names = path.split("/")
     return path in _OF_THIS_MACHINE or any(n.startswith(".") and n.endswith((".tmp", ".lock")) for n in names)
 

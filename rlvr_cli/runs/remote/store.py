@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.runs.storage.files import shown
@@ -106,31 +106,54 @@ class Store:
         store.address, store._within = self.address.below(name), f"{self._within}{name}/"
         return store
 
-    def put_file(self, key: str, path: Path) -> None:
+    def put_file(self, key: str, content: "Path | bytes | IO[bytes]", *, size: int) -> None:
         """Put the content of a file, all or nothing; a large one in parts."""
         import obstore
 
         with self._errors("write", key):
-            obstore.put(
-                self._store, self._within + key, path, chunk_size=max(PART_BYTES, path.stat().st_size // MOST_PARTS)
-            )
+            obstore.put(self._store, self._within + key, content, chunk_size=max(PART_BYTES, size // MOST_PARTS))
 
-    def put(self, key: str, data: bytes, *, replaces: str | None) -> None:
-        """Put an object if it is still the one with this tag; None: if there is none. Raises Changed if it is another one."""
+    def put(self, key: str, data: bytes, *, replaces: str | None) -> str:
+        """Put an object if it is still the one with this tag; None: if there is none. Returns its tag.
+
+        Raises:
+            Changed: it is another one.
+        """
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         with self._errors("write", key):
             try:
-                obstore.put(
-                    self._store, self._within + key, data, mode="create" if replaces is None else {"e_tag": replaces}
-                )
+                mode = "create" if replaces is None else {"e_tag": replaces}
+                return obstore.put(self._store, self._within + key, data, mode=mode)["e_tag"] or ""
             except (AlreadyExistsError, PreconditionError) as error:
                 found = self.read(key)  # an answer that was lost may have been a yes
                 if found is None or found[0] != data:
                     raise Changed(
                         f"{self._place(key)} was written by another process meanwhile.", "Look at it, then try again."
                     ) from error
+                return found[1]
+
+    def age(self, key: str, *, own_clock: bool = False) -> float | None:
+        """Return for how many seconds an object has been as it is; None if there is none.
+
+        Args:
+            own_clock: by this machine's clock. Otherwise an object is put, to learn the store's.
+        """
+        import obstore
+
+        clock = f".clock-{os.urandom(8).hex()}"
+        with self._errors("read", key):
+            try:
+                written = obstore.head(self._store, self._within + key)["last_modified"]
+            except FileNotFoundError:
+                return None
+            if own_clock:
+                return (datetime.now(UTC) - written).total_seconds()
+            obstore.put(self._store, self._within + clock, b"")
+            now = obstore.head(self._store, self._within + clock)["last_modified"]
+            obstore.delete(self._store, self._within + clock)
+            return (now - written).total_seconds()
 
     def read(self, key: str, *, known: tuple[bytes, str] | None = None) -> tuple[bytes, str] | None:
         """Return an object and its tag; None if there is none.

@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.manifest import MANIFEST, RUN_FILE, RUN_NAME
+from rlvr_cli.runs.manifest import MANIFEST, METRICS, RUN_FILE, RUN_NAME
 from rlvr_cli.runs.remote.cache import Cache
 from rlvr_cli.runs.remote.index import INDEX, Index, key_of, parsed_index
+from rlvr_cli.runs.remote.lease import holder_in
 from rlvr_cli.runs.remote.store import Address, Store, parsed_address
 from rlvr_cli.runs.storage.sources import Source, set_source, source_of
 from rlvr_cli.terminal import console
 
 THREADS = 16
+READ_AGAIN = 5  # times, where the writer has replaced what an index names
 KEPT = 3  # states of a run that goes on, of those that a process has opened
 
 _cache = cache(Cache)
@@ -71,7 +73,12 @@ class RemoteRun(Source):
         return self._sizes
 
     def holder(self) -> dict[str, Any] | None:
-        return None
+        return holder_in(self._store) if self.is_running else None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether run.json says so."""
+        return b'"status": "running"' in (self._directory / RUN_FILE).read_bytes()
 
     def _take(self, path: str, *, fresh: bool) -> None:
         file = self.index.files[path]
@@ -146,20 +153,34 @@ def _opened_run(above: Store, name: str) -> Path | None:
     if states and at > float("-inf"):
         return states[-1]
     place = f"{os.environ.get('AWS_ENDPOINT_URL_S3') or os.environ.get('AWS_ENDPOINT_URL', '')} {store.address}"
-    known = _cache().known(place)
-    found = store.read(INDEX, known=known)
-    if found is None:
-        return None
-    if found != known:
-        _cache().learn(place, *found)
-    index = parsed_index(found[0], where=f"{store.address}/{INDEX}")
-    path = _cache().run_directory(name, f"{place}\n".encode() + found[0])
-    run = RemoteRun(store, index, path)
-    run.fetch([MANIFEST, RUN_FILE])
+    for left in reversed(range(READ_AGAIN)):
+        known = _cache().known(place)
+        found = store.read(INDEX, known=known)
+        if found is None:
+            return None
+        if found != known:
+            _cache().learn(place, *found)
+        index = parsed_index(found[0], where=f"{store.address}/{INDEX}")
+        path = _cache().run_directory(name, f"{place}\n".encode() + found[0])
+        run = RemoteRun(store, index, path)
+        try:
+            run.fetch([MANIFEST, RUN_FILE])
+            if run.is_running:  # its writer will replace this one too
+                run.fetch([METRICS])
+            return _remembered(run, path)
+        except RlvrError:
+            if not left or store.read(INDEX, known=found) == found:
+                raise
+    raise AssertionError
+
+
+def _remembered(run: RemoteRun, path: Path) -> Path:
+    """Let a directory stand for the newest state of a run, and remove states before the last ones."""
     set_source(path, run)
     with _lock:
+        _, states = _opened.get(run.address, (0.0, []))
         states = [*(state for state in states if state != path), path]
         for old in states[:-KEPT]:
             shutil.rmtree(old.parent, ignore_errors=True)
-        _opened[store.address] = (time.monotonic(), states[-KEPT:])
+        _opened[run.address] = (time.monotonic(), states[-KEPT:])
     return path

@@ -6,6 +6,7 @@
 import http.client
 import importlib.util
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -33,7 +34,7 @@ SLOW = 0.5  # seconds
 
 class Fault(NamedTuple):
     """What happens to a request: a status (`500`), `cut` before the server gets it, `lost` (the answer), `short` (half of the
-    answer), `slow`, or `flip`: the last byte of the body is another one."""
+    answer), `slow`, `flip`: the last byte of the body is another one, or `stale`: a listing of nothing."""
 
     method: str
     path: str  # what the request's path contains
@@ -88,6 +89,8 @@ class _Handler(BaseHTTPRequestHandler):
         got = upstream.getresponse()
         data, headers = got.read(), dict(got.getheaders())
         upstream.close()
+        if kind == "stale":
+            data = re.sub(rb"<(Contents|CommonPrefixes)>.*?</\1>", b"", data, flags=re.DOTALL)
         if kind == "lost":
             return self._hang_up()
         self._reply(got.status, headers, data, short=kind == "short")

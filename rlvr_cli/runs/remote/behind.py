@@ -1,0 +1,223 @@
+"""A run that is written here and uploaded behind: what the process that writes it has to do with its upload.
+
+Enters: an address. Leaves: the directory on this machine, and an `Upload` that is ended with the run. The work is done by a process of
+its own (`follow`), so that a slow or broken store never delays a step.
+"""
+
+import os
+import shutil
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.faults import environment_of
+from rlvr_cli.runs.manifest import RUN_NAME
+from rlvr_cli.runs.readers import read_metadata
+from rlvr_cli.runs.remote.copies import check_continues, fetch_run
+from rlvr_cli.runs.remote.follow import LOST
+from rlvr_cli.runs.remote.index import INDEX, Index, file_at, local_files, of_run
+from rlvr_cli.runs.remote.lease import Lease, check_free
+from rlvr_cli.runs.remote.store import Address, Store, parsed_address
+from rlvr_cli.runs.storage.files import check_can_write, shown, user_cache
+from rlvr_cli.terminal import console
+
+if TYPE_CHECKING:
+    import subprocess
+
+RESTARTS = 5  # of a process that ends for no reason
+PATIENCE = 120.0  # seconds that a failing store has after the end of a run
+TOLD_AFTER = 2.0  # seconds of waiting at the end
+
+
+def work_folder(text: str) -> Path:
+    """Return the directory on this machine for the runs of an address. Raises RlvrError."""
+    address = parsed_address(text)
+    cache = user_cache()
+    if cache is None:
+        raise RlvrError("There is no place to write runs before they are uploaded.", "Name one in RLVR_CACHE_DIR.")
+    return cache / "work" / address.bucket / address.prefix
+
+
+def check_can_upload(text: str, *, run: str = "") -> None:
+    """Raise RlvrError unless runs can be written for an address: the store answers, and so does the disk.
+
+    Args:
+        run: the address of one that is to go on; that nobody writes it is checked too.
+    """
+    check_can_write(work_folder(text))
+    check_free(Store(parsed_address(run or text)))
+
+
+class Upload:
+    """The upload of one run.
+
+    Attributes:
+        address: of the run.
+    """
+
+    def __init__(self, lease: Lease) -> None:
+        self.address = lease.store.address
+        self._lease = lease
+        self._run: Path | None = None
+        self._child: subprocess.Popen[str] | None = None
+        self._watcher: threading.Thread | None = None
+        self._ending = False
+        self._problem = ""  # why it has not ended well
+        self._lost: RlvrError | None = None
+        self._process = os.getpid()
+
+    @classmethod
+    def of_new(cls, place: Address) -> "Upload | None":
+        """Reserve a place for a new run; None if there is a run. Raises RlvrError if it is being written, or the store fails."""
+        store = Store(place)
+        if store.read(INDEX) is not None:
+            return None
+        upload = cls(Lease.acquire(store))
+        if store.read(INDEX) is not None:
+            upload.give_up()
+            return None
+        return upload
+
+    @classmethod
+    def of_known(cls, place: Address) -> tuple["Upload", Path]:
+        """Take a run over, and bring the directory on this machine up to date. Raises RlvrError."""
+        upload = cls(Lease.acquire(Store(place)))
+        try:
+            index = upload._lease.fence()
+            if index is None:
+                raise RlvrError(f"There is no run at {place}.", "")
+            above = Address(place.bucket, place.prefix.rpartition("/")[0])
+            return upload, _brought(place, index, work_folder(str(above)))
+        except BaseException:
+            upload.give_up()
+            raise
+
+    def start(self, run: Path) -> None:
+        """Begin to upload."""
+        self._run = run
+        console.say(f"upload   {self.address}, from {run}")
+        self._spawn()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def check(self) -> None:
+        """Raise RlvrError if another writer has taken the run over."""
+        if self._lost is not None:
+            raise self._lost
+
+    def end(self) -> None:
+        """Wait until everything is there. Raises RlvrError if it is not."""
+        if self._watcher is None or self._run is None or os.getpid() != self._process:
+            return
+        began = time.monotonic()
+        self._ending = True
+        self._close_input()
+        try:
+            self._watcher.join(TOLD_AFTER)
+            if self._watcher.is_alive():
+                console.say(f"waiting for the upload to {self.address}")
+            self._watcher.join()
+        except BaseException:
+            if self._child is not None:
+                self._child.kill()
+            raise
+        run, self._watcher = self._run, None
+        if self._lost is not None:
+            raise self._lost
+        if self._problem:
+            raise RlvrError(
+                f"The run is not whole at {self.address}: {self._problem}",
+                f"Here it is: {shown(run)}. Send the rest with: rlvr export {shown(run)} --to {self._above}",
+            )
+        console.say(f"uploaded to {self.address}, {time.monotonic() - began:.1f} s after the end")
+
+    def give_up(self) -> None:
+        """Let others have the place, where nothing was begun."""
+        with suppress(RlvrError):
+            self._lease.release()
+
+    @property
+    def _above(self) -> str:
+        return str(self.address).rpartition("/")[0]
+
+    def _spawn(self) -> None:
+        import subprocess
+
+        command = [sys.executable, "-m", "rlvr_cli.runs.remote.follow", str(self._run), str(self.address)]
+        self._child = subprocess.Popen(
+            [*command, self._lease.data.decode(), str(PATIENCE)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            env=environment_of("upload" if self._watcher is None else "upload-again"),
+            start_new_session=True,
+        )
+        if self._ending:
+            self._close_input()
+
+    def _close_input(self) -> None:
+        if self._child is not None and self._child.stdin is not None:
+            with suppress(OSError):
+                self._child.stdin.close()
+
+    def _watch(self) -> None:
+        """Pass on what the process says, and start it again if it is killed."""
+        for left in reversed(range(RESTARTS)):
+            child = self._child
+            assert child is not None
+            assert child.stdout is not None
+            self._problem = ""
+            with suppress(ValueError, OSError), child.stdout:
+                for line in child.stdout:
+                    self._hear(*line.rstrip("\n").partition(" ")[::2])
+            status = child.wait()
+            if status in (0, 1, LOST):  # after 1 it has said why
+                self._problem = self._problem or ("its process failed." if status == 1 else "")
+                return
+            self._problem = f"its process ended with status {status}."
+            if left:
+                console.say(f"note: the process of the upload ended with status {status}; another goes on")
+                self._spawn()
+
+    def _hear(self, kind: str, text: str) -> None:
+        if kind == "note":
+            console.say(f"note: {text}")
+        elif kind == "failed":
+            self._problem = text
+        elif kind == "lost":
+            hint = f"What was not uploaded is in {self._run}. Stop the other one first if this one is to go on."
+            self._lost = RlvrError(text, hint)
+            console.say(f"note: {text}")
+
+
+def _brought(place: Address, index: Index, root: Path) -> Path:
+    """Return the directory of a run on this machine, at least as far as the index. Raises RlvrError."""
+    name = place.prefix.rpartition("/")[2]
+    assert RUN_NAME.fullmatch(name), name
+    target = root / name
+    if not os.path.lexists(target):
+        return fetch_run(place, root)[0]
+    here = of_run(read_metadata(target), {path: file_at(target / path) for path in local_files(target)})
+    try:
+        check_continues(here, index, place=place)
+        return target
+    except RlvrError as diverged:
+        try:
+            check_continues(index, here, place=place)
+        except RlvrError:
+            raise RlvrError(
+                f"{shown(target)}, the run as it was on this machine, has what {place} has not, and the other way round.",
+                "Move that directory away to go on with what is in the store.",
+            ) from diverged
+    old = root / f".{name}.old"
+    shutil.rmtree(old, ignore_errors=True)
+    os.rename(target, old)
+    found = fetch_run(place, root)[0]
+    shutil.rmtree(old, ignore_errors=True)
+    return found

@@ -1,0 +1,448 @@
+"""Runs that are written for object storage: local first, uploaded behind, by one writer; nothing that was there is ever lost."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import upload_writer
+from killed import GRPO, assert_ended_as, go_on
+from rlvr_cli.cli import invoke
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.check import check_run
+from rlvr_cli.runs.readers import read_metadata, read_rollouts, read_run, resolve_run
+from rlvr_cli.runs.remote import behind, lease, views
+from rlvr_cli.runs.remote.copies import export_run, fetch_run
+from rlvr_cli.runs.remote.index import INDEX, LEASE, parsed_index
+from rlvr_cli.runs.remote.lease import Lease
+from rlvr_cli.runs.remote.store import Store
+from rlvr_cli.runs.run_dir import RunDir
+from s3 import INSTALLED, SECRETS, Fault, read, variables
+from stores import a_rollout, tree
+from upload_writer import PARTS, rows_of
+
+pytestmark = INSTALLED
+SOON = 30.0  # seconds: of a machine that does much else
+
+
+def step(run: RunDir, number: int) -> None:
+    run.commit_rollouts("train", number, [a_rollout(run.id, i, step=number) for i in range(3)])
+    run.commit_metrics(number, "train", {"loss": 0.5})
+
+
+def files(run: Path) -> dict[str, bytes | str]:
+    return {path: data for path, data in tree(run).items() if path != ".lock"}
+
+
+def rows_there(place) -> int:
+    views.forget()
+    return read_rollouts(resolve_run("r", str(place))).num_rows
+
+
+def until(condition, *, seconds: float = SOON) -> float:
+    """Wait for something, and return for how long."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, "it did not happen"
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def is_there(place, rows: int):
+    return lambda: Store(place.below("r")).read(INDEX) is not None and rows_there(place) >= rows
+
+
+@contextmanager
+def elsewhere(monkeypatch, folder: Path):
+    """As on another machine, which has nothing yet."""
+    with monkeypatch.context() as patch:
+        patch.setenv("RLVR_CACHE_DIR", str(folder))
+        views.forget()
+        yield
+    views.forget()
+
+
+def test_a_run_is_in_the_store_while_it_is_written(s3, place, tmp_path, capsys):
+    with RunDir.create(str(place), "grpo", name="r", metadata={}) as run:
+        assert run.path == tmp_path / "cache" / "work" / place.bucket / place.prefix / "r"
+        assert run.place == f"{place}/r"
+        for number in range(2):
+            step(run, number)
+            until(is_there(place, 3 * number + 3))
+        there = resolve_run("r", str(place))
+        assert read_metadata(there)["status"] == "running"
+        assert lease.holder_in(Store(place.below("r")))["pid"] == os.getpid()
+        invoke(["check", f"{place}/r"])
+        assert f"it is being written by process {os.getpid()}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"uploaded to {place}/r" in said
+    assert files(fetch_run(place.below("r"), tmp_path / "b")[0]) == files(run.path)
+    index = parsed_index(read(Store(place.below("r")), INDEX)[0], where="")
+    assert set(Store(place.below("r")).sizes()) == {INDEX, *index.keys.values()}, "no lease, and no old versions"
+
+
+def test_at_every_moment_the_store_has_a_run(s3, place, tmp_path):
+    """Whoever fetches it while it is written gets one that is whole."""
+    states: list[int] = []
+    problems: list[str] = []
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            if Store(place.below("r")).read(INDEX) is None:
+                continue
+            try:
+                path, _ = fetch_run(place.below("r"), tmp_path / f"b{len(states)}")
+            except RlvrError as error:
+                problems.append(error.problem)
+                shutil.rmtree(tmp_path / f"b{len(states)}", ignore_errors=True)
+                continue
+            assert check_run(path).problems == []
+            states.append(read_rollouts(path).num_rows)
+
+    with RunDir.create(str(place), "grpo", name="r", metadata={}) as run:
+        looker = threading.Thread(target=look)
+        looker.start()
+        for number in range(12):
+            step(run, number)
+            time.sleep(0.3)
+    ended.set()
+    looker.join()
+    assert all("there is no such object" in problem for problem in problems), "replaced meanwhile"
+    assert states == sorted(states)
+    assert len(set(states)) > 2
+
+
+def test_rows_do_not_wait_for_a_checkpoint(s3, place, tmp_path):
+    """The checkpoint is held up; the rows of later steps arrive; then the checkpoint does, although the run has removed it."""
+    held, free = threading.Event(), threading.Event()
+
+    def hold(request: str) -> None:
+        if request.startswith("PUT") and "checkpoints/step-000001/policy" in request:
+            held.set()
+            assert free.wait(SOON)
+
+    s3.before = hold
+    with RunDir.create(str(place), "grpo", name="r", metadata={}) as run:
+        folder = run.path / "checkpoints" / "step-000001"
+        folder.mkdir(parents=True)
+        (folder / "policy.safetensors").write_bytes(b"weights")
+        step(run, 0)
+        assert held.wait(SOON)
+        step(run, 1)
+        until(is_there(place, 6))
+        index = parsed_index(read(Store(place.below("r")), INDEX)[0], where="")
+        assert not any(path.startswith("checkpoints") for path in index.files)
+        shutil.rmtree(folder)
+        free.set()
+        step(run, 2)
+        until(
+            lambda: (
+                "checkpoints/step-000001/policy.safetensors"
+                in parsed_index(read(Store(place.below("r")), INDEX)[0], where="").files
+            )
+        )
+    index = parsed_index(read(Store(place.below("r")), INDEX)[0], where="")
+    assert set(index.files) == set(files(run.path)), "at the end it is the run as it is"
+
+
+def test_a_name_that_is_taken_there_is_refused(s3, place, finished):
+    export_run(finished, place)
+    with pytest.raises(RlvrError, match=rf"{place}/done exists already"):
+        invoke(["eval", "--model", "none", "--run", "done", "--runs-dir", str(place)])
+    with (
+        pytest.raises(RlvrError, match=rf"{place}/done exists already"),
+        RunDir.create(str(place), "eval", name="done", metadata={}),
+    ):
+        pass
+    with pytest.raises(RlvrError, match="there is no such bucket"):
+        invoke(["eval", "--model", "none", "--runs-dir", "s3://no-such-bucket/runs"])
+    for command in ("quickstart", "sweep length"):
+        with pytest.raises(RlvrError, match="works on a disk"):
+            invoke([*command.split(), "--runs-dir", str(place)])
+
+
+# One writer
+
+
+def test_a_second_writer_is_refused_and_told_of_the_first(s3, place, tmp_path, monkeypatch):
+    with RunDir.create(str(place), "grpo", name="r", metadata={}) as run:
+        step(run, 0)
+        until(is_there(place, 3))
+        with elsewhere(monkeypatch, tmp_path / "other"):
+            path = resolve_run("r", str(place))
+            with pytest.raises(
+                RlvrError, match=rf"is being written by process {os.getpid()} on .*; its last sign of life"
+            ) as raised:
+                RunDir.resume(path)
+            assert "takes the run over 60 s after" in raised.value.hint
+            with pytest.raises(RlvrError, match="is being written by process"):
+                invoke(["grpo", "--resume", f"{place}/r"])
+        with pytest.raises(RlvrError, match="is being written by process"):
+            export_run(run.path, place)
+        step(run, 1)
+    assert rows_there(place) == 6
+
+
+def test_a_writer_that_slept_is_stopped_and_overwrites_nothing(s3, place, tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, "FREE_AFTER", -10.0)  # whoever has it is taken for dead
+    paths = []
+
+    def both_write() -> None:
+        with RunDir.create(str(place), "grpo", name="r", metadata={}) as first:
+            paths.append(first.path)
+            step(first, 0)
+            until(is_there(place, 3))
+            with elsewhere(monkeypatch, tmp_path / "other"), RunDir.resume(resolve_run("r", str(place))) as second:
+                step(second, 1)
+                until(is_there(place, 6))
+                for number in range(10, 10 + int(SOON)):
+                    step(first, number)
+                    time.sleep(1.0)
+
+    with pytest.raises(RlvrError, match=rf"{place}/r was taken over by"):
+        both_write()
+    assert rows_there(place) == 6
+    assert read_run(paths[0]).metadata["status"] == "running", "as after a kill"
+
+
+def test_a_dead_process_of_this_machine_holds_nothing(s3, place, finished):
+    export_run(finished, place)
+    store = Store(place.below("done"))
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        dead.wait()
+    own = Lease.acquire(store)
+    store.put(
+        LEASE, own.data.replace(str(os.getpid()).encode(), str(dead.pid).encode()), replaces=read(store, LEASE)[1]
+    )
+    Lease.acquire(store).release()
+    assert store.read(LEASE) is None
+    store.put(LEASE, b"nonsense", replaces=None)
+    Lease.acquire(store).release()
+
+
+def test_of_two_that_take_it_at_once_one_has_it(s3, place):
+    stores = [Store(place.below("r")) for _ in range(8)]
+    won: list[Lease] = []
+    lost: list[str] = []
+
+    def race(store: Store) -> None:
+        try:
+            won.append(Lease.acquire(store))
+        except RlvrError as error:
+            lost.append(error.problem)
+
+    threads = [threading.Thread(target=race, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(won), len(lost)) == (1, 7)
+    won[0].renew()
+    won[0].release()
+    with pytest.raises(RlvrError, match="was taken over"):
+        won[0].renew()
+
+
+# Resuming
+
+
+def test_a_run_goes_on_in_an_empty_folder_and_comes_back(s3, place, tmp_path, monkeypatch):
+    with RunDir.create(str(place), "grpo", name="r", metadata={}) as run:
+        step(run, 0)
+    with elsewhere(monkeypatch, tmp_path / "other"):
+        with RunDir.resume(resolve_run("r", str(place))) as other:
+            assert other.path.is_relative_to(tmp_path / "other")
+            step(other, 1)
+        there = files(other.path)
+    views.forget()
+    with RunDir.resume(resolve_run("r", str(place))) as again:  # where its directory is older than the store
+        assert again.path == run.path
+        assert again.num_rollouts() == 6
+    assert {k: v for k, v in files(again.path).items() if k != "run.json"} == {
+        k: v for k, v in there.items() if k != "run.json"
+    }
+    with RunDir.resume(run.path) as ahead:  # not uploaded
+        step(ahead, 2)
+    views.forget()
+    with RunDir.resume(resolve_run("r", str(place))) as again:
+        assert again.num_rollouts() == 9
+    assert rows_there(place) == 9
+    with elsewhere(monkeypatch, tmp_path / "other"), RunDir.resume(resolve_run("r", str(place))) as other:
+        step(other, 3)
+    with RunDir.resume(run.path) as apart:
+        step(apart, 4)
+    views.forget()
+    with pytest.raises(RlvrError, match=r"has what .* has not, and the other way round"):
+        RunDir.resume(resolve_run("r", str(place)))
+    assert Store(place.below("r")).read(LEASE) is None
+
+
+def test_grades_are_added_there(s3, place, finished, capsys):
+    export_run(finished, place)
+    invoke(["grade", f"{place}/done", "--grader", "question_only"])
+    assert "no_answer_tags" in capsys.readouterr().out
+    views.forget()
+    path = resolve_run("done", str(place))
+    assert sum(entry.rows for entry in read_run(path).entries if entry.folder == "grades") == 9
+    assert check_run(path).problems == []
+
+
+# Faults
+
+
+@pytest.mark.parametrize("kind", ["500", "503", "cut", "lost", "slow", "flip", "stale"])
+def test_faults_of_the_store_cost_nothing_but_time(s3, place, tmp_path, kind):
+    requests = (
+        [("GET", "list-type")] if kind == "stale" else [("PUT", "run."), ("PUT", "manifest."), ("PUT", "rollouts/")]
+    )
+    s3.faults += [Fault(*request, kind) for request in requests]
+    if kind not in ("flip", "stale"):
+        s3.faults += [Fault("PUT", INDEX, kind), Fault("GET", "metrics.", kind)]
+    with RunDir.create(str(place), "grpo", name="r", metadata={}) as run:
+        step(run, 0)
+    assert s3.faults == []
+    assert files(fetch_run(place.below("r"), tmp_path / "b")[0]) == files(run.path)
+
+
+def test_a_store_that_stays_broken_never_stops_the_run_and_export_goes_on(s3, place, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(behind, "PATIENCE", 1.0)
+    paths = []
+
+    def write() -> None:
+        with RunDir.create(str(place), "grpo", name="r", metadata={}) as run:
+            paths.append(run.path)
+            step(run, 0)
+            until(is_there(place, 3))
+            s3.faults += [Fault("PUT", "rollouts/", "403")] * 1000
+            step(run, 1)
+            until(lambda: len(s3.faults) < 1000)
+
+    with pytest.raises(
+        RlvrError, match=rf"The run is not whole at {place}/r: Cannot write .* it is refused \(403"
+    ) as raised:
+        write()
+    (path,) = paths
+    s3.faults.clear()
+    assert read_run(path).metadata["status"] == "finished"
+    assert f"rlvr export {path} --to {place}" in raised.value.hint
+    assert "The run goes on, and is uploaded later" in capsys.readouterr().err
+    assert rows_there(place) == 3
+    export_run(path, place)
+    assert rows_there(place) == 6
+
+
+def test_a_killed_upload_process_is_started_again(s3, place, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RLVR_FAULT", "upload.upload:2")
+    with RunDir.create(str(place), "grpo", name="r", metadata={}) as run:
+        monkeypatch.delenv("RLVR_FAULT")
+        step(run, 0)
+    assert "the process of the upload ended with status -9; another goes on" in capsys.readouterr().err
+    assert files(fetch_run(place.below("r"), tmp_path / "b")[0]) == files(run.path)
+
+
+def begun(s3, place, cache: Path, *, steps: int) -> subprocess.Popen[str]:
+    path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
+    environment = os.environ | variables(s3) | {"RLVR_CACHE_DIR": str(cache), "PYTHONPATH": path}
+    command = [sys.executable, upload_writer.__file__, str(place), "r", str(steps)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def killed_at_random(s3, place, folder: Path, *, kills: int, seed: int) -> None:
+    """A writer and its upload are killed together, at random moments; what goes on has an empty folder every second time."""
+    moments, cache, rows = random.Random(seed), folder / "0", 0
+    for number in range(kills):
+        writer = begun(s3, place, cache, steps=100_000)
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+        time.sleep(moments.uniform(0.0, 3.0))
+        uploads = children_of(writer.pid)
+        for pid in moments.sample([writer.pid, *uploads], 1 + len(uploads)):
+            os.kill(pid, signal.SIGKILL)
+        writer.stdout.close()
+        writer.wait()
+        if Store(place.below("r")).read(INDEX) is None:
+            shutil.rmtree(cache)  # the machine is gone, and nothing was there yet
+            continue
+        path, _ = fetch_run(place.below("r"), folder / f"seen{number}")
+        assert check_run(path).problems == []
+        found = read_rollouts(path).num_rows
+        assert found >= rows, "what was there is there"
+        rows, cache = found, folder / str(number // 2)
+        shutil.rmtree(path)
+    views.forget()
+    last = max(read_rollouts(resolve_run("r", str(place)))["step"].to_pylist(), default=0) + 2
+    writer = begun(s3, place, folder / "last", steps=last)
+    writer.communicate()
+    assert writer.returncode == 0
+    views.forget()
+    path = resolve_run("r", str(place))
+    assert check_run(path).problems == []
+    expected = [
+        (number, r.example_id, r.sample_index, r.response)
+        for number in range(last)
+        for part in range(PARTS)
+        for r in rows_of("r", step=number, part=part)
+    ]
+    columns = ("step", "example_id", "sample_index", "response")
+    table = read_rollouts(path, columns=columns)
+    assert sorted(zip(*(table[name].to_pylist() for name in columns), strict=True)) == sorted(expected)
+
+
+@pytest.mark.slow
+def test_an_upload_is_killed_at_random_moments(s3, place, tmp_path):
+    killed_at_random(s3, place, tmp_path, kills=3, seed=0)
+
+
+@pytest.mark.full
+def test_an_upload_is_killed_at_20_random_moments(s3, place, tmp_path):
+    killed_at_random(s3, place, tmp_path, kills=20, seed=1)
+
+
+# Commands
+
+
+@pytest.mark.slow
+def test_a_killed_training_goes_on_on_another_machine_with_the_same_bytes(s3, place, tmp_path, forks):
+    """Nothing of the first machine is left but what was in the store. No secret is in a file, nor in what is said."""
+
+    def call(*command, cache, **how):
+        environment = variables(s3) | {"RLVR_CACHE_DIR": str(tmp_path / cache)}
+        return forks.run(*command, cwd=tmp_path / cache, environment=environment, **how)
+
+    for name in ("whole", "first", "second"):
+        (tmp_path / name).mkdir()
+    go_on(forks, tmp_path / "whole" / "runs" / "r", GRPO)
+    first = call(*GRPO, "--run", "r", "--runs-dir", place, cache="first", fault="update:4", status=-signal.SIGKILL)
+    until(lambda: Store(place.below("r")).read(LEASE) is None)  # what was committed is uploaded without the process
+    shutil.rmtree(tmp_path / "first")
+    second = call("grpo", "--resume", f"{place}/r", cache="second", status=0)
+    run = tmp_path / "second" / "work" / place.bucket / place.prefix / "r"
+    assert_ended_as(tmp_path / "whole" / "runs" / "r", run)
+    assert files(fetch_run(place.below("r"), tmp_path / "third")[0]) == files(run)
+    assert read_metadata(run)["config"]["runs_dir"] == str(place)
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    for secret in SECRETS.values():
+        assert secret not in first.said + second.said
+        assert secret.encode() not in written + bytes(s3.heard.partition(b"\r\n\r\n")[2])
+
+
+def test_an_evaluation_is_written_there(s3, place, tiny_model_dir, capsys):
+    words = ["--dataset", "arithmetic:4", "--sampling-max-tokens", "4", "--run", "e", "--runs-dir", str(place)]
+    invoke(["eval", "--model", str(tiny_model_dir), *words])
+    said = capsys.readouterr().err
+    assert f"upload   {place}/e" in said
+    assert f"uploaded to {place}/e" in said
+    assert read_rollouts(resolve_run("e", str(place))).num_rows == 4
