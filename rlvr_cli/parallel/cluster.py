@@ -58,7 +58,8 @@ class Cluster:
         except (OSError, RuntimeError, ValueError, RayError) as error:
             raise RlvrError(
                 f"There is no cluster at {address}: {str(error).splitlines()[0]}",
-                "Start one with: ray start --head, and on each other machine: ray start --address HOST:6379.",
+                "Start one with: ray start --head, and on each other machine: ray start --address HOST:6379. One with token authentication "
+                "needs its RAY_AUTH_MODE and RAY_AUTH_TOKEN here, too.",
             ) from error
         self._known: dict[str, Node] = {}  # by its id, also those that have left
         self.look()

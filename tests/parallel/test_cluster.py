@@ -2,12 +2,14 @@
 
 import json
 import os
+import random
 import shlex
 import signal
 import subprocess
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from forks import Call, Done, Forks
-from killed import GRPO, assert_ended_as, rows_of, weights_of
+from killed import GRPO, assert_ended_as, assert_readable, begin_or_resume, rows_of, weights_of
 
 pytest.importorskip("ray", reason="needs the extra ray")
 pytestmark = pytest.mark.slow
@@ -40,6 +42,8 @@ class Sums:
         return Reply(f"(said) {len(turn)} {self.seed % 7}", reward=float(len(turn) % 2), role="teacher")
 """
 IMPATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}  # else a minute until Ray gives its head up
+KILLS = int(os.environ.get("RLVR_CLUSTER_KILLS", "0"))
+KILL_WITHIN = float(os.environ.get("RLVR_CLUSTER_KILL_WITHIN", "12"))  # seconds after the first process has started
 SECONDS = 120.0  # for what must happen
 
 
@@ -256,6 +260,50 @@ def test_a_sweep_of_which_a_node_dies_and_comes_back_gives_the_report_of_one_at_
     assert "): run 0, run 1\n" in rlvr(*words, "--dry-run", cwd=two).err
     cluster.order("add")
     assert "): run 0; n2 (" in rlvr(*words, "--dry-run", cwd=two).err
+
+
+def workers_of(mark: str, role: str) -> list[str]:
+    found = [pid for pid in workers(mark) if role in cmdline(pid)]
+    return sorted(found, key=int)
+
+
+def cmdline(pid: str) -> str:
+    try:
+        return Path("/proc", pid, "cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.mark.skipif(not KILLS, reason="RLVR_CLUSTER_KILLS=20 kills so often, for half an hour")
+def test_kills_at_random_lose_no_row_and_double_none(forks, cluster, one_machine: Path, tmp_path: Path):
+    """A sampler, a trainer, a node or the command dies, at any moment from the start of the first process on."""
+    draw, killed, number = random.Random(KILLS), Counter[str](), 0
+    while killed.total() < KILLS:
+        run, done = tmp_path / f"runs/cut-{number}", None
+        while done is None or done.status:
+            mark, what = uuid.uuid4().hex, draw.choice(("sampler", "trainer", "node", "command"))
+            call = begin(forks, cluster, *begin_or_resume(run, [*GRPO, *TWO]), cwd=tmp_path, mark=mark)
+            wait_for(lambda: bool(workers(mark)) or forks.status(call) is not None)  # noqa: B023  # called at once
+            time.sleep(draw.uniform(0, KILL_WITHIN))
+            role = {"sampler": "samplers.parallel", "trainer": "training.parallel"}.get(what, "")
+            if killed.total() < KILLS and forks.status(call) is None and (found := workers_of(mark, role)):
+                killed[what] += 1
+                if what == "command":
+                    forks.send(call, signal.SIGKILL)
+                elif what == "node":
+                    cluster.order("kill")
+                    cluster.order("add")
+                else:
+                    os.kill(int(draw.choice(found)), signal.SIGKILL)
+            done = forks.wait(call, limit=2 * SECONDS)
+            assert not done.hung, (what, done.said)
+            assert done.status in (0, 1, -signal.SIGKILL), (what, done.said)
+            assert "Traceback" not in done.said, (what, done.said)
+            wait_for(lambda: not workers(mark), seconds=30)  # noqa: B023
+            assert_readable(run)
+            print(what, done.status, dict(killed), flush=True)
+        assert_ended_as(one_machine, run)
+        number += 1
 
 
 def test_a_head_that_dies_ends_the_run_which_goes_on_without_a_cluster(forks, cluster, one_sampler, tmp_path: Path):
