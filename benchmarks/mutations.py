@@ -1553,7 +1553,7 @@ SUPPLEMENT = [
     ),
     *mutations_of(
         "data/mmlu.py",
-        ("subjects of MMLU do not take turns", "itertools.zip_longest(*(_of_subject(path, split) for path in files))", "([row] for path in files for row in _of_subject(path, split))", MULTIPLE_CHOICE),
+        ("subjects of MMLU do not take turns", "itertools.zip_longest(*([*_of_subject(path, split)] for path in files))", "([row] for path in files for row in _of_subject(path, split))", MULTIPLE_CHOICE),
         ("the subject keeps the split's name", 'path.stem.removesuffix(f"_{split}")', "path.stem", MULTIPLE_CHOICE),
     ),
     *mutations_of(
@@ -1594,6 +1594,7 @@ SUPPLEMENT = [
         ("a shot without its response", 'return f"{prompt}{response}".rstrip()', 'return f"{prompt}".rstrip()', SHOTS),
     ),
     Mutation("a judge's questions need answers", "rollouts/inputs.py", "if isinstance(config, PromptOptions) and is_judge(config.grader):", "if False:", "tests/rollouts/test_inputs.py"),
+    Mutation("the subject is not named", "data/prompts.py", "subject_of(example.ground_truth) if SUBJECT in template.text", '"" if SUBJECT in template.text', f"{SHOTS} -k name_the_subject"),
     Mutation("training has no shots", "training/session.py", 'load_questions(config, purpose="train", template=template)', 'load_questions(config, purpose="train")', f"{SHOTS} -k step_of_training"),
     Mutation("evaluations of a training run have no shots", "training/session.py", "    eval_dataset = load_eval_dataset(config, template)\n    warn_of_shared_questions(dataset", "    eval_dataset = load_eval_dataset(config)\n    warn_of_shared_questions(dataset", f"{SHOTS} -k step_of_training"),
     Mutation("shots before the chat begins", "models/tokens/chat.py", "start=max(rendered.text.find(template.text.strip()), 0))", "start=0)", f"{SHOTS} -k in_a_chat"),

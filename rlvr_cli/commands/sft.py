@@ -4,12 +4,13 @@ Enters: an SftConfig. Leaves: a run directory with metrics, the evaluations' rol
 """
 
 import math
+from dataclasses import replace
 from itertools import chain, count
 
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.order import batches, epoch_order
-from rlvr_cli.data.prompts import PromptTemplate
+from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.data.traces import Traces, choose_examples, keep_correct, load_traces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_path
@@ -64,7 +65,7 @@ def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, li
     )
     for message in traces.messages:
         console.say(message)
-    own = sum(bool(e.question) and e.prompt != template.fill(e.question) for e in traces.examples)
+    own = sum(bool(e.question) and e.prompt != prompt_of(replace(e, prompt=None), template) for e in traces.examples)
     if config.chat and own:
         console.say(
             f"note: {own} traces have a prompt of their own, which --chat leaves as it is; if it is the question: --question-field prompt"

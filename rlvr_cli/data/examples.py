@@ -112,7 +112,7 @@ class RowReader:
             raise BadRow(
                 row.where,
                 f"no response to train on: looked for {join_names(RESPONSE_FIELDS)}; the keys are {join_names(row.keys)}.",
-                "Fine-tuning needs traces: {prompt, response} rows, or worked solutions that end in #### or \\boxed{}.",
+                "Fine-tuning and few-shot prompts need traces: {prompt, response} rows, or worked solutions that end in #### or \\boxed{}.",
             )
         question_field = self.question_field or _first(QUESTION_FIELDS, row.keys)
         numbers_field = _first(NUMBERS_FIELDS, row.keys)

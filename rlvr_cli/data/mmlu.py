@@ -30,7 +30,7 @@ def mmlu_rows(folder: Path, split: str) -> Generator[Row | BadRow]:
             f"There is no file {folder / split}/SUBJECT_{split}.csv.",
             "Name the folder that has the folders dev, val and test of MMLU's original release: --dataset mmlu:FOLDER",
         )
-    in_turn = itertools.zip_longest(*(_of_subject(path, split) for path in files))
+    in_turn = itertools.zip_longest(*([*_of_subject(path, split)] for path in files))  # one file at a time is open
     return (row for turn in in_turn for row in turn if row is not None)
 
 

@@ -1,17 +1,19 @@
 """Prompt templates: text with `{question}` in it.
 
 Enters: the name of a built-in template (prompts/NAME.prompt) or a file, and a question. Leaves: the prompt. Only
-`{question}` is special in a template, and nothing is special in a question.
+`{question}` is special in a template, and `{subject}` where the question has one; nothing is special in a question.
 """
 
 import difflib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.multiple_choice import subject_of
 from rlvr_cli.types import Example
 
-PLACEHOLDER = "{question}"
+PLACEHOLDER, SUBJECT = "{question}", "{subject}"
 _DIRECTORY = Path(__file__).parent / "prompts"
 
 
@@ -23,15 +25,17 @@ class PromptTemplate:
     text: str
     start: int = 0  # where the user's message begins, in a chat template
 
-    def fill(self, question: str, *, shots: str = "") -> str:
+    def fill(self, question: str, *, subject: str = "", shots: str = "") -> str:
         """Replace every `{question}` by `question`, in one pass: the inserted text is not searched again.
 
         Args:
+            subject: replaces every `{subject}`, unless it is empty.
             shots: what precedes the question, in the same message.
         """
-        before, message = (
-            part.replace(PLACEHOLDER, question) for part in (self.text[: self.start], self.text[self.start :])
-        )
+        values = {PLACEHOLDER: question} | ({SUBJECT: subject} if subject else {})
+        places = re.compile("|".join(map(re.escape, values)))
+        parts = (self.text[: self.start], self.text[self.start :])
+        before, message = (places.sub(lambda place: values[place[0]], part) for part in parts)
         return before + shots + message
 
 
@@ -93,6 +97,9 @@ def with_thinking(prompt: str, thinking: str, answer: str | None) -> str:
     return after(prompt, opened if answer is None else f"{opened} </think> {answer.lstrip()}")
 
 
-def prompt_of(example: Example, template: PromptTemplate) -> str:
-    """An example's own prompt when it has one, else the template around its question."""
-    return example.prompt if example.prompt is not None else template.fill(example.question)
+def prompt_of(example: Example, template: PromptTemplate, *, shots: str = "") -> str:
+    """An example's own prompt when it has one, else the template around its question, after the shots."""
+    if example.prompt is not None:
+        return example.prompt
+    subject = subject_of(example.ground_truth) if SUBJECT in template.text else ""
+    return template.fill(example.question, subject=subject, shots=shots)

@@ -36,6 +36,14 @@ def letter_of(ground_truth: str) -> tuple[str, list[str]]:
     raise ValueError(f"the ground truth {ground_truth[:80]!r} is neither a letter nor options with a letter among them")
 
 
+def subject_of(ground_truth: str) -> str:
+    """The subject in a ground truth of `truth_of`; empty if there is none."""
+    try:
+        return str(json.loads(ground_truth)["subject"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
 def grade(response: str, ground_truth: str) -> Grade:
     """The verdict on one response.
 

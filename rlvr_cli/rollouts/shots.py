@@ -19,6 +19,7 @@ from rlvr_cli.data.mmlu import MMLU
 from rlvr_cli.data.prompts import PromptTemplate, load_prompt, prompt_of
 from rlvr_cli.data.traces import response_from_solution
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.multiple_choice import subject_of
 from rlvr_cli.types import Example
 
 SEPARATOR = "\n\n"
@@ -40,7 +41,7 @@ class Shots:
         Raises:
             RlvrError: there are too few.
         """
-        subject = _subject_of(example) if self.by_subject else ""
+        subject = subject_of(example.ground_truth) if self.by_subject else ""
         own = _text_of(example)
         others = [shot for question, shot in self.traces.get(subject, ()) if question != own]
         if len(others) < self.count:
@@ -81,7 +82,7 @@ def with_shots(
             "Leave --shots out, or if it is the question: --question-field prompt",
         )
     shots = load_shots(config, spec=spec, reading=reading)
-    asked = [replace(e, prompt=template.fill(e.question, shots=shots.before(e))) for e in dataset.examples]
+    asked = [replace(e, prompt=prompt_of(e, template, shots=shots.before(e))) for e in dataset.examples]
     return replace(dataset, examples=asked, shots=shots.facts)
 
 
@@ -104,7 +105,7 @@ def load_shots(config: ShotOptions, *, spec: str, reading: Mapping[str, Any]) ->
     )
     traces: dict[str, list[tuple[str, str]]] = {}
     for example in found.examples:
-        traces.setdefault(_subject_of(example) if by_subject else "", []).append(
+        traces.setdefault(subject_of(example.ground_truth) if by_subject else "", []).append(
             (_text_of(example), _shot(example, template))
         )
     return Shots(found.name, found.split, config.shots, traces, by_subject)
@@ -116,11 +117,6 @@ def _shot(example: Example, template: PromptTemplate) -> str:
     if response is None or example.turns is not None or example.conversation is not None:
         raise RlvrError(f"The trace {example.id} is a conversation, and a shot is one question with its response.")
     return f"{prompt}{response}".rstrip()
-
-
-def _subject_of(example: Example) -> str:
-    """The subject of multiple choice; empty if it has none."""
-    return str(json.loads(example.ground_truth).get("subject", ""))
 
 
 def _text_of(example: Example) -> str:

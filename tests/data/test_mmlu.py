@@ -1,5 +1,6 @@
 """Multiple choice as data: MMLU's folder of CSV files, and any file with options."""
 
+import csv
 import json
 
 import pytest
@@ -32,7 +33,9 @@ def test_mmlu_is_read_as_it_was_released(folder):
     }
     assert json.loads(dataset.examples[0].ground_truth)["subject"] == "abstract algebra"
     assert dataset.default_grader == "multiple_choice"
+    limit = csv.field_size_limit()
     assert len(load_dataset(f"mmlu:{folder}").examples) == 4
+    assert csv.field_size_limit() == limit, "as it was before the files were read"
     assert '"in val"' in load_dataset(f"mmlu:{folder}", split="val").examples[1].question
     assert '"in dev"' in load_dataset(f"mmlu:{folder}", purpose="train").examples[1].question
 

@@ -1,13 +1,14 @@
 """Few-shot prompts: what is stored is what was asked, of the right subject, and never the question itself."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from llamas import write_chat_qwen
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.grpo import GrpoConfig
-from rlvr_cli.data.prompts import load_prompt
+from rlvr_cli.data.prompts import load_prompt, prompt_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.tokens.chat import ChatTemplate, chat_prompt
 from rlvr_cli.rollouts.inputs import load_questions, load_template
@@ -72,6 +73,26 @@ def test_a_question_is_never_among_its_own_shots(folder):
     config = EvalConfig(dataset="mmlu:mmlu", split="dev", prompt="prompt", shots=5)
     with pytest.raises(RlvrError, match="mmlu:mmlu \\(dev\\) has 4 traces of 'abstract algebra' beside the question"):
         load_questions(config, purpose="eval", template=load_template(config, model=""))
+
+
+def test_a_prompt_may_name_the_subject(folder):
+    (folder / "about").write_text("About {subject}: {question}")
+    template = load_prompt("about")
+    config = EvalConfig(dataset="mmlu:mmlu", prompt="about", shots=1)
+    plain, shown = (
+        load_questions(replace(config, shots=shots), purpose="eval", limit=2, template=template).examples
+        for shots in (0, 1)
+    )
+    asked = [prompt_of(e, template) for e in plain]
+    assert [text.partition("\n")[0] for text in asked] == [
+        "About abstract algebra: abstract_algebra test 0?", "About world religions: world_religions test 0?",
+    ]  # fmt: skip
+    assert [
+        text.count(subject)
+        for text, subject in zip([e.prompt or "" for e in shown], ("abstract algebra", "world religions"), strict=True)
+    ] == [2, 2]
+    assert template.fill("q", subject="{question}") == "About {question}: q"
+    assert template.fill("q") == "About {subject}: q", "ordinary text where a question has no subject"
 
 
 def write(path, *rows) -> str:
