@@ -1081,6 +1081,7 @@ CHAT_TURNS = "tests/samplers/episodes/test_turns.py -k"
 NEXT_TURN = "tests/models/tokens/test_next_turn.py -k"
 IN_A_CHAT = "tests/commands/across/test_chat_episodes.py -k"
 REPLAYED = "tests/replay/test_replay.py -k"
+MEASURED = "tests/commands/across/test_measured.py"
 CERTAIN = "tests/models/test_log_probs.py -k nearly_certain"
 ROUNDED = "tests/replay/test_rounding.py -k"
 EPISODES = [
@@ -1089,6 +1090,10 @@ EPISODES = [
     Mutation("a nudge is not taken back", "replay/run.py", "weight.copy_(before)", "pass", f"{ROUNDED} taken_back"),
     Mutation("all weights are nudged up", "replay/run.py", "weight.mul_(1 + last_bit * signs.to(weight))", "weight.mul_(1 + last_bit)", f"{ROUNDED} taken_back"),
     Mutation("nudged replays have the softmax of float64", "replay/run.py", "logits = logits.float()", "pass", f"{ROUNDED} gradients_that_rounding_moves"),
+    Mutation("what a turn measured is forgotten by the next", "samplers/episodes/playing.py", "self.measured |= reply.measured or {}", "self.measured = dict(reply.measured or {})", MEASURED),
+    Mutation("what was measured is not stored", "rollouts/collect.py", "measured=completion.measured,", "", MEASURED),
+    Mutation("processes lose what was measured", "samplers/parallel/process.py", "tuple(Measured(*each) for each in measured) if measured is not None else None", "None", MEASURED),
+    Mutation("rubrics of verifiers lose what they measure", "environments/verifiers.py", 'output.get("metrics") or {}', "{}", "tests/environments/test_verifiers.py"),
     *mutations_of(
         "models/log_probs.py",
         ("the normalizer is rounded where logits are large", "return (picked - top) - rest, entropy", "return picked - (top + rest), entropy", CERTAIN),
@@ -1097,6 +1102,7 @@ EPISODES = [
     ),
     *mutations_of(
         "environments/worker.py",
+        ("what is infinite is stored as measured", "or not isinstance(value, int | float) or not math.isfinite(value):", "or not isinstance(value, int | float):", MEASURED),
         ("a string is taken for its letters' stop strings", "if isinstance(stop, str) or not all(", "if not all(", "tests/environments/test_pool.py -k no_environment"),
         ("a class without an answer starts", 'for name in ("begin", "answer"):', 'for name in ("begin",):', "tests/environments/test_pool.py -k no_environment"),
     ),

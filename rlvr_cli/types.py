@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
 
-SCHEMA_VERSION = 7  # of run.json, the manifest and the Parquet files; a change that adds columns raises it
+SCHEMA_VERSION = 8  # of run.json, the manifest and the Parquet files; a change that adds columns raises it
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,13 @@ class Episode(NamedTuple):
     # The last turn of the policy, which the grader reads: these characters of `response`.
     graded_from: Int32
     graded_to: Int32
+
+
+class Measured(NamedTuple):
+    """What an environment measured of an episode, besides its reward."""
+
+    name: str
+    value: float
 
 
 class TurnFacts(NamedTuple):
@@ -193,6 +200,7 @@ class Completion:
     prompt: str | None = None  # that an environment gave in place of the request's
     episode: Episode | None = None
     turn_facts: TurnFacts | None = None
+    measured: tuple[Measured, ...] | None = None  # as in `Rollout`
     grade: "Grade | None" = None  # of the environment; None: the grader judges
 
     @property
@@ -338,6 +346,8 @@ class Rollout:
     turn_advantages: Annotated[tuple[float, ...] | None, Since(6)] = None
     turn_facts: Annotated[TurnFacts | None, Since(6)] = None  # of an episode
     judgement: Annotated[Judgement | None, Since(7)] = None  # of --grader judge:RUBRIC.md
+    # Each name once; None: no episode, one that was not judged, or an environment that measures nothing.
+    measured: Annotated[tuple[Measured, ...] | None, Since(8)] = None
 
     @property
     def num_policy_tokens(self) -> int:

@@ -1,6 +1,6 @@
 """What an environment is: `Environment`, with a `Reply` to every turn of the policy."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +16,9 @@ class Reply:
     reward: float | None = None  # of this turn; see `Environment.gives_rewards`
     role: str = ENVIRONMENT  # who answers: a tool has its own name, and is counted as called
     error: str | None = None  # why a call failed; `text` tells the policy
+    measured: Mapping[str, float] | None = (
+        None  # by name; stored with the row, of each name the last value of the episode
+    )
     calls: "tuple[Reply, ...]" = ()  # in place of all this: what several calls in a turn are answered, in their order
 
 

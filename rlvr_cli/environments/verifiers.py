@@ -96,7 +96,8 @@ class VerifiersEnvironment:
         known = self._heard
         self._policy.say(Response(id=str(self._turns), created=0, model="policy", message=message))
         if not self._go_on():
-            return Reply(done=True, reward=float(self._output()["reward"]))
+            output = self._output()
+            return Reply(done=True, reward=float(output["reward"]), measured=_metrics_of(output))
         if self._heard[:before] != known or self._heard[before]["role"] != "assistant" or not self._heard[before + 1 :]:
             raise RuntimeError("the environment rewrites the conversation, and what was sampled stays as it is")
         problems = {call.id: c.get("problem") for call, c in zip(calls, said["calls"], strict=True)}
@@ -130,6 +131,11 @@ class VerifiersEnvironment:
         if output.get("error"):
             raise RuntimeError(f"the rollout failed: {output['error']}")
         return output
+
+
+def _metrics_of(output: Any) -> dict[str, float]:
+    """What each function of the rubric gave, those without a weight too."""
+    return {name: float(value) for name, value in (output.get("metrics") or {}).items()}
 
 
 def _row_of(example: Example, system_prompt: str | None) -> dict[str, Any]:

@@ -169,6 +169,9 @@ def _fields(reply: object) -> dict[str, Any]:
         raise TypeError(f"answer() returned {reply!r:.200}, not a Reply of text, with a number as its reward")
     if reply.reward is not None and not math.isfinite(reply.reward):
         raise ValueError(f"a reward of {reply.reward}")
+    for name, value in (reply.measured or {}).items():
+        if not isinstance(name, str) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"measured {name!r:.100} = {value!r:.100}, not a finite number with a name")
     return {**asdict(reply), "text": _cut(storable(reply.text)), "calls": [_fields(call) for call in reply.calls]}
 
 

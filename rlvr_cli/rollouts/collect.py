@@ -405,4 +405,5 @@ def make_rollout(
         turns=completion.turns,
         episode=completion.episode,
         turn_facts=completion.turn_facts,
+        measured=completion.measured,
     )

@@ -14,7 +14,6 @@ from checks import findings
 from rlvr_cli.config.shared.questions import split_datasets
 from rlvr_cli.data.datasets import evaluation_spec, load_dataset
 from rlvr_cli.data.packages.verifiers import VerifiersSpec, parse, text_of
-from rlvr_cli.environments.interface import Reply
 from rlvr_cli.environments.open import EnvironmentSpec, check_environment
 from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.errors import RlvrError
@@ -143,7 +142,11 @@ def test_one_turn_is_judged_by_the_rubric(pools, question):
     prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Double 1."}]
     assert pool.begin(question, 1).result().prompt == prompt
     found = pool.answer(question, 1, [turn("It is 2.")]).result().reply
-    assert found == Reply(done=True, reward=pytest.approx(1 + 0.1 * 8 / 40))
+    assert (found.done, found.reward) == (True, pytest.approx(1 + 0.1 * 8 / 40))
+    measured = found.measured or {}
+    assert (measured["right"], measured["longer"]) == pytest.approx(
+        (1.0, 8 / 40)
+    )  # of each function, without its weight
     assert pool.answer(question, 2, [turn("?")]).result().reply.reward == pytest.approx(0.25 + 0.1 / 40)
 
 
@@ -171,7 +174,7 @@ def test_a_tool_answers_its_calls_and_a_turn_without_one_ends(pools, question):
     assert replies[0].text == "1738"
     assert [reply.error for reply in replies] == [None, None, "no JSON"]
     last = pool.answer(question, 1, [first, turn("2")]).result().reply
-    assert last == Reply(done=True, reward=pytest.approx(1 + 0.1 / 40))
+    assert (last.done, last.reward) == (True, pytest.approx(1 + 0.1 / 40))
 
 
 def test_episodes_of_one_process_go_on_side_by_side_and_are_played_again(pools, question):
@@ -196,7 +199,9 @@ def test_an_episode_that_fails_or_hangs_costs_itself(place, question):
         assert (failed.error, failed.detail) == ("ValueError", "a game that fails")
         hung = pool.answer(question, 2, [turn("hang")]).result()
         assert hung.error == "timeout"
-        assert pool.answer(question, 3, [turn("found 2")]).result().reply.done
+        found = pool.answer(question, 3, [turn("found 2")]).result().reply
+        assert found is not None
+        assert found.done
 
 
 def test_text_is_all_that_a_message_holds():

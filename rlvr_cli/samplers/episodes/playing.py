@@ -11,7 +11,7 @@ from typing import Any
 from rlvr_cli.environments.interface import Reply
 from rlvr_cli.samplers.episodes.turns import Piece
 from rlvr_cli.samplers.wrapper import mean_entropy
-from rlvr_cli.types import ENVIRONMENT, Completion, Episode, Example, Grade, Turn, TurnFacts
+from rlvr_cli.types import ENVIRONMENT, Completion, Episode, Example, Grade, Measured, Turn, TurnFacts
 
 
 @dataclass
@@ -33,6 +33,7 @@ class Playing:
     spoken: list[Completion] = field(default_factory=list)  # the policy's turns
     asked: list[str] = field(default_factory=list)  # the environment, of each of them
     rewards: list[float | None] = field(default_factory=list)
+    measured: dict[str, float] = field(default_factory=dict)
     calls: int = 0
     forged: int = 0
     failed_turns: tuple[int, ...] = ()
@@ -62,6 +63,7 @@ class Playing:
         """Add what the environment said to the last turn: of its text as much as there is room for."""
         self.replies.append(reply)
         self.rewards[-1] = reply.reward
+        self.measured |= reply.measured or {}
         for said in reply.calls or (reply,):
             self.calls += said.role != ENVIRONMENT
             self.failed_turns += (len(self.spoken) - 1,) * (said.error is not None)
@@ -117,5 +119,6 @@ class Playing:
             prompt=self.prompt,
             episode=episode,
             turn_facts=TurnFacts(ends, self.failed_turns, self.forged_turns),
+            measured=tuple(Measured(name, float(value)) for name, value in self.measured.items()) or None,
             grade=grade,
         )

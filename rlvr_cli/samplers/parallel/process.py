@@ -23,7 +23,7 @@ from rlvr_cli.parallel.places import device_of
 from rlvr_cli.parallel.shared_tensors import SharedTensors
 from rlvr_cli.parallel.start import start_worker
 from rlvr_cli.samplers.weight_check import Probe, fixed_logprobs, verify_weights
-from rlvr_cli.types import Completion, Episode, Grade, Request, SamplingParams, Turn, TurnFacts
+from rlvr_cli.types import Completion, Episode, Grade, Measured, Request, SamplingParams, Turn, TurnFacts
 
 ENDED = (
     "Its own messages are above. Status -9 usually means that memory ran out: lower --max-batch-size, or use "
@@ -259,13 +259,16 @@ def sizes_of(weights: Mapping[str, Tensor]) -> list[list[Any]]:
 
 
 def _completion(fields: dict[str, Any]) -> Completion:
-    turns, episode, facts, grade = (fields[name] for name in ("turns", "episode", "turn_facts", "grade"))
+    turns, episode, facts, measured, grade = (
+        fields[name] for name in ("turns", "episode", "turn_facts", "measured", "grade")
+    )
     return Completion(
         **with_tuples(fields)
         | {
             "turns": tuple(Turn(*turn) for turn in turns) if turns is not None else None,
             "episode": Episode(*map(_as_tuple, episode)) if episode is not None else None,
             "turn_facts": TurnFacts(*map(_as_tuple, facts)) if facts is not None else None,
+            "measured": tuple(Measured(*each) for each in measured) if measured is not None else None,
             "grade": Grade(**grade) if grade is not None else None,
         }
     )

@@ -201,6 +201,7 @@ ADDED = {
     5: {Rollout: ["episode"], Regrade: []},
     6: {Rollout: ["turn_advantages", "turn_facts"], Regrade: []},
     7: {Rollout: ["judgement"], Regrade: ["judgement"]},
+    8: {Rollout: ["measured"], Regrade: []},
 }
 
 
