@@ -47,6 +47,11 @@ def rows_there(place) -> int:
     return read_rollouts(resolve_run("r", str(place))).num_rows
 
 
+def steps_there(place) -> set[int]:
+    views.forget()
+    return set(read_rollouts(resolve_run("r", str(place)))["step"].to_pylist())
+
+
 def until(condition, *, seconds: float = SOON) -> float:
     """Wait for something, and return for how long."""
     began = time.monotonic()
@@ -150,7 +155,10 @@ def test_rows_do_not_wait_for_a_checkpoint(s3, place, tmp_path):
                 in parsed_index(read(Store(place.below("r")), INDEX)[0], where="").files
             )
         )
+        (folder.parent / "step-000003").mkdir()
+        (folder.parent / "step-000003" / "policy.safetensors").write_bytes(b"other weights")
     index = parsed_index(read(Store(place.below("r")), INDEX)[0], where="")
+    assert "checkpoints/step-000003/policy.safetensors" in index.files
     assert set(index.files) == set(files(run.path)), "at the end it is the run as it is"
 
 
@@ -207,10 +215,12 @@ def test_a_writer_that_slept_is_stopped_and_overwrites_nothing(s3, place, tmp_pa
                 for number in range(10, 10 + int(SOON)):
                     step(first, number)
                     time.sleep(1.0)
+                    assert steps_there(place) == {0, 1}
 
     with pytest.raises(RlvrError, match=rf"{place}/r was taken over by"):
         both_write()
     assert rows_there(place) == 6
+    assert steps_there(place) == {0, 1}
     assert read_run(paths[0]).metadata["status"] == "running", "as after a kill"
 
 

@@ -1,5 +1,6 @@
 """Commands that read runs in object storage: the answers of a local run, with no file fetched that they do not read, and none twice."""
 
+import hashlib
 import json
 import os
 import re
@@ -143,7 +144,7 @@ def test_what_cannot_be_changed_there_is_refused(s3, place, run):
 # Verification
 
 
-def test_check_verifies_what_is_in_the_store_and_not_what_is_in_the_cache(s3, place, run, capsys):
+def test_check_verifies_what_is_in_the_store_and_not_what_is_in_the_cache(s3, place, run, tmp_path, capsys):
     invoke(["check", f"{place}/done"])
     said = capsys.readouterr()
     assert "every byte of" in said.out
@@ -159,6 +160,8 @@ def test_check_verifies_what_is_in_the_store_and_not_what_is_in_the_cache(s3, pl
     with pytest.raises(RlvrError, match=rf"{place}/done is not as it was committed: 2 problems"):
         invoke(["check", f"{place}/done"])
     said = capsys.readouterr().out
+    kept = [path for path in (tmp_path / "cache" / "store" / "objects").rglob("*") if path.is_file()]
+    assert [path.name for path in kept] == [hashlib.sha256(path.read_bytes()).hexdigest() for path in kept]
     assert f"{place}/done/{key} is damaged: its sha256 is not the one in the copy's index" in said
     assert f"{keys['rollouts/train-000000-0001']}: there is no such object" in said
 
