@@ -1476,6 +1476,7 @@ STORAGE = [
     ),
     *mutations_of(
         "runs/remote/follow.py",
+        ("what others have put there is removed", "key not in named and is_version(key)", "key not in named", f"{BEHIND}what_others_have_put_there_stays"),
         ("what was uploaded is not read back", "if received(self._store.stream(key)) != file:", "if False:", f"{BEHIND}faults_of_the_store_cost_nothing_but_time[flip]"),
         ("rows wait for checkpoints", "        if whole:\n            self._upload_checkpoints()", "        if True:\n            self._upload_checkpoints()", f"{BEHIND}rows_do_not_wait_for_a_checkpoint"),
         ("the last checkpoints are left out", "chosen = taken.checkpoints if whole else", "chosen = [] if whole else", f"{BEHIND}rows_do_not_wait_for_a_checkpoint"),

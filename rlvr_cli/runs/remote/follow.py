@@ -31,6 +31,7 @@ from rlvr_cli.runs.remote.index import (
     File,
     Index,
     index_bytes,
+    is_version,
     key_of,
     of_run,
     parsed_index,
@@ -132,7 +133,7 @@ class Uploader:
     def _clean(self) -> None:
         """Remove what no index names: of a writer that was killed."""
         named = {INDEX, LEASE, *(self._index.keys.values() if self._index else ())}
-        stray = [key for key in self._there if key not in named]
+        stray = [key for key in self._there if key not in named and is_version(key)]
         self._store.delete(stray)
         for key in stray:
             del self._there[key]

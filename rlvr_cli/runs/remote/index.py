@@ -8,6 +8,7 @@ A file is an object of its own, whose key has the file's path and the start of i
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -21,6 +22,7 @@ from rlvr_cli.runs.storage.files import os_errors_as_user_errors, refuse_links, 
 INDEX, LEASE = "index.json", "lease.json"
 CHECKPOINTS = "checkpoints"
 FORMAT = 1
+_VERSION = re.compile(r"(?:.*/)?[^/]+\.[0-9a-f]{16}(?:\.[^./]+)?")
 _OF_THIS_MACHINE = (LOCK, f"{LOCK}.exclusive", RESERVE)
 
 
@@ -51,6 +53,11 @@ def key_of(path: str, sha256: str) -> str:
     """Return the key of a version of a file."""
     pure = PurePosixPath(path)
     return str(pure.with_name(f"{pure.stem}.{sha256[:16]}{pure.suffix}"))
+
+
+def is_version(key: str) -> bool:
+    """Whether a key is one of `key_of`. What others have put beside a run has other names, and is not ours to remove."""
+    return _VERSION.fullmatch(key) is not None
 
 
 def index_bytes(index: Index) -> bytes:
