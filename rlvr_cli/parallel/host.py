@@ -8,6 +8,7 @@ import os
 import queue
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,7 @@ from rlvr_cli.parallel.worker import LocalWorker
 
 _LINES = 5  # of its errors, the last
 _MOST = 1000  # messages at a time
+_LINGER = 0.01  # seconds in which more of them come along: a call costs more than a message
 
 
 class Host:
@@ -81,8 +83,9 @@ class Host:
         found = []
         with suppress(RlvrError, TimeoutError):
             found.append(self._worker.receive())
+            until = time.monotonic() + _LINGER
             while len(found) < _MOST:
-                found.append(self._worker.receive(within=0))
+                found.append(self._worker.receive(within=max(until - time.monotonic(), 0)))
         return found
 
     def wait(self) -> tuple[int, str]:
