@@ -1610,6 +1610,7 @@ SUPPLEMENT = [
 ]  # fmt: skip
 
 JUDGED = "tests/judges/test_pool.py -k"
+IN_PAIRS = "tests/commands/test_pairwise.py -k"
 AGREEMENT = "tests/analysis/statistics/test_judge_agreement.py -k"
 RUBRICS = "tests/judges/test_rubric.py -k"
 BY_JUDGE = "tests/commands/across/test_judge.py -k"
@@ -1654,6 +1655,18 @@ JUDGES = [
         ("a judge's failure is a verdict", "if pair.judge is not None and pair.other is not None]", "]", f"{AGREEMENT} by_hand or hand_counts"),
         ("kappa has the interval of the accuracy", "max((accuracy.low - chance) / (1 - chance), -1.0)", "max(accuracy.low, -1.0)", f"{AGREEMENT} hand_counts"),
         ("a label of one sample counts for all", "labels.get((place[2], place[3]), labels.get((place[2], None)))", "next((v for (e, _), v in labels.items() if e == place[2]), None)", f"{AGREEMENT} labels"),
+    ),
+    *mutations_of(
+        "rollouts/comparisons.py",
+        ("both orders show the same", "enumerate(((a, b), (b, a)))", "enumerate(((a, b), (a, b)))", f"{IN_PAIRS} both_orders"),
+        ("who is shown first wins for A", "if grade.reward is None or not comparison.swapped else 1 - grade.reward", "", f"{IN_PAIRS} both_orders"),
+        ("the same id may be another question", 'if (a["question"], a["ground_truth"]) != (b["question"], b["ground_truth"]):', 'if a["ground_truth"] != b["ground_truth"]:', f"{IN_PAIRS} another_question"),
+        ("what was compared is compared again", 'if ("eval", 0, c.example_id, c.sample_index) not in committed', "", f"{IN_PAIRS} goes_on"),
+    ),
+    *mutations_of(
+        "analysis/statistics/pairwise.py",
+        ("an order counts alone", "if len(two) == ORDERS}", "}", f"{IN_PAIRS} both_orders"),
+        ("ties count for what stands first", " if reward != 0.5]", "]", f"{IN_PAIRS} both_orders"),
     ),
     Mutation("the judge is compared with any rule", "analysis/queries/sql/judge_agreement.sql", "ELSE grader = $rule END", "ELSE true END", f"{AGREEMENT} grades_now"),
     Mutation("a failed grade counts as a disagreement", "analysis/statistics/alarms.py", " AND grades.reward IS NOT NULL AND rollouts.reward IS NOT NULL", "", "tests/analysis/statistics/test_alarms.py -k fails_is_no_disagreement"),

@@ -47,6 +47,7 @@ COMMANDS = {
     "discover": "Search for programs with a verifier.",
     "sweep": "Run an experiment: runs that differ in an option, with several seeds.",
     "grade": "Regrade a run with another grader.",
+    "pairwise": "Compare the responses of two runs by a judge.",
     "filter": "Make a dataset from a run's rollouts or another dataset.",
     "runs": "List the runs.",
     "analyze": "Analyze runs with SQL, named queries or an HTML report.",

@@ -153,6 +153,8 @@ class Judge:
         if self._turns is None:
             self._turns = asyncio.Semaphore(self._concurrency)
         async with self._turns:
+            if self._closed:
+                raise asyncio.CancelledError
             if self._given_up is not None:
                 raise self._given_up
             if self._client is None:
@@ -212,10 +214,12 @@ class Judge:
         loop.close()
 
     async def _end(self) -> None:
-        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:  # what is canceled may begin others
-            for task in tasks:
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for (
+                task
+            ) in self._asking.values():  # those that wait for them end, too, and those of the client, by its own rules
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.wait(tasks, timeout=0.1)
         if self._client is not None:
             with suppress(Exception):
                 await self._client.close()

@@ -18,7 +18,7 @@ from rlvr_cli.config.shared.prompt import JudgeOptions
 from rlvr_cli.graders.custom import example_of_truth
 from rlvr_cli.graders.pool import described_error
 from rlvr_cli.judges.judge import Heard, Judge, Reply
-from rlvr_cli.judges.rubric import NoScore, Rubric, read_rubric
+from rlvr_cli.judges.rubric import GRADING, NoScore, Rubric, read_rubric
 from rlvr_cli.runs.manifest import GRADES, ROLLOUTS
 from rlvr_cli.runs.readers import part_tables, read_index
 from rlvr_cli.samplers.openai import Unanswered
@@ -43,6 +43,7 @@ class JudgePool:
     Args:
         spec: judge:RUBRIC.md.
         options: which judge, and how it is asked.
+        placeholders: of the rubric; those of pairs are filled in by who calls `ask`.
         report: gets a sentence on the first failed grade of each kind, from any thread.
 
     Raises:
@@ -50,9 +51,14 @@ class JudgePool:
     """
 
     def __init__(
-        self, spec: str, options: JudgeOptions, *, report: Callable[[str], None] = lambda sentence: None
+        self,
+        spec: str,
+        options: JudgeOptions,
+        *,
+        placeholders: Sequence[str] = GRADING,
+        report: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        self.spec, self.rubric = spec, read_rubric(spec.removeprefix(JUDGE))
+        self.spec, self.rubric = spec, read_rubric(spec.removeprefix(JUDGE), placeholders=placeholders)
         self.failed = 0
         self._judge = Judge(options, report=report)
         self._report, self._reported = report, set[str]()
@@ -101,6 +107,10 @@ class JudgePool:
         texts = [
             asked_text(self.rubric, response, example) for (response, _), example in zip(pairs, examples, strict=True)
         ]
+        return self.ask(texts)
+
+    def ask(self, texts: Sequence[str]) -> Future[list[Grade]]:
+        """Ask these texts, of the rubric that is filled in. The future holds a grade for each, or an exception."""
         return self._judge.begin(self._grade_all(texts))
 
     def recall(self, run: Path) -> None:

@@ -8,6 +8,8 @@ Scales:
 - `scale: 1-10`: numbers; the first bound has the reward 0, the second 1, so that `5-1` rewards low numbers.
 - `scale: yes/no` or `scale: good/fair/bad`: words; the first has the reward 1, the last 0, and those between are evenly spaced.
 - `scale: yes=1, partly=0.3, no=0`: words with their rewards.
+- `scale: A/B/tie`, of a rubric that compares two responses: the words for the first, the second and, if there is one, for a tie. The
+  reward is that of the first response: 1, 0 or 0.5.
 """
 
 import hashlib
@@ -143,9 +145,10 @@ def read_rubric(path: str, *, placeholders: Sequence[str] = GRADING) -> Rubric:
         if name.startswith("response") and f"{{{name}}}" not in prompt:
             needed = " and ".join(f"{{{p}}}" for p in placeholders if p.startswith("response"))
             raise RlvrError(f"The rubric {shown} does not show the judge {{{name}}}.", f"Put {needed} into it.")
-    return Rubric(
-        path, text, hashlib.sha256(data).hexdigest(), prompt, read_scale(head["scale"], where=f"The rubric {shown}")
-    )
+    scale = read_scale(head["scale"], where=f"The rubric {shown}")
+    if placeholders == PAIRWISE:
+        scale = _of_pairs(scale, where=f"The rubric {shown}")
+    return Rubric(path, text, hashlib.sha256(data).hexdigest(), prompt, scale)
 
 
 def read_scale(text: str, *, where: str) -> Scale:
@@ -171,6 +174,15 @@ def read_scale(text: str, *, where: str) -> Scale:
     if len(known) < len(rewards):
         raise RlvrError(f"{where} has a reward in its scale {printable(text)!r} that is not from 0 to 1.", _EXAMPLE)
     return Scale(text, None, dict(zip(words, known, strict=True)))
+
+
+def _of_pairs(scale: Scale, *, where: str) -> Scale:
+    if scale.bounds or not 2 <= len(scale.words) <= 3:
+        raise RlvrError(
+            f"{where} compares two responses, and its scale {printable(scale.text)} does not say which is better.",
+            "Write for example, as its first line: scale: A/B/tie",
+        )
+    return Scale(scale.text, None, dict(zip(scale.words, (1.0, 0.0, 0.5), strict=False)))
 
 
 def _split(text: str) -> tuple[dict[str, str], str]:

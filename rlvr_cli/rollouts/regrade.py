@@ -5,11 +5,10 @@ Enters: a run opened with `RunDir.annotate`, and a grader pool. Leaves: committe
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from rlvr_cli.config.store.grade import PhaseChoice
 from rlvr_cli.data.prompts import PLACEHOLDER
@@ -23,6 +22,7 @@ from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.text import filled_in
 from rlvr_cli.types import Grade, Graders, Phase, Regrade
 
+T = TypeVar("T")
 GRADE_ROWS = 128  # responses graded together; Ctrl-C takes effect between these batches
 GRADED_COLUMNS = (
     "example_id",
@@ -122,9 +122,13 @@ def _regrade_step(
             run.commit_grades(work.phase, work.step, graded)
             graded.clear()
 
-    committed = time.monotonic()
+    def submit(batch: Sequence[dict[str, Any]]) -> Future[list[Grade]]:
+        pairs = [(graded_text(r), r["ground_truth"]) for r in batch]
+        return pool.submit(pairs, example_of=lambda i: known_example(batch[i], template=template))
+
+    committed, template = time.monotonic(), prompt_template(run.metadata)
     try:
-        for batch, grades in _graded(rows, pool, template=prompt_template(run.metadata), stop=stop):
+        for batch, grades in graded_batches(rows, submit, stop=stop):
             for row, grade in zip(batch, grades, strict=True):
                 graded.append(
                     Regrade(
@@ -155,18 +159,16 @@ def _regrade_step(
         commit()
 
 
-def _graded(
-    rows: list[dict[str, Any]], pool: Graders, *, template: str, stop: StopRequest
-) -> Iterator[tuple[list[dict[str, Any]], list[Grade]]]:
+def graded_batches(
+    rows: Sequence[T], submit: Callable[[Sequence[T]], Future[list[Grade]]], *, stop: StopRequest
+) -> Iterator[tuple[Sequence[T], list[Grade]]]:
     """Yield the rows in batches with their grades; the next batches are graded meanwhile. Raises Interrupted between two of them."""
-    pending: deque[tuple[list[dict[str, Any]], Future[list[Grade]]]] = deque()
+    pending: deque[tuple[Sequence[T], Future[list[Grade]]]] = deque()
     try:
         for start in range(0, len(rows), GRADE_ROWS):
             stop.check()
             batch = rows[start : start + GRADE_ROWS]
-            pairs = [(graded_text(r), r["ground_truth"]) for r in batch]
-            of = partial(_example_at, batch, template)
-            pending.append((batch, pool.submit(pairs, example_of=of)))
+            pending.append((batch, submit(batch)))
             if len(pending) > GRADING_AHEAD:
                 ready, grades = pending.popleft()
                 yield ready, grades.result()
@@ -177,10 +179,6 @@ def _graded(
     finally:
         for _, grades in pending:
             grades.cancel()
-
-
-def _example_at(batch: Sequence[Mapping[str, Any]], template: str, index: int) -> dict[str, Any]:
-    return known_example(batch[index], template=template)
 
 
 def known_example(row: Mapping[str, Any], *, template: str = "") -> dict[str, Any]:

@@ -213,7 +213,9 @@ GRADED = {
 }
 SHOWN = {"at_least 0": "shots"}
 PLAYED = {"above 0": "turn_timeout", "at_least 0": "max_episode_tokens", "at_least 1": "max_turns environment_workers"}
+JUDGED = {**GRADED, "above 0": "judge_timeout"}
 MINIMUMS = {  # of each command
+    "pairwise": [JUDGED, {"at_least 0": "seed stall_minutes step", "at_least 1": "limit"}],
     "analyze": [{"above 0": "timeout_seconds normalize_constant", "at_least 0": "limit step", "at_least 1": "smooth"}],
     "runs": [{"above 0": "timeout_seconds", "at_least 0": "limit"}],
     "quickstart": [{"at_least 0": "seed"}],

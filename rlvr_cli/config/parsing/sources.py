@@ -34,6 +34,7 @@ CONFIGURED = (
     "ppo",
     "distill",
     "discover",
+    "pairwise",
 )  # the commands with --config, each of which a file may have a table for
 
 

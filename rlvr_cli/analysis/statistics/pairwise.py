@@ -1,0 +1,94 @@
+"""What a judge makes of the responses of two runs: who wins, in both orders, and how much the order decides.
+
+Enters: a run of `rlvr pairwise`. Leaves: a table, and its result in a sentence. A pair of which an order could not be judged is left out,
+and counted.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.analysis.statistics.estimators import Estimate, share_interval, share_of
+from rlvr_cli.rollouts.comparisons import ORDERS
+from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.types import Table
+
+_ROWS = """
+    SELECT example_id, sample_index // $orders AS pair, sample_index % $orders AS shown, reward
+    FROM rollouts WHERE phase = 'eval' ORDER BY ALL
+"""
+_COLUMNS = (
+    *("a", "b", "questions", "pairs", "a_wins", "a_wins_low", "a_wins_high"),
+    *("a_in_both", "b_in_both", "ties", "order_decides", "a_wins_when_first", "a_wins_when_second"),
+    *("first_wins", "first_wins_low", "first_wins_high", "left_out"),
+)
+
+
+def pairwise_table(run: RunInfo, *, names: Sequence[str]) -> tuple[Table, str]:
+    """The table of a comparison, and its result in a sentence.
+
+    A pair counts once, as the mean of its two orders, so that a preference for what is shown first cancels; a tie is half a win. The
+    interval of the share of wins is over questions.
+
+    Args:
+        names: of the two runs, A and B.
+    """
+    with open_runs([run]) as database:
+        rows = database.select(_ROWS, {"orders": ORDERS}).rows
+    pairs: dict[tuple[str, int], list[float | None]] = defaultdict(list)
+    for example, pair, _, reward in rows:
+        pairs[example, pair].append(reward)
+    whole = {key: [r for r in two if r is not None] for key, two in pairs.items()}
+    whole = {key: two for key, two in whole.items() if len(two) == ORDERS}
+    by_question: dict[str, list[float]] = defaultdict(list)
+    for (example, _), two in whole.items():
+        by_question[example].append(sum(two) / ORDERS)
+    kinds = Counter((sum(rewards), len(rewards)) for rewards in by_question.values())
+    wins = share_of([(total, n, count) for (total, n), count in kinds.items()]) if kinds else None
+    ends = Counter(_end(two) for two in whole.values())
+    known = [(shown, reward) for _, _, shown, reward in rows if reward is not None]
+    orders = [[reward for shown, reward in known if shown == order] for order in range(ORDERS)]
+    first = _first_wins(known)
+    row = (
+        *(*names, len(by_question), len(whole), *_cells(wins)),
+        *(ends["a"], ends["b"], ends["tie"], ends["order"]),
+        *(sum(rewards) / len(rewards) if rewards else None for rewards in orders),
+        *(*_cells(first), len(pairs) - len(whole)),
+    )
+    return Table(_COLUMNS, [row], title="comparison"), _sentence(names, wins, first)
+
+
+def _cells(found: Estimate | None) -> tuple[float | None, float | None, float | None]:
+    return (found.value, found.low, found.high) if found else (None, None, None)
+
+
+def _end(two: Sequence[float]) -> str:
+    """How a pair ends: the same winner or a tie in both orders, or `order` if that makes a difference."""
+    return {(1.0, 1.0): "a", (0.0, 0.0): "b", (0.5, 0.5): "tie"}.get((two[0], two[1]), "order")
+
+
+def _first_wins(known: Sequence[tuple[int, float]]) -> Estimate | None:
+    """How often the response that is shown first wins, ties aside. Without position bias it is half."""
+    decided = [(reward > 0.5) == (shown == 0) for shown, reward in known if reward != 0.5]
+    if not decided:
+        return None
+    share = sum(decided) / len(decided)
+    return Estimate(share, *share_interval(share, len(decided)), "agresti-coull")
+
+
+def _sentence(names: Sequence[str], wins: Estimate | None, first: Estimate | None) -> str:
+    if wins is None or wins.low is None or wins.high is None:
+        return "no pair was judged in both orders"
+    a, b = names
+    better = (
+        f"{a} is better" if wins.low > 0.5 else f"{b} is better" if wins.high < 0.5 else "neither is shown to be better"
+    )
+    said = f"{better}: {a} wins {wins.value:.1%} of the pairs ({wins.low:.1%} to {wins.high:.1%}), a tie is half a win"
+    if first is None or first.low is None or first.high is None:
+        return f"{said}; every comparison is a tie"
+    if first.low <= 0.5 <= first.high:
+        return f"{said}; no position bias is shown: what stands first wins {first.value:.1%}"
+    place, share = ("first", first.value) if first.value > 0.5 else ("second", 1 - first.value)
+    return (
+        f"{said}; position bias: what stands {place} wins {share:.1%} of the comparisons, which the two orders cancel"
+    )

@@ -1,0 +1,124 @@
+"""Pairs of responses of two runs, each judged in both orders, as rows of a run of their own.
+
+Enters: two runs, and a judge with a rubric of pairs. Leaves: a `Rollout` for each pair and order: its prompt is what the judge was
+asked, its response what it said, its reward that of run A: 1 if A's response was the better one, 0.5 for a tie.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr_cli.data.prompts import PLACEHOLDER
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.judges.rubric import Rubric
+from rlvr_cli.rollouts.grading import grade_fields, utc_now_naive
+from rlvr_cli.rollouts.regrade import graded_text
+from rlvr_cli.runs.readers import RunInfo, prompt_template, read_parts
+from rlvr_cli.text import filled_in
+from rlvr_cli.types import Grade, Phase, Rollout
+
+COLUMNS = ("step", "example_id", "sample_index", "prompt", "response", "ground_truth", "episode")
+ORDERS = 2  # 0: A's response is shown first, 1: B's
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A pair of responses to one question, in one order."""
+
+    example_id: str
+    sample_index: int  # of the rows of the comparison: that of the responses times `ORDERS`, plus the order
+    ground_truth: str
+    text: str  # that the judge is asked
+
+    @property
+    def swapped(self) -> bool:
+        """Whether B's response is shown first."""
+        return self.sample_index % ORDERS == 1
+
+
+def comparisons_of(
+    runs: tuple[RunInfo, RunInfo], rubric: Rubric, *, phase: Phase, step: int | None, limit: int | None
+) -> list[Comparison]:
+    """Pair the responses to the same questions, by question and sample, in both orders.
+
+    Raises:
+        RlvrError: there is no common question, or the same id stands for different questions.
+    """
+    first, second = (_responses(run, phase=phase, step=step) for run in runs)
+    common = sorted(first.keys() & second.keys())
+    examples = list(dict.fromkeys(example for example, _ in common))
+    kept = set(examples if limit is None else examples[:limit])
+    if not common:
+        raise RlvrError(
+            f"{runs[0].id} and {runs[1].id} have not answered a question in common.",
+            "Evaluate both on the same --dataset.",
+        )
+    found: list[Comparison] = []
+    for example, sample in (key for key in common if key[0] in kept):
+        a, b = first[example, sample], second[example, sample]
+        if (a["question"], a["ground_truth"]) != (b["question"], b["ground_truth"]):
+            raise RlvrError(
+                f"{example} is one question in {runs[0].id} and another one in {runs[1].id}.",
+                "Evaluate both on the same --dataset.",
+            )
+        truth = a["ground_truth"] or None
+        known = {"question": a["question"], "ground_truth": truth, "reference": truth}
+        for order, (shown, other) in enumerate(((a, b), (b, a))):
+            text = rubric.fill({**known, "response_a": shown["response"], "response_b": other["response"]})
+            found.append(Comparison(example, sample * ORDERS + order, a["ground_truth"], text))
+    return found
+
+
+def _responses(run: RunInfo, *, phase: Phase, step: int | None) -> dict[tuple[str, int], Mapping[str, Any]]:
+    """Return (example_id, sample_index) -> question, response and ground truth, of one step."""
+    template = prompt_template(run.metadata)
+    rows = [row for part in read_parts(run.path, phase=phase, step=step, columns=COLUMNS) for row in part.to_pylist()]
+    last = max((row["step"] for row in rows), default=0) if step is None else step
+    return {
+        (row["example_id"], row["sample_index"]): {
+            "question": filled_in(row["prompt"], template, placeholder=PLACEHOLDER) or row["prompt"],
+            "response": graded_text(row),
+            "ground_truth": row["ground_truth"],
+        }
+        for row in rows
+        if row["step"] == last
+    }
+
+
+def missing(comparisons: Sequence[Comparison], committed: set[tuple[Any, ...]]) -> list[Comparison]:
+    """Those whose (phase, step, example_id, sample_index) is not committed yet."""
+    return [c for c in comparisons if ("eval", 0, c.example_id, c.sample_index) not in committed]
+
+
+def row_of(comparison: Comparison, grade: Grade, *, run_id: str, grader: str, seed: int) -> Rollout:
+    """The row of a comparison."""
+    reward = grade.reward if grade.reward is None or not comparison.swapped else 1 - grade.reward
+    winner = None if reward is None else "tie" if reward == 0.5 else "A" if reward > 0.5 else "B"
+    kind = grade.failure_kind if reward is None else None
+    said = grade.judgement
+    own = {"reward": reward, "extracted_answer": winner, "failure_kind": kind}
+    return Rollout(
+        run_id=run_id,
+        phase="eval",
+        step=0,
+        policy_version=0,
+        example_id=comparison.example_id,
+        sample_index=comparison.sample_index,
+        prompt=comparison.text,
+        response=said.reply if said else "",
+        ground_truth=comparison.ground_truth,
+        prompt_ids=(),
+        response_ids=(),
+        sampled_logprobs=(),
+        finish_reason="length" if grade.error == "cut_off" else "stop",
+        stop_reason=None,
+        num_prompt_tokens=said.prompt_tokens if said else 0,
+        num_response_tokens=said.reply_tokens if said else 0,
+        grader=grader,
+        advantage=None,
+        mean_logprob=None,
+        mean_entropy=None,
+        seed=seed,
+        sampled_at=utc_now_naive(),
+        **(grade_fields(grade, finish_reason="stop") | own),
+    )

@@ -1,0 +1,136 @@
+"""`rlvr pairwise`: both orders of each pair are asked, wins and position bias are what a hand counts, and a run goes on."""
+
+import json
+
+import pytest
+
+from checks import findings
+from endpoint import serving
+from factories import a_rollout
+from judging import PAIRS, asked, said, write_rubric
+from rlvr_cli.analysis.statistics.estimators import share_of
+from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.runs.run_dir import RunDir
+
+pytest.importorskip("openai", reason="the openai package is not installed")
+
+TEMPLATE = "Please: {question}!"
+# Question -> responses of A and B. The judge prefers the longer one; of equals the one that is shown first, or neither ("same").
+ANSWERS = {
+    "a": ("a long one", "short"), "b": ("a long one", "brief"), "c": ("no", "a long one"), "d": ("one", "two"), "e": ("same", "same"),
+    "f": ("odd", "bad"),
+}  # fmt: skip
+
+
+def judged(body):
+    first, second = (asked(body).partition(f"<{tag}>")[2].partition(f"</{tag}>")[0] for tag in ("first", "second"))
+    if "odd" in (first, second):
+        return said("I cannot say.")
+    if first == second == "same":
+        return said("tie")
+    return said("Because.\n**A**" if len(first) >= len(second) else "B")
+
+
+@pytest.fixture
+def judge():
+    with serving(judged) as served:
+        yield served
+
+
+@pytest.fixture
+def pairwise(tmp_path, judge, forks):
+    """Two runs, and how they are compared."""
+    for name, place in (("first", 0), ("second", 1)):
+        metadata = {"facts": {"prompt": {"name": "p", "text": TEMPLATE if place else "{question}"}}}
+        with RunDir.create(tmp_path / "runs", "eval", name=name, metadata=metadata) as run:
+            rows = []
+            for example, two in ANSWERS.items():
+                prompt = (TEMPLATE if place else "{question}").format(question=f"Q {example}")
+                rows.append(
+                    a_rollout(run_id=name, phase="eval", step=0, example_id=example, prompt=prompt, response=two[place])
+                )
+            if place:
+                rows.append(a_rollout(run_id=name, phase="eval", step=0, example_id="g"))  # of B alone
+            run.commit_rollouts("eval", 0, rows)
+    rubric = write_rubric(tmp_path, PAIRS)
+    words = ("--rubric", rubric.name, "--judge-url", judge.url, "--judge-model", "big", "--format", "json")
+
+    def call(*arguments, status=0, given=words, **how):
+        return forks.run("pairwise", *arguments, *given, cwd=tmp_path, status=status, **how)
+
+    return call
+
+
+def test_each_pair_is_judged_in_both_orders_and_counted_once(pairwise, judge, tmp_path):
+    done = pairwise("first", "second", "--run", "r")
+    (row,) = json.loads(done.out)
+    counts = ("a", "b", "questions", "pairs", "a_in_both", "b_in_both", "ties", "order_decides", "left_out")
+    assert [row[name] for name in counts] == ["first", "second", 5, 5, 2, 1, 1, 1, 1]
+    wins = share_of([(1.0, 1, 2), (0.0, 1, 1), (0.5, 1, 2)])
+    assert [row[name] for name in ("a_wins", "a_wins_low", "a_wins_high")] == pytest.approx(
+        [3 / 5, wins.low, wins.high]
+    )
+    assert [row["a_wins_when_first"], row["a_wins_when_second"]] == pytest.approx([3.5 / 5, 2.5 / 5])
+    assert row["first_wins"] == pytest.approx(5 / 8)  # of 8 without ties: of each clear pair one, and of d both
+    assert "neither is shown to be better: first wins 60.0% of the pairs" in done.err
+    assert "no position bias is shown: what stands first wins 62.5%" in done.err
+    texts = [asked(body) for body in judge.bodies]
+    assert len(texts) == 11  # e is the same text in both orders
+    assert "Which response to Q a is better?\n<first>a long one</first>\n<second>short</second>" in texts
+    assert "Which response to Q a is better?\n<first>short</first>\n<second>a long one</second>" in texts
+    run = tmp_path / "runs/r"
+    rows = {(r["example_id"], r["sample_index"]): r for r in read_rollouts(run).to_pylist()}
+    assert len(rows) == 12
+    assert [(rows["a", i]["reward"], rows["a", i]["extracted_answer"], rows["a", i]["judgement"]["score"]) for i in (0, 1)] == [
+        (1.0, "A", "a"), (1.0, "A", "b"),
+    ]  # fmt: skip
+    assert [(rows["d", i]["reward"], rows["d", i]["extracted_answer"]) for i in (0, 1)] == [(1.0, "A"), (0.0, "B")]
+    assert [(rows["f", i]["reward"], rows["f", i]["failure_kind"]) for i in (0, 1)] == [(None, "judge_no_score")] * 2
+    assert findings(run) == []
+    facts = read_run(run).metadata["facts"]
+    assert (facts["rubric"]["text"], facts["a"]["run"], facts["b"]["run"]) == (PAIRS, "first", "second")
+
+
+def test_a_judge_that_prefers_what_stands_first_is_told(pairwise, judge):
+    judge.answer = lambda body: said("A")
+    done = pairwise("first", "second")
+    (row,) = json.loads(done.out)
+    assert (row["order_decides"], row["a_wins"], row["first_wins"]) == (6, 0.5, 1.0)
+    assert "position bias: what stands first wins 100.0% of the comparisons" in done.err
+
+
+def test_a_comparison_goes_on_and_a_changed_run_is_named(pairwise, judge, tmp_path):
+    pairwise("first", "second", "--run", "r", "--limit", 2, fault="write:3:kill", status=-9)
+    rows = read_rollouts(tmp_path / "runs/r").num_rows
+    before = len(judge.bodies)
+    (row,) = json.loads(pairwise("--resume", "r", given=("--format", "json")).out)
+    assert (row["pairs"], row["a_in_both"]) == (2, 2)
+    assert len(judge.bodies) - before == 4 - rows
+    with RunDir.annotate(tmp_path / "runs/second") as run:
+        run.commit_rollouts("eval", 0, [a_rollout(run_id="second", phase="eval", step=0, example_id="h")])
+    assert "its b manifest_sha256 was" in pairwise("--resume", "r", given=(), status=1).err
+
+
+def test_an_id_of_another_question_is_refused(pairwise, tmp_path):
+    with RunDir.create(tmp_path / "runs", "eval", name="other", metadata={}) as run:
+        run.commit_rollouts(
+            "eval", 0, [a_rollout(run_id="other", phase="eval", step=0, example_id="a", prompt="Another?")]
+        )
+    assert "a is one question in first and another one in other" in pairwise("first", "other", status=1).err
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "problem"),
+    [
+        (["first"], 2, "Two different runs are compared"),
+        (["first", "first"], 2, "Two different runs are compared"),
+        (["first", "second"], 2, "Nothing says how they are compared"),
+        (["first", "second", "--rubric", "rubric.md"], 2, "A judge needs --judge-url"),
+        (["first", "second", "--rubric", "bad.md", "--judge-url", "http://127.0.0.1:1/v1", "--judge-model", "m"], 1, "does not say which is better"),
+        (["first", "second", "--rubric", "rubric.md", "--judge-url", "http://127.0.0.1:1/v1", "--judge-model", "m", "--step", "9"], 1, "in common"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_refused(pairwise, tmp_path, words, status, problem):
+    write_rubric(tmp_path, PAIRS.replace("A/B/tie", "1-10"), "bad.md")
+    assert problem in pairwise(*words, given=(), status=status).err
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["first", "second"]
