@@ -1,7 +1,7 @@
 """What an environment is: `Environment`, with a `Reply` to every turn of the policy."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlvr_cli.types import ENVIRONMENT, Example
@@ -16,9 +16,8 @@ class Reply:
     reward: float | None = None  # of this turn; see `Environment.gives_rewards`
     role: str = ENVIRONMENT  # who answers: a tool has its own name, and is counted as called
     error: str | None = None  # why a call failed; `text` tells the policy
-    measured: Mapping[str, float] | None = (
-        None  # by name; stored with the row, of each name the last value of the episode
-    )
+    # By name; stored with the row, of each name the last value of the episode. Messages that show a reply are short without.
+    measured: Mapping[str, float] | None = field(default=None, repr=False)
     calls: "tuple[Reply, ...]" = ()  # in place of all this: what several calls in a turn are answered, in their order
 
 
