@@ -31,4 +31,6 @@ def s3(server, monkeypatch, tmp_path) -> S3:
 @pytest.fixture
 def place(request):
     """Of each test its own."""
-    return parsed_address(f"s3://{BUCKET}/{''.join(c for c in request.node.name if c.isalnum())}/runs")
+    return parsed_address(
+        f"s3://{BUCKET}/{''.join(c for c in request.module.__name__[-12:] + request.node.name if c.isalnum())}/runs"
+    )
