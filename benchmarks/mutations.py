@@ -1082,7 +1082,6 @@ NEXT_TURN = "tests/models/tokens/test_next_turn.py -k"
 IN_A_CHAT = "tests/commands/across/test_chat_episodes.py -k"
 REPLAYED = "tests/replay/test_replay.py -k"
 MEASURED = "tests/commands/across/test_measured.py"
-CERTAIN = "tests/models/test_log_probs.py -k nearly_certain"
 ROUNDED = "tests/replay/test_rounding.py -k"
 EPISODES = [
     Mutation("only the last nudged replay counts", "replay/run.py", "max(update.allowed, ROUNDING * moved)", "max(TOLERANCE, ROUNDING * moved)", f"{REPLAYED} farthest"),
@@ -1094,12 +1093,6 @@ EPISODES = [
     Mutation("what was measured is not stored", "rollouts/collect.py", "measured=completion.measured,", "", MEASURED),
     Mutation("processes lose what was measured", "samplers/parallel/process.py", "tuple(Measured(*each) for each in measured) if measured is not None else None", "None", MEASURED),
     Mutation("rubrics of verifiers lose what they measure", "environments/verifiers.py", 'output.get("metrics") or {}', "{}", "tests/environments/test_verifiers.py"),
-    *mutations_of(
-        "models/log_probs.py",
-        ("the normalizer is rounded where logits are large", "return (picked - top) - rest, entropy", "return picked - (top + rest), entropy", CERTAIN),
-        ("the gradient's normalizer is rounded where logits are large", "(rest + (top - tops[number]))[:, None]", "((rest + top) - tops[number])[:, None]", CERTAIN),
-        ("the gradient of logits computed again is rounded", ".sub_(top[:, None]).sub_(rest[:, None])", ".sub_((top + rest)[:, None])", CERTAIN),
-    ),
     *mutations_of(
         "environments/worker.py",
         ("what is infinite is stored as measured", "or not isinstance(value, int | float) or not math.isfinite(value):", "or not isinstance(value, int | float):", MEASURED),

@@ -193,10 +193,7 @@ class _LinearLogProbs(torch.autograd.Function):
         inputs = as_operand(hidden, dtype)
         multiplied = weight if rounded is None else rounded
         picked = torch.zeros(len(labels), dtype=wide, device=hidden.device)  # the labels' z
-        # The normalizer is `top + rest`, never their sum: near 20, a float32 has the last bit 2e-6, and of a nearly certain
-        # token 1 - p would be of that size.
-        top = torch.full_like(picked, FLOOR)
-        rest = torch.full_like(picked, FLOOR)
+        normalizer = torch.full_like(picked, torch.finfo(wide).min)
         entropy = torch.zeros_like(picked) if with_entropy else None
         full = len(weight) // chunk_size if any(ctx.needs_input_grad) else 0
         room = min(_KEPT_LOGITS // max(len(labels) * chunk_size, 1), full)
@@ -210,32 +207,32 @@ class _LinearLogProbs(torch.autograd.Function):
                 picked = torch.where(inside, z.gather(-1, place).squeeze(-1), picked)
                 if bias is not None:  # a bias may be -inf
                     z.clamp_(min=FLOOR)
-                top_here = z.amax(dim=-1)
-                z -= top_here[:, None]
+                top = z.amax(dim=-1)
+                z -= top[:, None]
                 if number < room:
-                    kept[number], tops[number] = z, top_here
+                    kept[number], tops[number] = z, top
                 p = z.exp()  # the chunk's softmax times `total`, which is at least 1
                 total = p.sum(dim=-1)
-                rest_here = total.log()  # the chunk's own normalizer, less its top
-                highest = torch.maximum(top, top_here)
-                before, here = rest + (top - highest), rest_here + (top_here - highest)
-                top, rest = highest, torch.logaddexp(before, here)
+                log_total = total.log()
+                here = top + log_total  # the chunk's own normalizer
+                merged = torch.logaddexp(normalizer, here)
                 if entropy is not None:
-                    entropy_here = rest_here - p.mul_(z).sum(dim=-1) / total
-                    log_before, log_here = before - rest, here - rest  # log shares of the probability
+                    entropy_here = log_total - p.mul_(z).sum(dim=-1) / total
+                    log_before, log_here = normalizer - merged, here - merged  # log shares of the probability
                     entropy = log_before.exp() * (entropy - log_before) + log_here.exp() * (entropy_here - log_here)
-        ctx.save_for_backward(hidden, weight, bias, labels, top, rest, entropy, kept, tops)
+                normalizer = merged
+        ctx.save_for_backward(hidden, weight, bias, labels, normalizer, entropy, kept, tops)
         ctx.constants, ctx.rounded = (temperature, chunk_size, dtype), rounded
         ctx.set_materialize_grads(False)
-        return (picked - top) - rest, entropy
+        return picked - normalizer, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_log_probs, grad_entropy):  # type: ignore[override]
-        hidden, weight, bias, labels, top, rest, entropy, kept, tops = ctx.saved_tensors
+        hidden, weight, bias, labels, normalizer, entropy, kept, tops = ctx.saved_tensors
         temperature, chunk_size, dtype = ctx.constants
         inputs = as_operand(hidden, dtype)
-        upstream = torch.zeros_like(rest) if grad_log_probs is None else grad_log_probs / temperature
+        upstream = torch.zeros_like(normalizer) if grad_log_probs is None else grad_log_probs / temperature
         grad_hidden = torch.zeros_like(hidden, dtype=accumulation_dtype(dtype)) if ctx.needs_input_grad[0] else None
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         grad_bias = torch.empty_like(bias) if ctx.needs_input_grad[2] else None
@@ -244,9 +241,9 @@ class _LinearLogProbs(torch.autograd.Function):
                 operand = as_operand((weight if ctx.rounded is None else ctx.rounded)[chunk], dtype)
                 inside, place = places(labels, chunk)
                 if number < len(kept):
-                    z = kept[number] - (rest + (top - tops[number]))[:, None]
+                    z = kept[number] - (normalizer - tops[number])[:, None]
                 else:
-                    z = scaled_logits(inputs, operand, bias, chunk, temperature).sub_(top[:, None]).sub_(rest[:, None])
+                    z = scaled_logits(inputs, operand, bias, chunk, temperature).sub_(normalizer[:, None])
                 if grad_entropy is None:
                     grad = z.exp_().mul_(-upstream[:, None])  # with respect to the logits, (positions, chunk)
                 else:

@@ -4,7 +4,6 @@ import copy
 import math
 import warnings
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -224,7 +223,6 @@ def test_a_token_that_cannot_be_sampled_adds_nothing_to_entropy_or_gradient():
     torch.testing.assert_close(compute_entropy(masked), compute_entropy(free))
     compute_entropy(free).backward()
     compute_entropy(masked).backward()
-    assert masked.grad is not None
     torch.testing.assert_close(masked.grad[[0, 2, 3]], free.grad)
     assert masked.grad[1] == 0
 
@@ -397,8 +395,7 @@ def test_any_module_that_returns_logits_can_be_scored():
         def forward(self, input_ids):
             return SimpleNamespace(logits=self.table(input_ids))
 
-    model: Any = Bigram()
-    batch = make_batch()
+    model, batch = Bigram(), make_batch()
     with pytest.warns(UserWarning, match="Bigram"):
         scores = get_response_log_probs(model, batch["input_ids"], batch["labels"])
     torch.testing.assert_close(scores["log_probs"], plain_scores(model, batch)[0])
@@ -454,24 +451,6 @@ def test_extreme_and_impossible_logits_of_a_linear_head():
         torch.testing.assert_close(again, got, rtol=0, atol=0)
     impossible, _ = _linear_log_probs(hidden, weight, bias, torch.full((6,), 5), temperature=1.0, chunk_size=3)
     assert (impossible == -torch.inf).all()
-
-
-@pytest.mark.parametrize("chunk_size", [64, 24])
-@pytest.mark.parametrize("kept_logits", [0, 2**20])
-def test_of_a_nearly_certain_token_what_is_left_of_1_is_not_rounded_away(chunk_size, kept_logits, monkeypatch):
-    """Logits near 100, where a float32 has the last bit 8e-6, and probabilities from 1 - 3e-2 to 1 - 2e-6."""
-    monkeypatch.setattr("rlvr_cli.models.log_probs._KEPT_LOGITS", kept_logits)
-    hidden = torch.stack([torch.tensor([100.0, sure]) for sure in (8, 10, 12, 14, 16, 18)]).requires_grad_()
-    weight = torch.tensor([[1.0, 0.0]]).repeat(64, 1)
-    weight[40, 1] = 1.0
-    labels = torch.full((6,), 40)
-    scores, _ = _linear_log_probs(hidden, weight, None, labels, temperature=1.0, chunk_size=chunk_size)
-    (gradient,) = torch.autograd.grad(scores.sum(), hidden)
-    exact = hidden.detach().double().requires_grad_()
-    log_probs = (exact @ weight.double().T).log_softmax(dim=-1)[:, 40]
-    (expected,) = torch.autograd.grad(log_probs.sum(), exact)
-    assert scores.double().tolist() == pytest.approx(log_probs.tolist(), abs=1e-6)
-    assert gradient[:, 1].double().tolist() == pytest.approx(expected[:, 1].tolist(), abs=1e-6)
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -594,8 +573,7 @@ def test_under_autocast_the_head_rounds_its_operands_and_not_its_results(device,
         ours = _linear_log_probs(
             *leaves, None, labels.to(device), temperature=temperature, with_entropy=True, chunk_size=chunk_size
         )
-    assert ours[1] is not None
-    grad_hidden, grad_weight = torch.autograd.grad((ours[0], ours[1]), leaves, [*upstream.to(device)])
+    grad_hidden, grad_weight = torch.autograd.grad(ours, leaves, [*upstream.to(device)])
 
     h, w = hidden.bfloat16().double(), weight.bfloat16().double()
     z = (h @ w.T).requires_grad_()
