@@ -436,7 +436,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.run_dir import RunDir
 run = RunDir.create(sys.argv[1], "eval", name="r", metadata={})
 run.commit_rollouts("train", 0, stores.some_rollouts(run))
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+resource.setrlimit(resource.RLIMIT_FSIZE, (24_000, 24_000))
 try:
     text = "".join(chr(i) for i in range(32, 0xD000))
     run.commit_rollouts("train", 1, [stores.a_rollout(run.id, step=1, response=text)])
