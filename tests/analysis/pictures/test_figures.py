@@ -177,6 +177,7 @@ def test_every_named_query_is_drawn_or_says_that_it_is_not(tmp_path):
         "config_diff",
         "failures",
         "hardest",
+        "judge_agreement",
         "lineage",
         "rollouts",
         "searches",

@@ -26,4 +26,4 @@ WHERE a.phase = $phase
     AND ($step IS NULL OR a.step = $step)
     AND starts_with(a.grader, 'judge:')
     AND ($judge = '' OR a.grader = $judge)
-ORDER BY a.run_id, judge, rule, a.step, a.example_id, a.sample_index;
+ORDER BY run_id, judge, rule, step, example_id, sample_index;
