@@ -124,7 +124,7 @@ class Store:
 
         with self._errors("write", key):
             try:
-                mode = "create" if replaces is None else {"e_tag": replaces}
+                mode: Any = "create" if replaces is None else {"e_tag": replaces}
                 return obstore.put(self._store, self._within + key, data, mode=mode)["e_tag"] or ""
             except (AlreadyExistsError, PreconditionError) as error:
                 found = self.read(key)  # an answer that was lost may have been a yes
