@@ -1524,7 +1524,7 @@ STORAGE = [
     *mutations_of(
         "runs/remote/store.py",
         ("a mistyped address shows its password", "{shown(safe)} is not", "{shown(text)} is not", f"{COPIES}secrets_are_sent_nowhere_and_written_nowhere"),
-        ("the second of two writers replaces the index", 'mode = "create" if replaces is None else {"e_tag": replaces}', 'mode = "overwrite"', f"{COPIES}the_second_of_two_writers_is_refused"),
+        ("the second of two writers replaces the index", 'mode: Any = "create" if replaces is None else {"e_tag": replaces}', 'mode = "overwrite"', f"{COPIES}the_second_of_two_writers_is_refused"),
         ("a lost answer counts as another writer", "if found is None or found[0] != data:", "if True:", f"{COPIES}faults_of_the_store_cost_nothing_but_time"),
     ),
 ]  # fmt: skip
