@@ -11,6 +11,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,13 +103,17 @@ def workers(mark: str) -> set[str]:
     return found
 
 
-def parent(pid: str) -> str:
-    return Path("/proc", pid, "stat").read_text().rpartition(") ")[2].split()[1]
+def state_of(pid: str) -> list[str]:
+    """A process's state and its parent; empty if it has ended."""
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(") ")[2].split()[:2]
+    except OSError:
+        return []
 
 
 def stopped(mark: str) -> set[str]:
     """Those of the workers that were sent SIGSTOP."""
-    return {pid for pid in workers(mark) if Path("/proc", pid, "stat").read_text().rpartition(") ")[2][0] == "T"}
+    return {pid for pid in workers(mark) if state_of(pid)[:1] == ["T"]}
 
 
 def wait_for(happened: Callable[[], bool], seconds: float = SECONDS) -> None:
@@ -238,10 +243,11 @@ def test_a_sweep_of_which_a_node_dies_and_comes_back_gives_the_report_of_one_at_
     call = begin(forks, cluster, *words, cwd=two, mark=mark, fault="sampling_temperature-1-s0.sampled:1:stop")
     wait_for(lambda: bool(stopped(mark)))
     (pid,) = stopped(mark)
-    host = parent(pid)
+    there = state_of(pid)
     cluster.order("kill")
-    wait_for(lambda: parent(pid) != host)
-    os.kill(int(pid), signal.SIGKILL)  # its machine would be gone with it
+    wait_for(lambda: state_of(pid) != there)
+    with suppress(ProcessLookupError):
+        os.kill(int(pid), signal.SIGKILL)  # its machine would be gone with it
     wait_for(lambda: bool(stopped(mark) - {pid}))  # where it goes on
     (again,) = stopped(mark) - {pid}
     os.kill(int(again), signal.SIGCONT)
