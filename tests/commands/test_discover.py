@@ -238,6 +238,7 @@ def test_an_endpoint_that_fails_stops_the_search_and_it_goes_on_later(
     assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [0, 220, 582]
 
 
+@pytest.mark.slow
 def test_a_busy_endpoint_is_asked_again(forks: Forks, tmp_path: Path):
     pytest.importorskip("openai")
     replies = [error(429, "slow down", retry_after="0"), error(500, "oh"), Reply(status=0)]
@@ -407,6 +408,7 @@ def test_mutations_climb_in_a_small_dimension(forks: Forks, tmp_path: Path):
     assert other["candidate"]["program"] != rows[0]["candidate"]["program"]
 
 
+@pytest.mark.slow
 def test_a_program_that_runs_out_of_time_is_run_again_when_it_comes_again(forks: Forks, tmp_path: Path):
     """It may have been the machine: only a verdict on what a program gave is taken over."""
     words = "--program-timeout 2 --strategy best-of-n"

@@ -123,6 +123,7 @@ def test_a_note_says_that_nothing_moves_and_who_gives_no_sign_of_life(lock: Lock
         assert re.fullmatch(r"it goes on after \d+ s: sampling, 2 of 3 responses", on)
 
 
+@pytest.mark.slow
 def test_nothing_is_said_while_it_moves_or_if_it_is_not_wanted(lock: Lock, capsys):
     activity = Activity(lock)
     with activity.watched(minutes=2.0 / 60), activity.doing("sampling", unit="responses"):

@@ -45,6 +45,7 @@ def test_a_real_run_is_measured_and_nothing_stays(forked, tmp_path, monkeypatch)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_or_has_no_steps(tmp_path):
     with pytest.raises(RlvrError, match=r"The probe ended before its first step:\n.*\n?.*nowhere"):
         measured_pace(["rlvr", "grpo", "--model", str(tmp_path / "nowhere"), "--runs-dir", str(tmp_path)])

@@ -210,6 +210,7 @@ def test_other_training_killed_at_some_points_ends_the_same(forks: Forks, tmp_pa
     assert_ended_as(whole, run)
 
 
+@pytest.mark.slow
 def test_partial_rollouts_killed_between_segments_and_rollouts_end_the_same(forks: Forks, tmp_path: Path):
     """In every step: its segments are committed, and the rollouts that are made of them are not."""
     command = [*GRPO, "--n-grpo-steps", "3", "--partial-rollout-tokens", "4", "--question-order", "prioritized"]

@@ -139,6 +139,7 @@ def second_of(folder: Path) -> int:
     return pid
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_stopped_is_named_and_the_run_ends_the_same_when_it_goes_on(
     forks: Forks, whole: Path, tmp_path: Path
 ):
