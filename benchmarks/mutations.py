@@ -1645,7 +1645,7 @@ JUDGES = [
     ),
     *mutations_of(
         "analysis/statistics/judge_agreement.py",
-        ("a judge's failure is a verdict", "if pair.judge is not None and pair.other is not None]", "]", f"{AGREEMENT} by_hand or hand_counts"),
+        ("a judge's failure is a verdict", "if pair.judge is not None and pair.other is not None]", "]", f"{AGREEMENT} hand_counts"),
         ("kappa has the interval of the accuracy", "max((accuracy.low - chance) / (1 - chance), -1.0)", "max(accuracy.low, -1.0)", f"{AGREEMENT} hand_counts"),
         ("a label of one sample counts for all", "labels.get((place[2], place[3]), labels.get((place[2], None)))", "next((v for (e, _), v in labels.items() if e == place[2]), None)", f"{AGREEMENT} labels"),
     ),
@@ -1661,7 +1661,7 @@ JUDGES = [
         ("an order counts alone", "if len(two) == ORDERS}", "}", f"{IN_PAIRS} both_orders"),
         ("ties count for what stands first", " if reward != 0.5]", "]", f"{IN_PAIRS} both_orders"),
     ),
-    Mutation("the judge is compared with any rule", "analysis/queries/sql/judge_agreement.sql", "ELSE grader = $rule END", "ELSE true END", f"{AGREEMENT} grades_now"),
+    Mutation("the judge is compared with any rule", "analysis/queries/sql/judge_agreement.sql", "ELSE grader = $rule END", "ELSE true END", f"{AGREEMENT} only_one"),
     Mutation("a failed grade counts as a disagreement", "analysis/statistics/alarms.py", " AND grades.reward IS NOT NULL AND rollouts.reward IS NOT NULL", "", "tests/analysis/statistics/test_alarms.py -k fails_is_no_disagreement"),
     Mutation("what was known is paid for", "rollouts/metrics.py", 'paid = not judgement["cached"]', "paid = True", f"{JUDGED} asked_once"),
     Mutation("a run chooses the judge's key", "config/shared/prompt.py", '.get("judge_api_key_env") == "resumed run"', '.get("judge_api_key_env") == "never"', f"{BY_JUDGE} which_key"),

@@ -89,6 +89,13 @@ def test_a_rule_without_grades_grades_now_and_stores_nothing(made, capsys):
     assert before == {p: p.read_bytes() for p in made.rglob("*") if p.is_file()}
 
 
+def test_a_rule_that_is_named_is_the_only_one(made, capsys):
+    with_rule(made)
+    for rule, samples in (("r1_zero", 7), ("math_verify", 6)):
+        (row,) = ask(made, capsys, rule=rule)["agreement"]
+        assert (row["compared_with"], row["samples"]) == (rule, samples)
+
+
 def test_labels_are_of_a_question_or_of_a_sample(made, capsys, tmp_path):
     file = tmp_path / "labels.jsonl"
     lines = [
