@@ -31,8 +31,8 @@ class Infinite(Counts):
 QUERY = "SELECT m.name, avg(m.value) FROM (SELECT unnest(measured) AS m FROM rollouts) GROUP BY m.name ORDER BY m.name"
 
 
-@pytest.mark.parametrize("samplers", [{}, {"samplers": 1}])
-def test_what_an_environment_measures_is_stored_and_can_be_asked_for(samplers, tmp_path, monkeypatch):
+@pytest.mark.parametrize("samplers", [{}, {"samplers": 2}])
+def test_what_an_environment_measures_is_stored_and_can_be_asked_for(forked, samplers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
     common = {"dataset": "arithmetic:4", "environment_workers": 1, "runs_dir": str(tmp_path)} | samplers
