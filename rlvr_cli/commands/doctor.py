@@ -194,6 +194,14 @@ def on_cluster(config: DoctorConfig) -> Section:
     from rlvr_cli.training.planning.nodes import examined, facts_here, findings_of, marker
 
     section, runs_dir = Section("Cluster"), Path(config.runs_dir)
+    if is_address(config.runs_dir):
+        problem = (
+            f"{config.runs_dir} is in object storage, and it is the runs' directory of each node that is looked at."
+        )
+        section.add(
+            config.cluster, problem, "problem", "Leave --runs-dir out, or name a directory that all nodes share."
+        )
+        return section
     try:
         with marker(runs_dir) as mark:
             nodes = join(config.cluster).nodes

@@ -215,10 +215,8 @@ class Judge:
 
     async def _end(self) -> None:
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-            for (
-                task
-            ) in self._asking.values():  # those that wait for them end, too, and those of the client, by its own rules
-                task.cancel()
+            for task in self._asking.values():
+                task.cancel()  # who waits for it ends with it, and the client's tasks end by its own rules
             await asyncio.wait(tasks, timeout=0.1)
         if self._client is not None:
             with suppress(Exception):

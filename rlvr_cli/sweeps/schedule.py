@@ -136,9 +136,7 @@ class _Sweep:
         self.waiting, self.running = list(enumerate(jobs, start=1)), list[_Running]()
         self.failed: list[str] = []
         self._count, self._folder, self._free = len(jobs), folder, list(slots)
-        self._lost: dict[
-            str, list[float]
-        ] = {}  # runs whose node has gone -> when; their processes may not have ended yet
+        self._lost: dict[str, list[float]] = {}  # runs whose node has gone, which may not have ended yet -> when
 
     def start(self) -> None:
         """Start what waits, where there is room. Raises RlvrError if there is no node left."""

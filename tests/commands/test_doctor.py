@@ -166,6 +166,12 @@ def test_a_runs_directory_that_cannot_be_written(tmp_path):
     assert str(tmp_path / "file") in row(found, "runs directory")["found"]
 
 
+def test_runs_in_object_storage_are_no_directory_of_a_node():
+    found = doctor.on_cluster(DoctorConfig(cluster="auto", runs_dir="s3://bucket/runs"))
+    assert found.problems == ["auto"]
+    assert "s3://bucket/runs is in object storage" in row(found, "auto")["found"]
+
+
 def test_an_engine_that_does_not_start(monkeypatch):
     def refuse(settings: EngineSettings):
         raise RuntimeError("CUDA error: no kernel image\nmore lines")

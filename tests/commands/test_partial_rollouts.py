@@ -230,6 +230,7 @@ def test_the_metrics_say_what_goes_on(train, capsys):
     assert "each response goes on by up to 6 of its 24 tokens a batch" in said
 
 
+@pytest.mark.slow
 def test_a_run_with_more_steps_goes_on_with_what_is_in_flight(train, tmp_path):
     whole, parts = train(run="whole", n_grpo_steps=5), train(run="parts", n_grpo_steps=2)
     flags = {"resume": "parts", "runs_dir": str(tmp_path), "n_grpo_steps": 5}

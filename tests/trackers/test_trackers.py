@@ -266,6 +266,7 @@ def stand_in(tmp_path, monkeypatch):
     return install
 
 
+@pytest.mark.slow
 def test_a_run_is_followed_while_it_is_written(tmp_path, stand_in, capfd):
     logged = stand_in()
     with (

@@ -50,9 +50,7 @@ def best_fit(lengths: Sequence[int], *, capacity: int, order: Sequence[int]) -> 
     """
     sequences: list[list[int]] = []
     rooms: list[int] = []  # tokens that some sequence has left, ascending
-    having: dict[
-        int, list[int]
-    ] = {}  # by the tokens they have left, the sequences, as heaps: the first one comes first
+    having: dict[int, list[int]] = {}  # by the tokens that are left, the sequences, as a heap
     for document in sorted(order, key=lambda document: -lengths[document]):
         place = bisect_left(rooms, lengths[document])
         if place == len(rooms):

@@ -142,7 +142,7 @@ class Store:
         """
         import obstore
 
-        clock = f".clock-{os.urandom(8).hex()}"
+        clock = f".clock.{os.urandom(8).hex()}"  # a key as of a version: if this process is killed, the next writer removes it
         with self._errors("read", key):
             try:
                 written = obstore.head(self._store, self._within + key)["last_modified"]

@@ -365,6 +365,7 @@ def alive_batches():
     return sum(type(o) is Batch for o in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_closing_early_frees_the_memory(sampler):
     gc.collect()
     gc.disable()  # reference counts alone must do it

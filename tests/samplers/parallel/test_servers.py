@@ -302,6 +302,7 @@ def adapted(*, by: float) -> Policy:
     return policy
 
 
+@pytest.mark.slow
 def test_an_adapter_goes_to_every_server_under_a_name_of_its_version(servers, policy, tmp_path):
     sampler = sampler_of(servers, policy, takes_adapters=True, weights_dir=str(tmp_path))
     before = answers(sampler, policy)
