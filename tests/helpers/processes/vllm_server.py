@@ -1,8 +1,16 @@
-"""What answers as a vLLM server does: the same routes, over the embedded engine and a model of its own. It can also be at fault."""
+"""vLLM servers, real ones and what answers as they do: the same routes, over the embedded engine and a model of its own. It can also be at fault."""
 
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from endpoint import Reply, error, serving
+from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.types import Request, SamplingParams
@@ -160,3 +169,56 @@ def _one(model: Path) -> Iterator[StandIn]:
             yield server
         finally:
             server.ended.set()
+
+
+# vLLM itself
+
+
+Real = tuple[str, subprocess.Popen]  # its address, and the process to end
+
+
+@contextmanager
+def real_servers(folder: Path) -> Iterator[Callable[..., list[Real]]]:
+    """Starts this many servers of the built-in model, with these flags, and waits until they answer: a minute. Their logs are in the folder."""
+    started: list[Real] = []
+    environment = os.environ | {
+        "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+    }  # fmt: skip
+
+    def start(count: int, *flags: str) -> list[Real]:
+        for _ in range(count):
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = free.getsockname()[1]
+            command = shlex.split(
+                f"-m vllm.entrypoints.openai.api_server --host 127.0.0.1 --port {port} --dtype float32 --enforce-eager "
+                "--logprobs-mode processed_logprobs --no-enable-chunked-prefill --max-model-len 256"
+            )
+            with (folder / f"{len(started)}.log").open("w") as log:
+                process = subprocess.Popen(
+                    [sys.executable, *command, *flags, "--model", str(builtin_model_path())],
+                    env=environment, stdout=log, stderr=log, start_new_session=True,
+                )  # fmt: skip
+            started.append((f"http://127.0.0.1:{port}", process))
+        until = time.monotonic() + 300
+        for number in range(len(started) - count, len(started)):
+            url, process = started[number]
+            while time.monotonic() < until:
+                assert process.poll() is None, (folder / f"{number}.log").read_text()[-2000:]
+                with suppress(OSError):
+                    urllib.request.urlopen(f"{url}/health", timeout=5)
+                    break
+                time.sleep(0.5)
+        return started[-count:]
+
+    try:
+        yield start
+    finally:
+        for server in started:
+            kill(server)
+
+
+def kill(server: Real) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(server[1].pid, signal.SIGKILL)
+    server[1].wait()

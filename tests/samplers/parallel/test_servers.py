@@ -8,9 +8,6 @@ import random
 import shlex
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -38,7 +35,7 @@ from rlvr_cli.samplers.parallel.servers import ServersSampler
 from rlvr_cli.samplers.served_teacher import ServedTeacher
 from rlvr_cli.samplers.stop_strings import response_text
 from rlvr_cli.types import Request, SamplingParams
-from vllm_server import vllm_servers
+from vllm_server import Real, kill, real_servers, vllm_servers
 
 PARAMS = SamplingParams(temperature=0.7, max_tokens=8, min_tokens=2, stop=("</answer>",))
 GRPO = shlex.split(
@@ -501,54 +498,10 @@ def test_servers_that_cannot_be(forks: Forks, tmp_path, options, said):
 # vLLM itself
 
 
-Real = tuple[str, subprocess.Popen]  # its address, and the process to end
-
-
 @pytest.fixture(scope="module")
 def start_real(tmp_path_factory) -> Iterator[Callable[..., list[Real]]]:
-    """Starts servers of the built-in model, with these flags, and waits until they answer: a minute."""
-    folder, started = tmp_path_factory.mktemp("servers"), []
-    environment = os.environ | {
-        "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
-        "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-    }  # fmt: skip
-
-    def start(count: int, *flags: str) -> list[Real]:
-        for _ in range(count):
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                port = free.getsockname()[1]
-            command = shlex.split(
-                f"-m vllm.entrypoints.openai.api_server --host 127.0.0.1 --port {port} --dtype float32 --enforce-eager "
-                "--logprobs-mode processed_logprobs --no-enable-chunked-prefill --max-model-len 256"
-            )
-            with (folder / f"{len(started)}.log").open("w") as log:
-                process = subprocess.Popen(
-                    [sys.executable, *command, *flags, "--model", str(builtin_model_path())],
-                    env=environment, stdout=log, stderr=log, start_new_session=True,
-                )  # fmt: skip
-            started.append((f"http://127.0.0.1:{port}", process))
-        until = time.monotonic() + 300
-        for number in range(len(started) - count, len(started)):
-            url, process = started[number]
-            while time.monotonic() < until:
-                assert process.poll() is None, (folder / f"{number}.log").read_text()[-2000:]
-                with suppress(OSError):
-                    urllib.request.urlopen(f"{url}/health", timeout=5)
-                    break
-                time.sleep(0.5)
-        return started[-count:]
-
-    try:
+    with real_servers(tmp_path_factory.mktemp("servers")) as start:
         yield start
-    finally:
-        for server in started:
-            kill(server)
-
-
-def kill(server: Real) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(server[1].pid, signal.SIGKILL)
-    server[1].wait()
 
 
 @pytest.mark.vllm
