@@ -4,8 +4,8 @@
     python benchmarks/grpo_step.py --sizes 0.4M 25M 100M [--questions-file gsm8k/train.jsonl] --steps 2 --repeats 1
 
 The quickstart's GRPO on both sides, on a CPU: the built-in model, the questions, prompt and reward of `rlvr grpo
---preset quickstart`, 32 questions x 8 samples of up to 64 tokens at temperature 1, one on-policy update in 4
-micro-batches of 64, advantages divided by the group's standard deviation, loss averaged over each response, AdamW at
+--preset quickstart`, 32 questions x 8 samples of up to 64 tokens at temperature 1, one on-policy update (TRL's in 4
+micro-batches of 64, which suits it best), advantages divided by the group's standard deviation, loss averaged over each response, AdamW at
 3e-4. Each repeat starts one process per way, from the same weights. The first step of each is left out; then they take
 turns, one step each while the others wait, in an order that is reversed every second step, so that a change of the
 machine's speed affects all of them. The result is the median over repeats of each repeat's median step.
@@ -196,7 +196,8 @@ def train_with_ours(flags: dict[str, Any], figures: Callable[[Any], dict[str, fl
 
 def preset_with(more: dict[str, Any]) -> dict[str, Any]:
     """Return the options of quickstart's GRPO with these, for TRL."""
-    return tomllib.loads(PRESET.read_text())["grpo"] | {"model": str(MODEL)} | more
+    given = {"model": str(MODEL), "gradient_accumulation_steps": 4}
+    return tomllib.loads(PRESET.read_text())["grpo"] | given | more
 
 
 def of_trl(*, threads: int, more: dict[str, Any]) -> NoReturn:

@@ -107,6 +107,7 @@ FAILING = "tests/commands/test_rewards.py -k share_that_may_fail"
 DISCOVER = "tests/commands/test_discover.py -k"
 PLACES = "tests/parallel/test_places.py -k"
 NODES = "tests/training/planning/test_nodes.py"
+SPLITS = "tests/commands/across/test_micro_batches.py -k"
 BUDGETS = "tests/commands/test_end_to_end.py -k each_thinking_budget"
 EVALUATED = "tests/replay/test_wiring.py::test_an_evaluation_is_what_its_options_give"
 LOSSES = "tests/training/losses/test_losses.py"
@@ -151,7 +152,7 @@ WIRING = [
     ),
     *mutations_of(
         "config/grpo.py",
-        ("micro-batches of the whole batch", "return self.train_batch_size // self.gradient_accumulation_steps", "return self.train_batch_size", replays("grpo-on-policy"), "gradient_accumulation_steps"),
+        ("micro-batches of the whole batch", "else self.train_batch_size // steps", "else self.train_batch_size", replays("grpo-on-policy"), "gradient_accumulation_steps"),
         ("questions of a fixed batch", "return self.rollout_batch_size // self.group_size", "return 32 // self.group_size", replays("grpo-no baseline"), "rollout_batch_size"),
         ("importance weights are never asked for", 'wanted = self.importance_correction in ("truncated", "masked") or (', "wanted = False or (", replays("grpo-weighted"), "importance_correction"),
         ("no importance weights with --async-steps", 'self.importance_correction == "auto" and self.lags', "False", "tests/config/test_config.py -k importance", "importance_correction"),
@@ -176,7 +177,7 @@ WIRING = [
         ("one normalization whatever is asked", "normalization=config.length_normalization,\n                    normalize_constant=config.masked_normalize_constant,", 'normalization="masked_mean",', replays("grpo-clip"), "grpo.length_normalization"),
         ("the constant of masked_normalize is 1", "normalize_constant=config.masked_normalize_constant,", 'normalize_constant=1.0 if config.length_normalization == "masked_normalize" else None,', replays("grpo-dynamic"), "grpo.normalize_constant"),
         ("updates at temperature 1", "temperature=config.sampling_temperature,\n                )", "temperature=1.0,\n                )", replays("grpo-on-policy"), "sampling_temperature"),
-        ("old and reference log-probabilities at temperature 1", '"temperature": config.sampling_temperature}', '"temperature": 1.0}', replays("grpo-clip"), "sampling_temperature"),
+        ("old and reference log-probabilities at temperature 1", "temperature = config.sampling_temperature\n", "temperature = 1.0\n", replays("grpo-clip"), "sampling_temperature"),
         ("minibatches of one size whatever is asked", "batch_size=config.train_batch_size,", "batch_size=16,", replays("grpo-clip"), "grpo.train_batch_size"),
         ("one epoch whatever is asked", "epochs=config.epochs_per_rollout_batch", "epochs=1", replays("grpo-clip"), "grpo.epochs_per_rollout_batch"),
         ("two steps whatever is asked", "num_steps=config.n_grpo_steps", "num_steps=2", replays("grpo-on-policy"), "n_grpo_steps"),
@@ -362,7 +363,6 @@ WIRING = [
         ("four samples whatever is asked", "group_size=config.group_size", "group_size=4", replays("ei-once"), "ei.group_size"),
         ("one epoch of fine-tuning", "epochs=config.sft_epochs", "epochs=1", replays("ei-twice"), "ei.sft_epochs"),
         ("batches of 5", "batch_size=config.train_batch_size,", "batch_size=5,", replays("ei-twice"), "ei.train_batch_size"),
-        ("micro-batches of 8 (ei)", "loop.update(batch, micro_batch_size=config.micro_batch_size)", "loop.update(batch, micro_batch_size=8)", replays("ei-twice"), "ei.micro_batch_size"),
         ("wrong responses are experts too", "r.reward > 0.5]", "r.reward >= 0.0]", replays("ei-once")),
         ("experts are trained on once for each copy", "distinct = list({(r.prompt_ids, r.response_ids): r for r in correct}.values())", "distinct = correct + correct[:1]", replays("ei-once")),
     ),
@@ -377,8 +377,7 @@ WIRING = [
         ("two steps whatever is asked (distill)", "num_steps=config.n_distill_steps", "num_steps=2", replays("distill-reverse"), "n_distill_steps"),
         ("a schedule of another length", "num_updates=config.n_distill_steps)", "num_updates=200)", replays("distill-sampled"), "n_distill_steps"),
         ("updates at temperature 1 (distill)", "temperature=config.sampling_temperature,\n            )", "temperature=1.0,\n            )", replays("distill-reverse"), "sampling_temperature"),
-        ("the teacher at temperature 1", '"temperature": config.sampling_temperature}', '"temperature": 1.0}', replays("distill-sampled"), "sampling_temperature"),
-        ("micro-batches of 8 (distill)", "micro_batch_size=config.micro_batch_size,\n                temperature", "micro_batch_size=8,\n                temperature", replays("distill-reverse"), "distill.micro_batch_size"),
+        ("the teacher at temperature 1", 'of="teacher", temperature=config.sampling_temperature', 'of="teacher", temperature=1.0', replays("distill-sampled"), "sampling_temperature"),
         ("the teacher of sampled is the student", 'of="teacher"', 'of="policy"', replays("distill-sampled")),
         ("any teacher will do", "check_teacher(config.teacher, student=model_path(config.model))", "pass", "tests/commands/test_distill.py -k another_vocabulary", "teacher"),
         ("the teacher is not recorded", 'return model_facts(config.teacher, fetch=not config.dry_run)', 'return {"name": config.teacher}', "tests/commands/test_distill.py -k another_teacher", "teacher"),
@@ -398,7 +397,6 @@ WIRING = [
         ("each epoch in the same order", "seed=config.seed, epoch=epoch)", "seed=config.seed, epoch=0)", replays("sft-text"), "seed"),
         ("one normalization (sft)", "normalization=config.length_normalization,\n", 'normalization="token_mean" if config.length_normalization == "masked_mean" else config.length_normalization,\n', replays("sft-means"), "sft.length_normalization"),
         ("masked_normalize divides by 1", "constant = config.normalize_constant if", "constant = 1.0 if", replays("sft-sums"), "sft.normalize_constant"),
-        ("micro-batches of 8 (sft)", "micro_batch_size=config.micro_batch_size,", "micro_batch_size=8,", replays("sft-sums"), "sft.micro_batch_size"),
         ("tokens of others are trained on", "response_masks=[masks[i] for i in rows],", "", "tests/commands/test_sft.py -k did_not_write"),
     ),
     *mutations_of(
@@ -406,14 +404,13 @@ WIRING = [
         ("one epoch (dpo)", "epochs=config.dpo_epochs, seed", "epochs=1, seed", preferences("dpo"), "dpo.dpo_epochs"),
         ("batches of 4 pairs", "batch_size=config.train_batch_size, epochs=config.dpo_epochs, seed", "batch_size=4, epochs=config.dpo_epochs, seed", preferences("norm"), "dpo.train_batch_size"),
         ("pairs shuffled with seed 0", "seed=config.seed, number=0", "seed=0, number=0", preferences("dpo"), "seed"),
-        ("micro-batches of 4 pairs", "    micro_batch_size = 2 * config.micro_batch_size\n", "    micro_batch_size = 8\n", preferences("norm"), "dpo.micro_batch_size"),
         ('the reference is not kept', "tensors=encoded.kept,", "", "tests/commands/test_dpo.py -k every_checkpoint"),
         ("pairs per question are lost", "pairs_per_question=config.pairs_per_question,", "pairs_per_question=4,", "tests/commands/test_dpo.py -k better_policy", "dpo.pairs_per_question"),
         ("bad pairs are never skipped", "skip_bad_lines=config.skip_bad_lines,", "skip_bad_lines=False,", "tests/commands/test_dpo.py -k rows_are_read", "dpo.skip_bad_lines"),
         ("a round has always four samples of a question", "group_size=config.group_size)\n        train", "group_size=4)\n        train", ON_POLICY, "dpo.group_size"),
         ("one round", "num_steps=config.n_dpo_steps", "num_steps=1", ON_POLICY, "n_dpo_steps"),
         ("pairs of cut responses", 'r.finish_reason != "length" and', "", ON_POLICY),
-        ("the reference is the policy", 'of="reference", **how', 'of="policy", **how', ON_POLICY),
+        ("the reference is the policy", 'of="reference", temperature=temperature', 'of="policy", temperature=temperature', ON_POLICY),
         ('the question of a pair has the usual field', 'question_field=config.question_field,', 'question_field="",', "tests/commands/test_dpo.py -k rows_are_read", 'dpo.question_field'),
     ),
     *mutations_of(
@@ -422,9 +419,8 @@ WIRING = [
         ("four samples whatever is asked (ppo)", "group_size=config.group_size", "group_size=4", actor_critics("shared"), "ppo.group_size"),
         ("batches of 8 (ppo)", "batch_size=config.train_batch_size,", "batch_size=8,", actor_critics("shared"), "ppo.train_batch_size"),
         ("one epoch whatever is asked (ppo)", "epochs=config.epochs_per_rollout_batch", "epochs=1", actor_critics("discounted"), "ppo.epochs_per_rollout_batch"),
-        ("micro-batches of 8 in updates (ppo)", "micro_batch_size=config.micro_batch_size,", "micro_batch_size=8,", actor_critics("discounted"), "ppo.micro_batch_size"),
         ("the temperature of updates is 1 (ppo)", "temperature=config.sampling_temperature,\n                )", "temperature=1.0,\n                )", actor_critics("kl"), "sampling_temperature"),
-        ("the temperature of old scores is 1 (ppo)", '"temperature": config.sampling_temperature}', '"temperature": 1.0}', actor_critics("kl"), "sampling_temperature"),
+        ("the temperature of old scores is 1 (ppo)", "temperature = config.sampling_temperature\n", "temperature = 1.0\n", actor_critics("kl"), "sampling_temperature"),
         ("one clip range for all (ppo)", "cliprange=config.cliprange,", "cliprange=0.2,", actor_critics("shared"), "ppo.cliprange"),
         ("the value loss has weight 1", "vf_coef=config.vf_coef,", "vf_coef=1.0,", actor_critics("discounted"), "ppo.vf_coef"),
         ("values are never clipped", "vf_cliprange=config.vf_cliprange,", "vf_cliprange=0.0,", actor_critics("kl"), "ppo.vf_cliprange"),
@@ -521,7 +517,8 @@ WIRING = [
         ("a constant schedule", "schedule=self.config.lr_schedule,", 'schedule="constant",', replays("grpo-clip"), "lr_schedule"),
         ("the schedule is one update too long", "num_steps=self.num_updates,", "num_steps=self.num_updates + 1,", replays("grpo-clip"), "lr_schedule"),
         ("the schedule is one update ahead", "self.updates,\n                    peak", "self.updates + 1,\n                    peak", replays("grpo-clip"), "lr_schedule warmup_steps"),
-        ("micro-batches count rows always", "micro_batch_tokens=self.micro_batch_tokens,\n                gradient", "gradient", "tests/replay/test_wiring.py -k saves_memory", "micro_batch_tokens"),
+        ("micro-batches count rows always", '"micro_batch_tokens": self._tokens}', '"micro_batch_tokens": None}', "tests/replay/test_wiring.py -k saves_memory", "micro_batch_tokens"),
+        ("micro-batches of 8 rows, whatever is asked", '"micro_batch_size": self.config.micro_batch_rows,', '"micro_batch_size": 8,', f"{SPLITS} asked_for", "sft.micro_batch_size ei.micro_batch_size distill.micro_batch_size ppo.micro_batch_size dpo.micro_batch_size"),
         ("activations are kept always", "gradient_checkpointing=self.config.gradient_checkpointing,", "", "tests/replay/test_wiring.py -k saves_memory", "gradient_checkpointing"),
         ("gradients are clipped to 1", "max_grad_norm=self.config.max_grad_norm,", "max_grad_norm=1.0,", replays("grpo-on-policy"), "max_grad_norm"),
         ("skipped updates never stop a run", ">= self.config.max_skipped_updates", ">= 10**9", "tests/training/test_resume.py -k not_finite_end_the_run", "max_skipped_updates"),
@@ -794,7 +791,23 @@ MATHEMATICS = [
         ("the state on the host is moved to the device", "tensor.to(slots[name].device, non", "tensor.to(parameter.device, non", "tests/training/optimizers/test_offload.py -k on_a_cuda_device", "offload_optimizer"),
     ),
     *mutations_of(
+        "config/shared/training.py",
+        ("a pair counts as one row", "else self.units_asked * self.rows_of_unit", "else self.units_asked", f"{SPLITS} asked_for", "dpo.micro_batch_size"),
+    ),
+    *mutations_of(
+        "training/updates/micro_batches.py",
+        ("ranks wait for one with a larger micro-batch", "if tokens is not None and ranks > 1:", "if False:", "tests/training/losses/test_objectives.py -k none_waits"),
+        ("ranks divide fewer micro-batches than they have", "math.ceil(len(found) / ranks) * ranks", "len(found)", "tests/training/losses/test_objectives.py -k none_waits"),
+    ),
+    *mutations_of(
+        "training/planning/plan.py",
+        ("a smaller split is said to keep more", "if memory.largest < fitting:", "if memory.largest > fitting:", "tests/training/planning/test_memory.py -k asked_for_costs"),
+    ),
+    *mutations_of(
         "training/planning/memory.py",
+        ("nothing is counted where nothing is said", "if tokens is None and (rows is None or config.packed_length):", "if tokens is None and config.packed_length:", f"{SPLITS} nothing_is_said", "micro_batch_tokens"),
+        ("a CPU gets the micro-batches of a GPU", "return max(TOKENS, unit)", "return max(MOST_TOKENS, unit)", f"{SPLITS} nothing_is_said", "micro_batch_tokens"),
+        ("micro-batches of rows are planned as auto's", "largest = (rows or 0) * row if tokens is None", "largest = that_fit if tokens is None", "tests/training/planning/test_memory.py -k asked_for_costs"),
         ("8-bit moments are planned as AdamW's", "return 2 + 2 * 4 / 256 +", "return 8 +", "tests/training/planning/test_memory.py -k terms_by_hand", "optimizer"),
         ("an adapter is not proposed", '    {"param_dtype": "bfloat16", "optimizer": "adamw", "lora_rank": 32},\n', "", "tests/training/planning/test_memory.py -k dry_run_says", "lora_rank"),
         ("what is on the host is planned on the device", "if not config.offload_optimizer:\n        held", "if True:\n        held", "tests/training/planning/test_memory.py -k not_on_the_device", "offload_optimizer"),
@@ -1598,7 +1611,7 @@ SUPPLEMENT = [
     Mutation("training has no shots", "training/session.py", 'load_questions(config, purpose="train", template=template)', 'load_questions(config, purpose="train")', f"{SHOTS} -k step_of_training"),
     Mutation("evaluations of a training run have no shots", "training/session.py", "    eval_dataset = load_eval_dataset(config, template)\n    warn_of_shared_questions(dataset", "    eval_dataset = load_eval_dataset(config)\n    warn_of_shared_questions(dataset", f"{SHOTS} -k step_of_training"),
     Mutation("shots before the chat begins", "models/tokens/chat.py", "start=max(rendered.text.find(template.text.strip()), 0))", "start=0)", f"{SHOTS} -k in_a_chat"),
-    Mutation("packed micro-batches count rows", "training/planning/memory.py", "if tokens is None and config.packed_length:", "if False:", "tests/commands/test_sft.py -k packing_changes"),
+    Mutation("packed micro-batches count rows", "training/planning/memory.py", "if tokens is None and (rows is None or config.packed_length):", "if tokens is None and rows is None:", "tests/commands/test_sft.py -k packing_changes"),
     Mutation("pieces of examples count as examples", "config/sft.py", 'config.length_normalization != "token_mean"', "False", "tests/commands/test_sft.py -k cannot_be"),
 ]  # fmt: skip
 

@@ -53,14 +53,13 @@ def run(config: DistillConfig) -> None:
             "Name the model with --teacher, for its tokenizer, and the server with --teacher-url.",
         )
     check_teacher(config.teacher, student=model_path(config.model))
-    rows, num_questions = config.micro_batch_size, config.rollout_batch_size // config.group_size
+    num_questions = config.rollout_batch_size // config.group_size
     inputs = load_inputs(
         config,
         questions_per_batch=num_questions,
-        rows=rows,
         more_facts={"teacher": teacher_facts(config)},
     )
-    print_plan(distill_plan(config, inputs.facts), config, inputs, rows=rows)
+    print_plan(distill_plan(config, inputs.facts), config, inputs)
     for note in shared_notes(config):
         console.say(f"note: {note}")
     if config.dry_run:
@@ -102,7 +101,6 @@ def train(config: DistillConfig, trainer: Trainer, source: RolloutSource, *, ser
             loop.update(
                 training_batch(config, trainer, rollouts, served=served),
                 objective=objective,
-                micro_batch_size=config.micro_batch_size,
                 temperature=config.sampling_temperature,
             )
     trainer.finish()
@@ -142,8 +140,8 @@ def training_batch(
         )
     if not DIVERGENCES[config.divergence].full:
         with trainer.scoring():
-            how = {"micro_batch_size": config.micro_batch_size, "temperature": config.sampling_temperature}
-            batch["teacher_log_probs"] = trainer.log_probs(batch, of="teacher", **how)
+            scored = trainer.log_probs(batch, of="teacher", temperature=config.sampling_temperature)
+            batch["teacher_log_probs"] = scored
     return batch
 
 

@@ -50,14 +50,14 @@ def run(config: DpoConfig) -> None:
 
 def run_on_policy(config: DpoConfig) -> None:
     """Train on pairs of responses that the policy samples."""
-    rows, num_questions = 2 * config.micro_batch_size, config.n_prompts_per_rollout_batch
+    num_questions = config.n_prompts_per_rollout_batch
     if config.keeps_reference and adapter_settings(config.model):
         raise RlvrError(
             f"{config.model} holds a LoRA adapter: without it, as the reference, the model is not the one that the run starts with.",
             "Start from a merged model (--lora-merge), or use --loss-type simpo, which has no reference.",
         )
-    inputs = load_inputs(config, questions_per_batch=num_questions, rows=rows, more_facts=own_loss_facts(config))
-    print_plan(online_dpo_plan(config, inputs.facts), config, inputs, rows=rows)
+    inputs = load_inputs(config, questions_per_batch=num_questions, more_facts=own_loss_facts(config))
+    print_plan(online_dpo_plan(config, inputs.facts), config, inputs)
     for note in shared_notes(config):
         console.say(f"note: {note}")
     if config.dry_run:
@@ -71,7 +71,7 @@ def run_on_policy(config: DpoConfig) -> None:
 def train_on_policy(config: DpoConfig, trainer: Trainer, source: RolloutSource) -> None:
     """Sample, make pairs, update; repeat."""
     loss, objective = preference_loss(config)
-    how = {"micro_batch_size": 2 * config.micro_batch_size, "temperature": config.sampling_temperature}
+    temperature = config.sampling_temperature
     with rollout_loop(trainer, source, num_steps=config.n_dpo_steps, shown=SHOWN) as loop:
         for rollouts in loop.batches():
             pairs = sampled_pairs(config, trainer, loop, rollouts)
@@ -82,8 +82,8 @@ def train_on_policy(config: DpoConfig, trainer: Trainer, source: RolloutSource) 
                 batch["unit"] = torch.arange(len(rows))[:, None] // 2
                 if loss.with_reference:
                     trainer.weights.sleep()
-                    batch["reference_log_probs"] = trainer.log_probs(batch, of="reference", **how)
-                loop.update(batch, objective=objective, **how)
+                    batch["reference_log_probs"] = trainer.log_probs(batch, of="reference", temperature=temperature)
+                loop.update(batch, objective=objective, temperature=temperature)
     trainer.finish()
 
 
@@ -129,12 +129,9 @@ def run_on_pairs(config: DpoConfig) -> None:
         )
     num_pairs = len(pairs.examples) // 2
     num_updates = config.dpo_epochs * math.ceil(num_pairs / config.train_batch_size)
-    rows = 2 * config.micro_batch_size
     dataset = {"name": pairs.name, "rows": num_pairs, "fingerprint": pairs.fingerprint}
-    inputs = inputs_of_traces(
-        config, template, pairs.examples, dataset=dataset, rows=rows, more_facts=own_loss_facts(config)
-    )
-    print_plan(dpo_plan(config, inputs.facts, num_updates=num_updates), config, inputs, rows=rows)
+    inputs = inputs_of_traces(config, template, pairs.examples, dataset=dataset, more_facts=own_loss_facts(config))
+    print_plan(dpo_plan(config, inputs.facts, num_updates=num_updates), config, inputs)
     if num_updates < FEW_UPDATES:
         console.say(
             f"note: {num_updates} updates change a model little; a smaller --train-batch-size or more --dpo-epochs gives more updates"
@@ -153,12 +150,9 @@ def train_on_pairs(config: DpoConfig, trainer: Trainer, pairs: Pairs) -> None:
     updates = update_rows(
         len(encoded), batch_size=config.train_batch_size, epochs=config.dpo_epochs, seed=config.seed, number=0
     )
-    micro_batch_size = 2 * config.micro_batch_size
     if loss.with_reference:
-        encoded.score_reference(updates[: len(updates) // config.dpo_epochs], micro_batch_size=micro_batch_size)
+        encoded.score_reference(updates[: len(updates) // config.dpo_epochs])
     with data_loop(trainer, updates, shown=SHOWN) as loop:
         for chosen in loop.minibatches():
-            loop.update(
-                encoded.batch(chosen), tensors=encoded.kept, objective=objective, micro_batch_size=micro_batch_size
-            )
+            loop.update(encoded.batch(chosen), tensors=encoded.kept, objective=objective)
     trainer.finish()

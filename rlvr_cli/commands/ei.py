@@ -25,9 +25,8 @@ SHOWN = {"nll": "loss/nll", "entropy": "policy/entropy"}
 def run(config: EiConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
     config = resumed_config(config, command="ei")
-    rows = config.micro_batch_size
-    inputs = load_inputs(config, questions_per_batch=config.ei_batch_size, rows=rows)
-    print_plan(ei_plan(config, inputs.facts), config, inputs, rows=rows)
+    inputs = load_inputs(config, questions_per_batch=config.ei_batch_size)
+    print_plan(ei_plan(config, inputs.facts), config, inputs)
     if config.dry_run:
         return
     with open_trainer(config, inputs, command="ei", num_updates=0) as trainer:
@@ -47,7 +46,7 @@ def train(config: EiConfig, trainer: Trainer, source: RolloutSource) -> None:
                 say_that_none_was_correct(loop.number + 1, trainer)
             for rows in loop.minibatches():  # 8
                 batch = rollout_tensors([experts[row] for row in rows], pad_id=pad_id_of(trainer.tokenizer))
-                loop.update(batch, micro_batch_size=config.micro_batch_size)
+                loop.update(batch)
     trainer.finish()
 
 

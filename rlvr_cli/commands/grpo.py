@@ -40,9 +40,9 @@ def run(config: GrpoConfig) -> None:
     loss = policy_gradient_loss(config)
     if config.language_reward:
         check_detector(config.language_detector)
-    rows, num_questions = config.micro_train_batch_size, config.n_prompts_per_rollout_batch
-    inputs = load_inputs(config, questions_per_batch=num_questions, rows=rows, more_facts=own_loss_facts(config))
-    print_plan(grpo_plan(config, inputs.facts, loss=loss), config, inputs, rows=rows)
+    num_questions = config.n_prompts_per_rollout_batch
+    inputs = load_inputs(config, questions_per_batch=num_questions, more_facts=own_loss_facts(config))
+    print_plan(grpo_plan(config, inputs.facts, loss=loss), config, inputs)
     for note in grpo_notes(config, loss=loss):
         console.say(f"note: {note}")
     if config.dry_run:
@@ -91,7 +91,6 @@ def train(config: GrpoConfig, trainer: Trainer, source: RolloutSource, *, loss: 
                     select_rows(batch, rows),
                     objective=policy_gradient_objective(config, loss),
                     skip_zero_advantage=loss.skip_zero_advantage,
-                    micro_batch_size=config.micro_train_batch_size,
                     normalization=config.length_normalization,
                     normalize_constant=config.masked_normalize_constant,
                     # Partial rollouts give batches of any size: each row weighs as in a full update.
@@ -146,11 +145,11 @@ def training_batch(
         if config.overlong == "mask":
             batch["response_mask"] &= torch.tensor([[r.finish_reason != "length"] for r in rollouts])
         batch["group"] = torch.arange(len(rollouts))[:, None] // config.group_size
-        how = {"micro_batch_size": config.micro_train_batch_size, "temperature": config.sampling_temperature}
+        temperature = config.sampling_temperature
         if config.kl_coef:
-            batch["reference_log_probs"] = trainer.log_probs(batch, of="reference", **how)
+            batch["reference_log_probs"] = trainer.log_probs(batch, of="reference", temperature=temperature)
         else:  # a KL penalty has a gradient also where the advantage is 0
             batch["zero_advantage"] = zero_advantage_rows(batch)
         if loop.num_updates > 1:
-            batch |= loop.old_scores(batch, **how)  # old_log_probs
+            batch |= loop.old_scores(batch, temperature=temperature)  # old_log_probs
     return batch

@@ -32,9 +32,9 @@ SHOWN = {"entropy": "policy/entropy", "value loss": "critic/loss"}
 def run(config: PpoConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
     config = resumed_config(config, command="ppo")
-    rows, num_questions = config.micro_batch_size, config.n_prompts_per_rollout_batch
-    inputs = load_inputs(config, questions_per_batch=num_questions, rows=rows)
-    print_plan(ppo_plan(config, inputs.facts), config, inputs, rows=rows)
+    num_questions = config.n_prompts_per_rollout_batch
+    inputs = load_inputs(config, questions_per_batch=num_questions)
+    print_plan(ppo_plan(config, inputs.facts), config, inputs)
     for note in shared_notes(config):
         console.say(f"note: {note}")
     if config.dry_run:
@@ -69,7 +69,6 @@ def train(config: PpoConfig, trainer: Trainer, source: RolloutSource) -> None:
                     select_rows(batch, rows),
                     objective=partial(objective, critic_alone=loop.number < config.critic_warmup_steps),
                     skip_zero_advantage=False,  # the values have a gradient
-                    micro_batch_size=config.micro_batch_size,
                     temperature=config.sampling_temperature,
                 )
     trainer.finish()
@@ -79,10 +78,10 @@ def scored_batch(config: PpoConfig, trainer: Trainer, loop: RolloutLoop, rollout
     """Turn rollouts into tensors, with what reference, policy and critic said of them before the first update."""
     with trainer.scoring():
         batch = rollout_tensors(rollouts, pad_id=pad_id_of(trainer.tokenizer))
-        how = {"micro_batch_size": config.micro_batch_size, "temperature": config.sampling_temperature}
+        temperature = config.sampling_temperature
         if config.kl_coef:
-            batch["reference_log_probs"] = trainer.log_probs(batch, of="reference", **how)
-        return batch | loop.old_scores(batch, **how)
+            batch["reference_log_probs"] = trainer.log_probs(batch, of="reference", temperature=temperature)
+        return batch | loop.old_scores(batch, temperature=temperature)
 
 
 def credit(config: PpoConfig, trainer: Trainer, batch: Batch, rewards: Tensor, *, step: int) -> dict[str, Tensor]:

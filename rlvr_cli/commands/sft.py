@@ -38,11 +38,10 @@ def run(config: SftConfig) -> None:
     traces, examples = read_traces(config, template)
     sequences = encode(config, examples, traces)
     num_updates = config.n_sft_steps or config.sft_epochs * math.ceil(len(sequences.rows) / config.train_batch_size)
-    rows = config.micro_batch_size
     dataset = {"name": traces.name, "rows": len(examples), "fingerprint": traces.fingerprint}
-    inputs = inputs_of_traces(config, template, examples, dataset=dataset, rows=rows)
+    inputs = inputs_of_traces(config, template, examples, dataset=dataset)
     lines = sft_plan(config, inputs.facts, sequences, traces=len(traces.examples), num_updates=num_updates)
-    print_plan(lines, config, inputs, rows=rows)
+    print_plan(lines, config, inputs)
     for note in sft_notes(config, num_updates=num_updates):
         console.say(f"note: {note}")
     if config.dry_run:
@@ -124,7 +123,6 @@ def train(config: SftConfig, trainer: Trainer, examples: list[Example], sequence
             constant = config.normalize_constant if config.length_normalization == "masked_normalize" else None
             loop.update(
                 batch,
-                micro_batch_size=config.micro_batch_size,
                 normalization=config.length_normalization,
                 normalize_constant=constant,
             )

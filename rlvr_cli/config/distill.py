@@ -7,6 +7,7 @@ from rlvr_cli.config.parsing.options import divides, knob
 from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared.addresses import check_address
 from rlvr_cli.config.shared.evaluation import EvaluationSamplingOptions
+from rlvr_cli.config.shared.optimization import MicroBatchOptions
 from rlvr_cli.config.shared.prompt import ShotOptions
 from rlvr_cli.config.shared.training import TrainingConfig, check_training
 from rlvr_cli.errors import RlvrError
@@ -15,7 +16,7 @@ DivergenceType = Literal["reverse_kl", "sampled", "forward_kl"]
 
 
 @dataclass(frozen=True)
-class DistillConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
+class DistillConfig(EvaluationSamplingOptions, MicroBatchOptions, ShotOptions, TrainingConfig):
     """On-policy distillation: the student samples, and learns a teacher's probabilities at each of its tokens.
 
     Examples:
@@ -66,9 +67,6 @@ class DistillConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
         at_least=1,
     )
     group_size: int = knob(4, "Responses per question.", group="Algorithm", common=True, at_least=1)
-    micro_batch_size: int = knob(
-        8, "Responses per forward pass; does not change the result.", group="Optimization", common=True, free_on_resume=True, at_least=1,
-    )  # fmt: skip
     eval_every: int = knob(
         10,
         "Updates between evaluations; 0: only before and after training.",

@@ -7,6 +7,7 @@ from rlvr_cli.config.parsing.options import FileFunction, flag, knob
 from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared.engine import TrainingEngine
 from rlvr_cli.config.shared.evaluation import EvaluationSamplingOptions
+from rlvr_cli.config.shared.optimization import MicroBatchOptions
 from rlvr_cli.config.shared.training import TrainingConfig, check_training
 from rlvr_cli.errors import RlvrError
 
@@ -19,7 +20,7 @@ BETAS: dict[str, float] = {
 
 
 @dataclass(frozen=True)
-class DpoConfig(EvaluationSamplingOptions, TrainingConfig):
+class DpoConfig(EvaluationSamplingOptions, MicroBatchOptions, TrainingConfig):
     """Preference optimization on pairs of responses: raise the probability of the chosen one relative to the rejected one.
 
     Examples:
@@ -88,9 +89,6 @@ class DpoConfig(EvaluationSamplingOptions, TrainingConfig):
         1, "Passes over the pairs, of a round with --n-dpo-steps.", group="Optimization", common=True, at_least=1
     )
     train_batch_size: int = knob(64, "Pairs per update.", group="Optimization", common=True, at_least=1)
-    micro_batch_size: int = knob(
-        4, "Pairs per forward pass; does not change the result.", group="Optimization", common=True, free_on_resume=True, at_least=1,
-    )  # fmt: skip
     learning_rate: float = knob(1e-6, "Peak learning rate.", group="Optimization", common=True, above=0)
     engine: TrainingEngine = knob(
         "auto",
@@ -127,6 +125,8 @@ class DpoConfig(EvaluationSamplingOptions, TrainingConfig):
                 f"--gamma {self.gamma:g} is of simpo, and --loss-type is {self.loss_type}.",
                 "Leave --gamma out, or use --loss-type simpo.",
             )
+
+    rows_of_unit = 2  # a pair is never split
 
     @property
     def scale(self) -> float:

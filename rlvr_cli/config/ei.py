@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from rlvr_cli.config.parsing.options import knob
 from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared.evaluation import EvaluationSamplingOptions
+from rlvr_cli.config.shared.optimization import MicroBatchOptions
 from rlvr_cli.config.shared.prompt import ShotOptions
 from rlvr_cli.config.shared.training import TrainingConfig, check_training
 from rlvr_cli.errors import RlvrError
 
 
 @dataclass(frozen=True)
-class EiConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
+class EiConfig(EvaluationSamplingOptions, MicroBatchOptions, ShotOptions, TrainingConfig):
     """Expert iteration: sample, keep the correct responses, fine-tune on them, repeat (handout, algorithm 2).
 
     Examples:
@@ -34,9 +35,6 @@ class EiConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
     group_size: int = knob(8, "Samples per question.", group="Algorithm", common=True, at_least=1)
     sft_epochs: int = knob(1, "Passes over a round's correct responses.", group="Algorithm", common=True, at_least=1)
     train_batch_size: int = knob(256, "Responses per update.", group="Optimization", common=True, at_least=1)
-    micro_batch_size: int = knob(
-        8, "Responses per forward pass; does not change the result.", group="Optimization", common=True, free_on_resume=True, at_least=1,
-    )  # fmt: skip
 
     eval_every: int = knob(
         1, "Rounds between evaluations; 0: only after training.", group="Evaluation", common=True, at_least=0

@@ -76,11 +76,11 @@ class GrpoConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
         common=True,
         at_least=1,
     )
-    gradient_accumulation_steps: int = knob(
-        128,
-        "Micro-batches per update: --train-batch-size / micro-batch size. Does not change the result.",
+    gradient_accumulation_steps: int | None = knob(
+        None,
+        "Micro-batches per update: --train-batch-size / micro-batch size. Does not change the result. Default: as --micro-batch-tokens "
+        "says.",
         group="Optimization",
-        common=True,
         free_on_resume=True,
         at_least=1,
     )
@@ -218,8 +218,9 @@ class GrpoConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
         return self.rollout_batch_size // self.group_size
 
     @property
-    def micro_train_batch_size(self) -> int:
-        return self.train_batch_size // self.gradient_accumulation_steps
+    def units_asked(self) -> int | None:
+        steps = self.gradient_accumulation_steps
+        return None if steps is None else self.train_batch_size // steps
 
     @property
     def updates_per_rollout_batch(self) -> int:
@@ -280,7 +281,8 @@ class GrpoConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
             )
         divides(self, "group_size", "rollout_batch_size")
         divides(self, "train_batch_size", "rollout_batch_size")
-        divides(self, "gradient_accumulation_steps", "train_batch_size")
+        if self.gradient_accumulation_steps is not None:
+            divides(self, "gradient_accumulation_steps", "train_batch_size")
         if self.train_batch_size < self.group_size:
             raise RlvrError(
                 f"--train-batch-size {self.train_batch_size} is smaller than --group-size {self.group_size}.",

@@ -6,6 +6,7 @@ from typing import Literal
 from rlvr_cli.config.parsing.options import divides, flag, knob
 from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared.evaluation import EvaluationSamplingOptions
+from rlvr_cli.config.shared.optimization import MicroBatchOptions
 from rlvr_cli.config.shared.prompt import ShotOptions
 from rlvr_cli.config.shared.training import TrainingConfig, check_training
 from rlvr_cli.errors import RlvrError
@@ -15,7 +16,7 @@ KlIn = Literal["reward", "loss"]
 
 
 @dataclass(frozen=True)
-class PpoConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
+class PpoConfig(EvaluationSamplingOptions, MicroBatchOptions, ShotOptions, TrainingConfig):
     """Policy gradient with a critic: each token's advantage is relative to the value that the critic gave its state (PPO).
 
     Examples:
@@ -48,9 +49,6 @@ class PpoConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
         1, "Passes over each rollout batch.", group="Algorithm", common=True, at_least=1
     )
     train_batch_size: int = knob(64, "Responses per update.", group="Algorithm", common=True, at_least=1)
-    micro_batch_size: int = knob(
-        4, "Responses per forward pass; does not change the result.", group="Optimization", common=True, free_on_resume=True, at_least=1,
-    )  # fmt: skip
     learning_rate: float = knob(1e-6, "Peak learning rate of the policy.", group="Optimization", common=True, above=0)
     cliprange: float = knob(
         0.2, "Clip the probability ratio to 1 +- this value.", group="Algorithm", common=True, above=0

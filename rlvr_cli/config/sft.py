@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from rlvr_cli.config.parsing.options import check_count_or_all, flag, knob
 from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared.engine import TrainingEngine
-from rlvr_cli.config.shared.optimization import LengthNormalization
+from rlvr_cli.config.shared.optimization import LengthNormalization, MicroBatchOptions
 from rlvr_cli.config.shared.training import TrainingConfig, check_training
 from rlvr_cli.errors import RlvrError
 
 
 @dataclass(frozen=True)
-class SftConfig(TrainingConfig):
+class SftConfig(MicroBatchOptions, TrainingConfig):
     """Fine-tune on reasoning traces: cross-entropy on the response tokens, with regular evaluations (handout, algorithm 1).
 
     Examples:
@@ -39,11 +39,11 @@ class SftConfig(TrainingConfig):
     train_batch_size: int = knob(
         256, "Examples per update; with --packing, sequences.", group="Optimization", common=True, at_least=1
     )
-    micro_batch_size: int = knob(
-        8,
-        "Examples per forward pass, or with --packing as many tokens as so many sequences have; does not change the result.",
+    micro_batch_size: int | None = knob(
+        None,
+        "Examples per forward pass, or with --packing as many tokens as so many sequences have; does not change the result. Default: as "
+        "--micro-batch-tokens says.",
         group="Optimization",
-        common=True,
         free_on_resume=True,
         at_least=1,
     )

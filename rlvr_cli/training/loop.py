@@ -90,7 +90,7 @@ def rollout_loop(
             for rollouts in loop.batches():
                 loop.begin_updates(len(rollouts), batch_size=4, epochs=1)
                 for rows in loop.minibatches():
-                    loop.update(rollout_tensors([rollouts[row] for row in rows], pad_id=0), micro_batch_size=2)
+                    loop.update(rollout_tensors([rollouts[row] for row in rows], pad_id=0))
 
     Args:
         shown: metrics of an update in the progress bar, by label.

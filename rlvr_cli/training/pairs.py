@@ -47,14 +47,13 @@ class EncodedPairs:
     def __len__(self) -> int:
         return len(self._lengths)
 
-    def score_reference(self, minibatches: Iterable[Sequence[int]], *, micro_batch_size: int) -> None:
+    def score_reference(self, minibatches: Iterable[Sequence[int]]) -> None:
         """Compute the log-probabilities of all responses under the policy that the run starts with, unless a checkpoint had them.
 
         In the minibatches in which they are trained on: so the first update finds the same numbers, and every margin is 0.
 
         Args:
             minibatches: each pair once.
-            micro_batch_size: rows at a time, two for a pair.
         """
         if self.kept:
             return
@@ -62,7 +61,7 @@ class EncodedPairs:
         with self._trainer.scoring():
             for pairs in minibatches:
                 batch = self._tokens(pairs)
-                scored = self._trainer.log_probs(batch, micro_batch_size=micro_batch_size, temperature=1.0)
+                scored = self._trainer.log_probs(batch, temperature=1.0)
                 of_pairs = scored[batch["response_mask"]].split([self._lengths[pair] for pair in pairs])
                 for pair, log_probs in zip(pairs, of_pairs, strict=True):
                     found[pair] = log_probs

@@ -55,12 +55,11 @@ class Inputs:
 
 
 def load_inputs(
-    config: TrainingConfig, *, questions_per_batch: int, rows: int, more_facts: dict[str, Any] | None = None
+    config: TrainingConfig, *, questions_per_batch: int, more_facts: dict[str, Any] | None = None
 ) -> Inputs:
     """Load the inputs of a command that samples what it trains on.
 
     Args:
-        rows: responses in a micro-batch.
         more_facts: further facts for run.json.
 
     Raises:
@@ -105,7 +104,7 @@ def load_inputs(
         eval_dataset,
         pool,
         engine,
-        *divide_devices(config, engine=engine.name, rows=rows),
+        *divide_devices(config, engine=engine.name),
         facts,
     )
 
@@ -116,7 +115,6 @@ def inputs_of_traces(
     examples: Sequence[Example],
     *,
     dataset: dict[str, Any],
-    rows: int,
     more_facts: dict[str, Any] | None = None,
 ) -> Inputs:
     """Return the inputs of a command that trains on responses that are given, and samples only for evaluations.
@@ -124,7 +122,7 @@ def inputs_of_traces(
     Args:
         examples: what is trained on.
         dataset: the facts of these, for run.json.
-        rows, more_facts: as for `load_inputs`.
+        more_facts: as for `load_inputs`.
 
     Raises:
         RlvrError: evaluation questions cannot be read, grader or engine are unknown, or a device is missing or too small.
@@ -144,9 +142,7 @@ def inputs_of_traces(
         | environment_facts(config)
         | (more_facts or {})
     )
-    return Inputs(
-        template, [], eval_dataset, pool, engine, *divide_devices(config, engine=engine.name, rows=rows), facts
-    )
+    return Inputs(template, [], eval_dataset, pool, engine, *divide_devices(config, engine=engine.name), facts)
 
 
 def evaluation_engine(config: TrainingConfig, eval_dataset: Dataset | None) -> Engine:
@@ -176,11 +172,8 @@ def evaluation_engine(config: TrainingConfig, eval_dataset: Dataset | None) -> E
     return Engine("transformers", "not asked for another")
 
 
-def divide_devices(config: TrainingConfig, *, engine: str, rows: int) -> tuple[Placement, MemoryPlan]:
+def divide_devices(config: TrainingConfig, *, engine: str) -> tuple[Placement, MemoryPlan]:
     """Place trainer and engine on the devices of this machine, and plan their memory.
-
-    Args:
-        rows: responses in a micro-batch.
 
     Raises:
         RlvrError: there is no such device, or it is too small; a package of the options is not installed; or as
@@ -199,6 +192,7 @@ def divide_devices(config: TrainingConfig, *, engine: str, rows: int) -> tuple[P
     else:
         placement = place(config.device, cuda_devices=[*capacities], trainers=config.trainers, **how)
     shape = model_shape(model_path(config.model))
+    rows = config.micro_batch_rows
     return placement, memory_plan(config, shape, placement, engine=engine, rows=rows, capacities=capacities)
 
 

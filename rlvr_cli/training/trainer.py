@@ -53,7 +53,6 @@ class Trainer:
         updates: optimizer updates tried so far, including skipped ones; the version of the policy.
         cursor: the data cursor: counters that the command needs to resume, kept in checkpoints.
         tensors: tensors that the command needs to resume, kept in checkpoints.
-        micro_batch_tokens: the tokens of a micro-batch; None if the command gives its rows.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class Trainer:
                 grader=grader,
                 stop=stop,
             )
-        self.micro_batch_tokens = memory.micro_batch_tokens
+        self._tokens = memory.micro_batch_tokens
         self.weights = WeightSync(config, engine=engine, placement=placement, memory=memory)
         self._ending = ExitStack()
         self._ending.callback(self.weights.close)
@@ -191,6 +190,11 @@ class Trainer:
         return self.trainers.replica.policy.compute_dtype
 
     @property
+    def _split(self) -> dict[str, int | None]:
+        """What a micro-batch holds."""
+        return {"micro_batch_size": self.config.micro_batch_rows, "micro_batch_tokens": self._tokens}
+
+    @property
     def policy(self) -> Policy:
         """The model being trained, with its weights until the next update."""
         return self.trainers.policy
@@ -237,8 +241,8 @@ class Trainer:
                     schedule=self.config.lr_schedule,
                 ),
                 max_grad_norm=self.config.max_grad_norm,
-                micro_batch_tokens=self.micro_batch_tokens,
                 gradient_checkpointing=self.config.gradient_checkpointing,
+                **self._split,
                 **how,
             )
         fault_point("updated")
@@ -261,18 +265,16 @@ class Trainer:
         batch: Mapping[str, Tensor],
         *,
         of: Scored = "policy",
-        micro_batch_size: int,
         temperature: float,
     ) -> Tensor:
         """Compute the log-probabilities of the responses, (batch, seq): see `scores`."""
-        return self.scores(batch, of=of, micro_batch_size=micro_batch_size, temperature=temperature)["log_probs"]
+        return self.scores(batch, of=of, temperature=temperature)["log_probs"]
 
     def scores(
         self,
         batch: Mapping[str, Tensor],
         *,
         of: Scored = "policy",
-        micro_batch_size: int,
         temperature: float,
     ) -> dict[str, Tensor]:
         """Compute the log-probabilities of the responses, and their values if the policy has a critic: see `compute_scores`.
@@ -288,9 +290,8 @@ class Trainer:
                 "scores",
                 dict(batch),
                 of=of,
-                micro_batch_size=micro_batch_size,
-                micro_batch_tokens=self.micro_batch_tokens,
                 temperature=temperature,
+                **self._split,
             )
 
     @contextmanager

@@ -375,7 +375,7 @@ def test_the_plan_comes_before_anything_else(pairs, tiny_model_dir, tmp_path, ca
     dpo.run(resolve(DpoConfig, flags=options_of(pairs, tiny_model_dir, tmp_path, **config), command="dpo"))
     said = capsys.readouterr().err
     assert "pairs          11 of " in said
-    assert "updates        3 of 4 pairs, in micro-batches of 4; 1 epochs" in said
+    assert "updates        3 of 4 pairs; 1 epochs" in said
     assert "log sigma(2 (h_w - h_l) - 0.3);  h = (1/|o|) log p of" in said
     assert "reference " not in said
     assert not (tmp_path / "r").exists()

@@ -23,7 +23,10 @@ from rlvr_cli.training.session import load_inputs
     [
         ({"rollout_batch_size": 100}, "--rollout-batch-size 100 is not a multiple of --group-size 8"),
         ({"train_batch_size": 96}, "--rollout-batch-size 256 is not a multiple of --train-batch-size 96"),
-        ({"train_batch_size": 64}, "--train-batch-size 64 is not a multiple of --gradient-accumulation-steps 128"),
+        (
+            {"train_batch_size": 64, "gradient_accumulation_steps": 128},
+            "--train-batch-size 64 is not a multiple of --gradient-accumulation-steps 128",
+        ),
         (
             {"train_batch_size": 4, "gradient_accumulation_steps": 1},
             "--train-batch-size 4 is smaller than --group-size 8",
@@ -119,7 +122,7 @@ FEW = {"dataset": "arithmetic:32", "eval_dataset": "arithmetic:32"}
 @pytest.fixture(scope="module")
 def facts():
     """What a plan tells of its inputs."""
-    return load_inputs(GrpoConfig(**FEW), questions_per_batch=32, rows=2).facts
+    return load_inputs(GrpoConfig(**FEW), questions_per_batch=32).facts
 
 
 def lines_of(facts, **given):

@@ -30,6 +30,7 @@ SMALL = {
     "grader_workers": 1,
     "eval_every": 0,
     "checkpoint_every": 0,
+    "micro_batch_size": 4,
     "run": "r",
 }
 

@@ -610,7 +610,7 @@ def test_questions_are_read_as_the_options_say(tmp_path):
         "eval_dataset": str(tmp_path / "eval.jsonl"),
     }
     config = GrpoConfig(**fields, **files, prompt=str(tmp_path / "prompt"))
-    inputs = load_inputs(config, questions_per_batch=2, rows=1)
+    inputs = load_inputs(config, questions_per_batch=2)
     assert [(e.question, e.ground_truth) for e in inputs.questions] == [("this?", "7")] * 2
     assert inputs.eval_dataset is not None
     assert [(e.question, e.ground_truth) for e in inputs.eval_dataset.examples] == [("and this?", "7")] * 2

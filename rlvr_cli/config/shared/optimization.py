@@ -56,7 +56,7 @@ class OptimizationOptions:
     micro_batch_tokens: int | None = knob(
         None,
         "Tokens per micro-batch, a shared prompt counted once, in place of a number of responses; auto: as many as fit the "
-        "device's memory. Does not change the result.",
+        "device's memory; on a CPU 2,048. Does not change the result. Default: auto, unless a number of responses is asked for.",
         group="Optimization",
         free_on_resume=True,
         at_least=0,
@@ -92,6 +92,21 @@ class OptimizationOptions:
         "auto: bfloat16 on CUDA, float32 on CPU.",
         group="Optimization",
     )
+
+
+@dataclass(frozen=True)
+class MicroBatchOptions:
+    micro_batch_size: int | None = knob(
+        None,
+        "Responses per forward pass, examples for sft, pairs for dpo; does not change the result. Default: as --micro-batch-tokens says.",
+        group="Optimization",
+        free_on_resume=True,
+        at_least=1,
+    )
+
+    @property
+    def units_asked(self) -> int | None:
+        return self.micro_batch_size
 
 
 def check_lora(config: OptimizationOptions) -> None:

@@ -34,6 +34,7 @@ class TrainingConfig(
     loaded_teacher = ""
     divergence = "reverse_kl"
     rollout_batch_size = 256
+    rows_of_unit = 1
     critic = ""
     critic_learning_rate = 0.0
     packed_length = 0
@@ -42,6 +43,16 @@ class TrainingConfig(
     def samples_apart(self) -> bool:
         """Whether the engine is in processes of its own."""
         return bool(self.async_steps) or self.samplers > 1
+
+    @property
+    def units_asked(self) -> int | None:
+        """Units of a micro-batch, responses or pairs, that the command's own option asks for."""
+        return None
+
+    @property
+    def micro_batch_rows(self) -> int | None:
+        """Most rows of a micro-batch, unless --micro-batch-tokens is given; None: its tokens are counted."""
+        return None if self.units_asked is None else self.units_asked * self.rows_of_unit
 
     @property
     def keeps_reference(self) -> bool:

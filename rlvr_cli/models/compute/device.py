@@ -143,8 +143,8 @@ def current_device(device: torch.device) -> contextlib.AbstractContextManager[ob
 @contextlib.contextmanager
 def out_of_memory_as_user_error(
     problem: str = "The device has too little memory for this micro-batch.",
-    hint: str = "Use smaller micro-batches, which give the same result: raise --gradient-accumulation-steps or lower "
-    "--micro-batch-size. If vLLM shares the device, lower --gpu-memory-utilization.",
+    hint: str = "Use smaller micro-batches, which give the same result: --micro-batch-tokens with fewer tokens than the "
+    "plan says. If vLLM shares the device, lower --gpu-memory-utilization.",
 ) -> Iterator[None]:
     """Turn an out-of-memory error of the device into a user error, by default that of an update or of scoring."""
     try:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.config.shared.optimization import OptimizerKind
 from rlvr_cli.config.shared.training import TrainingConfig
@@ -32,7 +31,9 @@ GUESSED_PROMPT = 256  # tokens
 GUESSED_UTILIZATION = 0.3  # where vLLM shares the trainer's device and the model's sizes are not known
 CONTEXT = 1.5 * 2**30  # bytes of a GPU that no tensor has: CUDA's context and kernels, a sleeping vLLM's graphs
 ROOM = 0.9  # of a device that --micro-batch-tokens auto fills: the rest is for fragments, and for the estimate's error
-TOKENS, MOST_TOKENS = 8192, 65536  # of a micro-batch with auto: where the memory is not known, and where it is
+# Of a micro-batch with auto: on a CPU, where more are no faster, and where memory or model are not known; and else at most.
+TOKENS, MOST_TOKENS = 2048, 65536
+BESIDE = 8192  # the fewest for which the embedded engine keeps what it samples with
 WORKSPACE = 2**30  # bytes that vLLM needs beside weights and cache
 _COPIES, _CACHE = "bfloat16 copy of the weights", "key-value cache"
 _WHOLE = "weights put together"  # of shards
@@ -55,6 +56,8 @@ class MemoryPlan:
         utilization: the share of its device that vLLM takes.
         moves_state: whether the optimizer's state leaves the device while vLLM samples there.
         micro_batch_tokens: the tokens of a micro-batch; None if rows are counted.
+        tokens_that_fit: those that --micro-batch-tokens auto gives one.
+        largest: the tokens of the largest micro-batch that is expected.
         keeps_workspace: whether the embedded engine keeps its cache, its copies of weights and its graphs during updates.
     """
 
@@ -67,6 +70,8 @@ class MemoryPlan:
     utilization: float = UTILIZATION
     moves_state: bool = False
     micro_batch_tokens: int | None = None
+    tokens_that_fit: int = TOKENS
+    largest: int = 0
     keeps_workspace: bool = False
 
     @property
@@ -92,7 +97,7 @@ def memory_plan(
     placement: Placement,
     *,
     engine: str,
-    rows: int,
+    rows: int | None,
     capacities: Mapping[str, float],
 ) -> MemoryPlan:
     """Estimate the memory that a run needs, and divide a device that trainer and vLLM share.
@@ -101,7 +106,7 @@ def memory_plan(
         shape: parameters, layers, hidden, intermediate, kv_width (key-value heads times head size), vocabulary; None if
             they are not known.
         engine: the name of the sampling engine.
-        rows: responses in a micro-batch, or packed sequences.
+        rows: responses in a micro-batch, or packed sequences, that are asked for; None: its tokens are counted.
         capacities: the bytes of each visible CUDA device, by its name.
 
     Raises:
@@ -110,8 +115,8 @@ def memory_plan(
     capacity, of = capacities.get(placement.trainer), capacities.get(placement.engine)
     apart = engine_kind(engine).share is None  # it has memory of its own
     asked, tokens = config.gpu_memory_utilization, config.micro_batch_tokens
-    if tokens is None and config.packed_length:
-        tokens = rows * config.packed_length
+    if tokens is None and (rows is None or config.packed_length):
+        tokens = (rows or 0) * config.packed_length  # 0: as many as fit
     if not shape:
         guess = GUESSED_UTILIZATION if apart and placement.shared else UTILIZATION
         return MemoryPlan(
@@ -123,11 +128,11 @@ def memory_plan(
             micro_batch_tokens=TOKENS if tokens == 0 else tokens,
         )
     row = _row_tokens(config)
-    if tokens == 0:
-        tokens = _tokens_that_fit(config, shape, placement, capacity, engine=engine, row=row)
-    updating, sampling = _held_by_trainer(
-        config, shape, placement, engine=engine, tokens=rows * row if tokens is None else max(tokens, row)
-    )
+    unit = row * config.rows_of_unit
+    that_fit = _tokens_that_fit(config, shape, placement, capacity, engine=engine, unit=unit)
+    tokens = that_fit if tokens == 0 else tokens
+    largest = (rows or 0) * row if tokens is None else max(tokens, unit)
+    updating, sampling = _held_by_trainer(config, shape, placement, engine=engine, tokens=largest)
     plan = MemoryPlan(
         updating,
         sampling,
@@ -136,6 +141,8 @@ def memory_plan(
         devices=capacities,
         utilization=asked or UTILIZATION,
         micro_batch_tokens=tokens,
+        tokens_that_fit=that_fit,
+        largest=largest,
     )
     if config.fsdp:  # what an engine samples with is taken apart again
         return plan
@@ -161,20 +168,20 @@ def _tokens_that_fit(
     capacity: float | None,
     *,
     engine: str,
-    row: int,
+    unit: int,
 ) -> int:
-    """Return how many tokens a micro-batch may have, at least one row's: a multiple of 1,024 that fits ROOM of the device."""
+    """Return how many tokens a micro-batch may have, at least those of a unit: a multiple of 1,024 that fits ROOM of the device."""
     if capacity is None:
-        return max(TOKENS, row)
+        return max(TOKENS, unit)
     updating, sampling = _held_by_trainer(config, shape, placement, engine=engine, tokens=MOST_TOKENS)
     per_token = updating["activations of a micro-batch"] / MOST_TOKENS
 
     def fit(kept: float) -> int:
         found = MOST_TOKENS - (sum(updating.values()) + kept - ROOM * capacity) / per_token
-        return max(min(int(found) // 1024 * 1024, MOST_TOKENS), row)
+        return max(min(int(found) // 1024 * 1024, MOST_TOKENS), unit)
 
     beside = fit(sum(sampling.get(name, 0.0) for name in _KEPT))
-    return beside if beside >= TOKENS else fit(0)
+    return beside if beside >= BESIDE else fit(0)
 
 
 def compute_dtype(config: TrainingConfig, device: str) -> torch.dtype:
@@ -337,7 +344,7 @@ def _cached_bytes(shape: Mapping[str, int], width: int) -> float:
 
 
 def options_that_fit(
-    config: TrainingConfig, shape: Mapping[str, int], devices: Mapping[str, float], *, engine: str, rows: int
+    config: TrainingConfig, shape: Mapping[str, int], devices: Mapping[str, float], *, engine: str, rows: int | None
 ) -> str | None:
     """Return the options with which a run fits CUDA devices of so many bytes: those that change its result least.
 
@@ -379,7 +386,9 @@ _STATES: tuple[dict[str, Any], ...] = (
 _ADAPTED_STATES: tuple[dict[str, Any], ...] = ({"param_dtype": "bfloat16"},)  # the state of an adapter is small
 
 
-def _smaller(config: TrainingConfig, *, engine: str, rows: int) -> Iterator[tuple[list[str], TrainingConfig, int, str]]:
+def _smaller(
+    config: TrainingConfig, *, engine: str, rows: int | None
+) -> Iterator[tuple[list[str], TrainingConfig, int | None, str]]:
     """Yield options that save memory, first none and those that change the result least, with what they lead to.
 
     Smaller micro-batches and gradient checkpointing change nothing. The embedded engine, which shares the trainer's weights, is
@@ -402,7 +411,10 @@ def _smaller(config: TrainingConfig, *, engine: str, rows: int) -> Iterator[tupl
     engines: list[tuple[list[str], str]] = [([], engine)]
     if engine_kind(engine).share is None and not engine_kind(engine).elsewhere:
         engines.append((["--engine transformers"], "transformers"))
-    choices = product(engines, states, (False, True), [*_fewer(config, rows)])
+    splits: list[tuple[list[str], int | None, int | None]] = [([], rows, config.micro_batch_tokens)]
+    if rows or config.micro_batch_tokens:
+        splits.append((["--micro-batch-tokens auto"], None, 0))
+    choices = product(engines, states, (False, True), splits)
     for (kind, of), (options, state), recompute, (cut, fewer, tokens) in choices:
         if recompute and config.gradient_checkpointing:
             continue
@@ -410,21 +422,6 @@ def _smaller(config: TrainingConfig, *, engine: str, rows: int) -> Iterator[tupl
             state, micro_batch_tokens=tokens, gradient_checkpointing=state.gradient_checkpointing or recompute
         )
         yield kind + options + ["--gradient-checkpointing"] * recompute + cut, smaller, fewer, of
-
-
-def _fewer(config: TrainingConfig, rows: int) -> Iterator[tuple[list[str], int, int | None]]:
-    """Yield options that make micro-batches smaller, first none, with the rows and tokens of a micro-batch that they give."""
-    yield [], rows, config.micro_batch_tokens
-    if config.micro_batch_tokens is not None:
-        if config.micro_batch_tokens:
-            yield ["--micro-batch-tokens auto"], rows, 0
-        return
-    while rows > 1:
-        rows //= 2
-        if not isinstance(config, GrpoConfig):
-            yield [f"--micro-batch-size {rows}"], rows, None
-        elif config.train_batch_size % rows == 0:
-            yield [f"--gradient-accumulation-steps {config.train_batch_size // rows}"], rows, None
 
 
 def _flags(config: TrainingConfig, changes: Mapping[str, Any]) -> list[str]:
@@ -446,7 +443,7 @@ def _bytes_of(config: TrainingConfig) -> float:
 
 
 def check_memory(
-    plan: MemoryPlan, config: TrainingConfig, shape: Mapping[str, int] | None, *, engine: str, rows: int
+    plan: MemoryPlan, config: TrainingConfig, shape: Mapping[str, int] | None, *, engine: str, rows: int | None
 ) -> str:
     """Return a note if the run will probably not fit; else, the empty string.
 
@@ -494,7 +491,7 @@ def memory_lines(plan: MemoryPlan, placement: Placement, *, engine: str) -> dict
     return lines | {"when sampling": sampling}
 
 
-def gpus_line(config: TrainingConfig, shape: Mapping[str, int], *, engine: str, rows: int) -> str:
+def gpus_line(config: TrainingConfig, shape: Mapping[str, int], *, engine: str, rows: int | None) -> str:
     """Say which GPUs the run fits, and what makes it fit the others."""
     kind, trainers = engine_kind(engine), config.trainers
     apart = config.async_steps and (trainers > 1 or (kind.share is None and not kind.elsewhere))
@@ -518,7 +515,7 @@ def gpus_line(config: TrainingConfig, shape: Mapping[str, int], *, engine: str, 
 
 
 def _options_on(
-    config: TrainingConfig, shape: Mapping[str, int], count: int, bytes: float, *, engine: str, rows: int
+    config: TrainingConfig, shape: Mapping[str, int], count: int, bytes: float, *, engine: str, rows: int | None
 ) -> str | None:
     """`options_that_fit` on so many GPUs of one kind."""
     devices = {f"cuda:{number}": bytes for number in range(count)}

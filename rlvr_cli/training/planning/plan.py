@@ -22,6 +22,7 @@ from rlvr_cli.training.losses.policy_gradient import KL_TYPES, Loss, clip_range
 from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES
 from rlvr_cli.training.parallel.placement import placement_line
 from rlvr_cli.training.planning.memory import (
+    MemoryPlan,
     adapter_parameters,
     check_memory,
     compute_dtype,
@@ -38,30 +39,26 @@ NO_EVALUATION = "nothing is evaluated, so there will be no curve of held-out rew
 FEW_UPDATES = 10  # with fewer, `rlvr sft` and `rlvr dpo` note that the model will hardly change
 
 
-def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs, *, rows: int) -> None:
+def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs) -> None:
     """Print the plan, the devices and their memory; with --dry-run also which GPUs the run fits.
-
-    Args:
-        rows: responses in a micro-batch.
 
     Raises:
         RlvrError: the run cannot fit its device.
     """
-    engine, shape = inputs.engine.name, model_shape(model_path(config.model))
+    engine, shape, rows = inputs.engine.name, model_shape(model_path(config.model)), config.micro_batch_rows
     computes = dtype_name(compute_dtype(config, inputs.placement.trainer))
     if playing := episodes_line(config):
         lines = {**lines, "episodes": playing}
     if config.lora_rank:
         lines = {**lines, "adapter": adapter_line(config, shape)}
     more = {
+        "micro-batches": micro_batches_line(config, inputs.memory),
         "precision": f"{_precision(config)}; computes in {computes}",
         "devices": placement_line(inputs.placement, engine=engine),
     }
     more |= memory_lines(inputs.memory, inputs.placement, engine=engine)
     if config.dry_run and shape:
         more["GPUs"] = gpus_line(config, shape, engine=engine, rows=rows)
-    if tokens := inputs.memory.micro_batch_tokens:
-        more["micro-batches"] = f"up to {tokens:,} tokens"
     for name, value in {**lines, **more}.items():
         console.say(f"{name:<14} {value}")
     notes = [NO_EVALUATION] if not inputs.facts["eval_dataset"] else []
@@ -69,6 +66,19 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs,
     for note in (*notes, check_memory(inputs.memory, config, shape, engine=engine, rows=rows), of_host):
         if note:
             console.say(f"note: {note}")
+
+
+def micro_batches_line(config: TrainingConfig, memory: MemoryPlan) -> str:
+    """The micro-batches on one line of the plan; what was asked for also with what it costs beside auto."""
+    rows, tokens, fitting = config.micro_batch_rows, memory.micro_batch_tokens, memory.tokens_that_fit
+    line = f"{rows} response{'s' * (rows != 1)}" if tokens is None else f"up to {tokens:,} tokens"
+    if not memory.largest or memory.largest == fitting:
+        return line
+    auto, fitted = "--micro-batch-tokens auto", f"({fitting:,} tokens), for the same result"
+    longest = f" of up to {memory.largest:,} tokens" if tokens is None else ""
+    if memory.largest < fitting:
+        return f"{line}{longest}: about {fitting / memory.largest:.2g} times the passes that {auto} makes {fitted}"
+    return f"{line}{longest}: about {memory.largest / fitting:.2g} times the activations that {auto} keeps {fitted}"
 
 
 def adapter_line(config: TrainingConfig, shape: Mapping[str, int] | None) -> str:
@@ -90,13 +100,12 @@ def sft_plan(
     examples, count = facts["dataset"]["rows"], len(sequences.rows)
     batch, unit = min(config.train_batch_size, count), "sequences" if config.packing else "examples"
     kept = ", correct ones only" if config.correct_only else ""
-    micro = "" if config.packing else f", in micro-batches of {min(config.micro_batch_size, batch)}"
     return {
         "model": model_line(facts["model"]),
         "examples": f"{examples} of {traces} traces of {facts['dataset']['name']}{kept}",
         **_prompt(config, facts),
         **({"packing": packing_line(config, sequences)} if config.packing else {}),
-        "updates": f"{num_updates} of {batch} {unit}{micro}; {num_updates / math.ceil(count / config.train_batch_size):g} epochs",
+        "updates": f"{num_updates} of {batch} {unit}; {num_updates / math.ceil(count / config.train_batch_size):g} epochs",
         "objective": sft_objective(config.length_normalization, config.normalize_constant),
         **_common(config, facts),
     }
@@ -120,8 +129,7 @@ def dpo_plan(config: DpoConfig, facts: Mapping[str, Any], *, num_updates: int) -
         "model": model_line(facts["model"]),
         "pairs": f"{pairs} of {facts['dataset']['name']}",
         **_prompt(config, facts),
-        "updates": f"{num_updates} of {batch} pairs, in micro-batches of {min(config.micro_batch_size, batch)}; "
-        f"{config.dpo_epochs} epochs",
+        "updates": f"{num_updates} of {batch} pairs; {config.dpo_epochs} epochs",
         "objective": preference_objective(config),
         **({"reference": reference} if config.loss_type != "simpo" else {}),
         **_common(config, facts),
@@ -137,8 +145,7 @@ def online_dpo_plan(config: DpoConfig, facts: Mapping[str, Any]) -> dict[str, st
         **_prompt(config, facts),
         "rounds": f"{config.n_dpo_steps}, each of {config.n_prompts_per_rollout_batch} questions x {config.group_size} samples, "
         f"at most {config.pairs_per_question} pairs of a question",
-        "updates": f"{config.dpo_epochs} epochs over a round's pairs, {config.train_batch_size} an update, in micro-batches of "
-        f"{config.micro_batch_size}",
+        "updates": f"{config.dpo_epochs} epochs over a round's pairs, {config.train_batch_size} an update",
         "objective": preference_objective(config),
         **({"reference": reference} if config.keeps_reference else {}),
         "sampling": _sampling(config),
@@ -154,8 +161,7 @@ def ei_plan(config: EiConfig, facts: Mapping[str, Any]) -> dict[str, str]:
         "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, {rewards_line(facts)}",
         **_prompt(config, facts),
         "rounds": f"{config.n_ei_steps}, each of {config.ei_batch_size} questions x {config.group_size} samples",
-        "updates": f"{config.sft_epochs} epochs over a round's distinct correct responses, {config.train_batch_size} an update, "
-        f"in micro-batches of {config.micro_batch_size}",
+        "updates": f"{config.sft_epochs} epochs over a round's distinct correct responses, {config.train_batch_size} an update",
         "objective": sft_objective("token_mean", 1.0),
         "sampling": _sampling(config),
         "engine": facts["engine"],
@@ -196,7 +202,6 @@ def grpo_plan(config: GrpoConfig, facts: Mapping[str, Any], *, loss: Loss) -> di
         **({"partial rollouts": partial_rollouts} if config.partial_rollout_tokens else {}),
         "updates": f"{updates} per batch ({config.epochs_per_rollout_batch} epochs, {config.train_batch_size} responses each), "
         f"{config.n_grpo_steps * updates} in all; {policy}",
-        "micro-batches": f"{config.micro_train_batch_size} responses, {config.gradient_accumulation_steps} per update",
         **({"shaped reward": shaped_reward_formula(config)} if config.shapes_rewards else {}),
         "advantage": advantage_formula(config, loss),
         "objective": grpo_objective(config, loss),
@@ -229,7 +234,6 @@ def ppo_plan(config: PpoConfig, facts: Mapping[str, Any]) -> dict[str, str]:
         "rollouts": f"{config.n_ppo_steps} batches of {config.n_prompts_per_rollout_batch} questions x {config.group_size} samples",
         "updates": f"{updates} per batch ({config.epochs_per_rollout_batch} epochs, {config.train_batch_size} responses each), "
         f"{config.n_ppo_steps * updates} in all; old log-probabilities and values are computed once per batch",
-        "micro-batches": f"{config.micro_batch_size} responses",
         "critic": f"{critic}; learning rate {config.critic_learning_rate:g}{alone}",
         **ppo_formulas(config),
         **ppo_kl_line(config),
@@ -250,7 +254,6 @@ def distill_plan(config: DistillConfig, facts: Mapping[str, Any]) -> dict[str, s
         **_prompt(config, facts),
         "rollouts": f"{config.n_distill_steps} batches of {questions} questions x {config.group_size} samples",
         "updates": f"{config.n_distill_steps} of {config.rollout_batch_size} responses, one per batch: on-policy",
-        "micro-batches": f"{config.micro_batch_size} responses",
         "objective": distill_objective(config),
         "sampling": _sampling(config),
         "engine": facts["engine"],

@@ -3,8 +3,11 @@
 Enters: a batch (`tokenization.Batch`) on the host. Leaves: its micro-batches, each with what the model needs on its device.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -29,7 +32,9 @@ class MicroBatch(NamedTuple):
         return {name: tensor[self.rows, : self.width] for name, tensor in batch.items()}
 
 
-def micro_batches(batch: Batch, size: int, *, tokens: int | None, together: bool) -> list[MicroBatch]:
+def micro_batches(
+    batch: Batch, size: int | None, *, tokens: int | None, together: bool, ranks: int = 1
+) -> list[MicroBatch]:
     """Cut a batch into micro-batches; those that need a backward pass come first.
 
     A micro-batch has at most `size` rows or, if `tokens` is given, computes at most so many tokens: a prompt once with `together`,
@@ -38,6 +43,10 @@ def micro_batches(batch: Batch, size: int, *, tokens: int | None, together: bool
     without a response token are left out.
     With `together`, units with the same prompt (that of their first row) are neighbors. If every row is `zero_advantage`, the first
     micro-batch still runs backward: its gradient of 0 lets AdamW's moments decay as usual.
+
+    Args:
+        ranks: that will divide them. Where tokens are counted, micro-batches are then as small as lets each rank go through as many
+            as it has to, so that none waits for another's larger one.
     """
     mask = batch["response_mask"].bool()
     for name in ("zero_advantage", "unit"):
@@ -46,14 +55,12 @@ def micro_batches(batch: Batch, size: int, *, tokens: int | None, together: bool
     ids = batch["input_ids"].cpu().numpy()
     zero_advantage = batch["zero_advantage"].flatten().tolist() if "zero_advantage" in batch else [False] * len(lengths)
     prompt_of = [ids[row, : start + 1].tobytes() for row, start in enumerate(starts)]
-
-    def too_large(cut: list[int]) -> bool:
-        if tokens is None:
-            return len(cut) > size
-        if not together:
-            return len(cut) * max(lengths[row] for row in cut) > tokens
-        responses = sum(max(lengths[row] - starts[row] - 1, 0) for row in cut)
-        return responses + sum(len(prompt) for prompt in {prompt_of[row] for row in cut}) // ids.itemsize > tokens
+    count: Callable[[], _Rows] = _Rows
+    if tokens is not None:
+        responses = [max(length - start - 1, 0) for length, start in zip(lengths, starts, strict=True)]
+        count = partial(_Shared, responses, starts, prompt_of) if together else partial(_Padded, lengths)
+    most = size if tokens is None else tokens
+    assert most is not None, "rows or tokens of a micro-batch"
 
     units: dict[int, list[int]] = {}
     for row, unit in enumerate(batch["unit"].flatten().tolist() if "unit" in batch else range(len(lengths))):
@@ -66,17 +73,78 @@ def micro_batches(batch: Batch, size: int, *, tokens: int | None, together: bool
         for rows in (units[unit] for unit in by_length):
             if all(zero_advantage[row] for row in rows) != learning:
                 prompts.setdefault(prompt_of[rows[0]] if together else b"", []).append(rows)
-        cut: list[int] = []
-        for rows in (rows for of_prompt in prompts.values() for rows in of_prompt):
-            if cut and too_large(cut + rows):
-                cuts.append((cut, learning))
-                cut = []
-            cut = cut + rows
-        cuts += [(cut, learning)] if cut else []
+        in_turn = [rows for of_prompt in prompts.values() for rows in of_prompt]
+        found = _filled(in_turn, most, count)
+        if tokens is not None and ranks > 1:
+            found = _even(in_turn, most, count, number=math.ceil(len(found) / ranks) * ranks)
+        cuts += [(cut, learning) for cut in found]
     return [
         MicroBatch(torch.tensor(rows, device=mask.device), max(lengths[row] for row in rows), learning or number == 0)
         for number, (rows, learning) in enumerate(cuts)
     ]
+
+
+class _Rows:
+    """How many rows a micro-batch has."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def add(self, rows: Sequence[int]) -> int:
+        """Add rows. Returns what the micro-batch now takes."""
+        self.rows += len(rows)
+        return self.rows
+
+
+class _Padded(_Rows):
+    """How many tokens a micro-batch computes whose rows are padded to the longest."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        super().__init__()
+        self.lengths, self.width = lengths, 0
+
+    def add(self, rows: Sequence[int]) -> int:
+        self.width = max(self.width, *(self.lengths[row] for row in rows))
+        return super().add(rows) * self.width
+
+
+class _Shared(_Rows):
+    """How many tokens a micro-batch computes whose rows share their prompts, each computed once."""
+
+    def __init__(self, responses: Sequence[int], starts: Sequence[int], prompt_of: Sequence[bytes]) -> None:
+        super().__init__()
+        self.responses, self.starts, self.prompt_of = responses, starts, prompt_of
+        self.prompts: set[bytes] = set()
+        self.tokens = 0
+
+    def add(self, rows: Sequence[int]) -> int:
+        for row in rows:
+            self.tokens += self.responses[row]
+            if self.prompt_of[row] not in self.prompts:
+                self.prompts.add(self.prompt_of[row])
+                self.tokens += self.starts[row] + 1
+        return self.tokens
+
+
+def _filled(units: Sequence[list[int]], most: int, count: Callable[[], _Rows]) -> list[list[int]]:
+    """Put units in turn into micro-batches that take at most so much; a larger one is alone."""
+    cuts: list[list[int]] = []
+    taken = count()
+    for rows in units:
+        if cuts and taken.add(rows) <= most:
+            cuts[-1].extend(rows)
+        else:
+            cuts.append([*rows])
+            taken = count()
+            taken.add(rows)
+    return cuts
+
+
+def _even(units: Sequence[list[int]], most: int, count: Callable[[], _Rows], *, number: int) -> list[list[int]]:
+    """The same with the smallest size that gives at most so many micro-batches."""
+    sizes = range(1, most)
+    at = bisect_left(sizes, True, key=lambda size: len(_filled(units, size, count)) <= number)
+    return _filled(units, sizes[at] if at < len(sizes) else most, count)
 
 
 def dealt(

@@ -29,7 +29,7 @@ def compute_scores(
     model: Policy | PreTrainedModel,
     batch: Batch,
     *,
-    micro_batch_size: int,
+    micro_batch_size: int | None = None,
     micro_batch_tokens: int | None = None,
     temperature: float = 1.0,
     check: Callable[[], None] = lambda: None,
@@ -45,7 +45,9 @@ def compute_scores(
     """
     policy = as_policy(model)
     batch = {name: batch[name].cpu() for name in batch if name in (*_SCORED, "unit", "zero_advantage")}
-    cuts = micro_batches(batch, micro_batch_size, tokens=micro_batch_tokens, together=policy.shares_prefixes)
+    cuts = micro_batches(
+        batch, micro_batch_size, tokens=micro_batch_tokens, together=policy.shares_prefixes, ranks=ranks.size
+    )
     scored = {name: batch[name] for name in _SCORED}
     places: list[MicroBatch] = []
     found: dict[str, list[Tensor]] = {"log_probs": []} | ({} if policy.critic is None else {"values": []})

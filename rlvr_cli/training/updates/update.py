@@ -48,7 +48,6 @@ SAME_LOG_PROBS = {torch.float64: 1e-6, torch.float32: 0.01, torch.float16: 1.0, 
 class UpdateOptions(TypedDict):
     """The fields of `UpdateSettings` that the algorithm chooses."""
 
-    micro_batch_size: int
     objective: NotRequired[Objective]
     skip_zero_advantage: NotRequired[bool]
     normalization: NotRequired[LengthNormalization]
@@ -62,8 +61,10 @@ class UpdateSettings:
     """How `train_update` updates: what the algorithm chooses (`UpdateOptions`), and what all algorithms have."""
 
     learning_rate: float  # of this update (`learning_rate_at`); that of the critic is in proportion (`make_optimizer`)
-    micro_batch_size: int  # most rows per micro-batch; a larger unit is a micro-batch by itself
-    micro_batch_tokens: int | None = None  # most tokens that a micro-batch computes, in place of `micro_batch_size`
+    micro_batch_size: int | None = None  # most rows per micro-batch; a larger unit is a micro-batch by itself
+    micro_batch_tokens: int | None = (
+        None  # most tokens that a micro-batch computes, in place of `micro_batch_size`; one of them is needed
+    )
     objective: Objective = negative_log_likelihood  # to minimize; the entropies have a gradient only if it uses them
     skip_zero_advantage: bool = True  # no backward pass for rows in `zero_advantage`: their gradient is known to be 0
     # What a loss per token is divided by (`loss_denominators`). A loss per row is averaged over the rows that go through the model:
@@ -148,7 +149,7 @@ def train_update(
     started = time.perf_counter()
     policy = as_policy(model)
     with policy.on_its_device():
-        update = _update_of(policy, batch, UpdateSettings(**how), teacher=teacher)
+        update = _update_of(policy, batch, UpdateSettings(**how), teacher=teacher, ranks=ranks.size)
         gradients = gradients_of(policy, ranks, several=len(update.micro_batches) > 1)
         optimizer.zero_grad(set_to_none=True)
         totals = _backward(update, gradients, ranks=ranks, check=check)
@@ -262,7 +263,9 @@ class _Totals:
             self.statistics.setdefault(name, []).append(values)
 
 
-def _update_of(policy: Policy, batch: Batch, settings: UpdateSettings, *, teacher: Teacher | None) -> Update:
+def _update_of(
+    policy: Policy, batch: Batch, settings: UpdateSettings, *, teacher: Teacher | None, ranks: int
+) -> Update:
     """Cut the batch, and find the denominators of the whole batch. Raises RlvrError if no row has a response token."""
     batch = {name: tensor.cpu() for name, tensor in batch.items()}
     mask = batch["response_mask"].bool()
@@ -275,7 +278,11 @@ def _update_of(policy: Policy, batch: Batch, settings: UpdateSettings, *, teache
         mask, normalization=settings.normalization, normalize_constant=settings.normalize_constant
     )
     cuts = micro_batches(
-        batch, settings.micro_batch_size, tokens=settings.micro_batch_tokens, together=policy.shares_prefixes
+        batch,
+        settings.micro_batch_size,
+        tokens=settings.micro_batch_tokens,
+        together=policy.shares_prefixes,
+        ranks=ranks,
     )
     return Update(
         policy=policy,

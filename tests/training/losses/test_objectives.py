@@ -284,6 +284,27 @@ def test_no_unit_is_cut_and_every_row_goes_once(case):
             assert learning == (loud or number == 0)
 
 
+@given(unit_batches(), st.integers(1, 60), st.integers(2, 4))
+@settings(max_examples=50)
+def test_ranks_have_as_many_micro_batches_of_tokens_and_none_waits_for_a_larger_one(case, tokens, ranks):
+    """By the definition: with a token less at a time, there would be more of them than the ranks go through anyway."""
+    batch, _, together = case
+    batch.pop("zero_advantage", None)
+
+    def cut(most, **how):
+        return [rows.tolist() for rows, _, _ in micro_batches(batch, None, tokens=most, together=together, **how)]
+
+    alone, divided = cut(tokens), cut(tokens, ranks=ranks)
+    number = math.ceil(len(alone) / ranks) * ranks
+    assert sorted(row for rows in divided for row in rows) == sorted(row for rows in alone for row in rows)
+    assert len(divided) <= number
+    sizes = [size for size in range(1, tokens + 1) if len(cut(size)) <= number]
+    assert divided == cut(sizes[0])
+    units = {int(batch["unit"][row]) for rows in alone for row in rows}
+    if ranks == 2 and len(units) > 1:
+        assert len(divided) > 1, "each trainer has work"
+
+
 def pairwise(inputs):
     """-log sigmoid of the difference of two responses' summed log-ratios, as in DPO; 0 for a row without its partner."""
     mask = inputs.response_mask

@@ -17,6 +17,7 @@ from rlvr_cli.training.losses.objectives import negative_log_likelihood, policy_
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.parallel.ranks import ALONE, Elsewhere, Ranks, bits
+from rlvr_cli.training.updates.micro_batches import micro_batches
 from rlvr_cli.training.updates.scores import compute_log_probs
 from rlvr_cli.training.updates.update import train_update
 from together import Together
@@ -135,7 +136,8 @@ def test_every_loss_has_the_gradient_of_one_process(together: Together, loss_typ
 @settings(max_examples=4)
 def test_no_cut_changes_the_gradient(together: Together, seed, size, tokens, clip, skip):
     how = {"micro_batch_size": size, "micro_batch_tokens": tokens, "max_grad_norm": clip, "skip_zero_advantage": skip}
-    assert_same_update(together, "grpo_clip", "tied", a_batch(seed=seed), how)
+    case = ("grpo_clip", "tied", a_batch(seed=seed), how)
+    assert_same_update(together, *case, of_one_process=case if tokens else None)  # ranks cut tokens anew
 
 
 @pytest.mark.parametrize("loss_type", ["reinforce_with_baseline", "gspo", "kimi"])
@@ -202,9 +204,16 @@ def log_probs(ranks: Ranks, batch, how):
 
 
 def test_log_probs_are_those_of_one_process_to_the_last_bit(together: Together):
-    for how in ({"micro_batch_size": 2}, {"micro_batch_size": 1, "micro_batch_tokens": 15}):
-        alone = log_probs(ALONE, make_batch(LENGTHS), how)
-        for scored in together.call(log_probs, make_batch(LENGTHS), how):
+    """In the same micro-batches: those of tokens are smaller on several ranks."""
+    batch, ranks = make_batch(LENGTHS), together.size
+
+    def cuts(tokens, **how):
+        return [rows.tolist() for rows, _, _ in micro_batches(batch, None, tokens=tokens, together=True, **how)]
+
+    even = next(tokens for tokens in range(1, 16) if cuts(tokens) == cuts(15, ranks=ranks))
+    for how, of_one in (({"micro_batch_size": 2}, {}), ({"micro_batch_tokens": 15}, {"micro_batch_tokens": even})):
+        alone = log_probs(ALONE, batch, how | of_one)
+        for scored in together.call(log_probs, batch, how):
             assert torch.equal(scored, alone)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rlvr_cli.cli import build
 from rlvr_cli.config import config_of
+from rlvr_cli.config.dpo import DpoConfig
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.parsing.sources import resolve
@@ -33,6 +34,7 @@ from rlvr_cli.training.planning.memory import (
     memory_plan,
     options_that_fit,
 )
+from rlvr_cli.training.planning.plan import micro_batches_line
 from shapes import SIZES, qwen, shape_of
 from traced import traced
 
@@ -272,7 +274,7 @@ def test_a_run_that_cannot_fit_is_refused_and_one_that_will_hardly_fit_is_noted(
     note = check_memory(tight, config, QWEN_15B, engine="transformers", rows=2)
     assert note == (
         "updates are estimated to need more memory than the 34.0 GiB of their device. "
-        "It should fit with --gradient-accumulation-steps 256."
+        "It should fit with --micro-batch-tokens auto."
     )
     assert check_memory(plan_of(config, QWEN_15B, gpu), config, QWEN_15B, engine="vllm", rows=2) == ""
     tiny = plan_of(config, QWEN_7B, 8 * GIB, engine="transformers")
@@ -282,18 +284,24 @@ def test_a_run_that_cannot_fit_is_refused_and_one_that_will_hardly_fit_is_noted(
 
 
 @pytest.mark.parametrize(
-    ("config", "option"),
+    "config",
     [
-        (GrpoConfig(gradient_accumulation_steps=8), "--gradient-accumulation-steps 128"),
-        (SftConfig(), "--micro-batch-size 2"),
-        (EiConfig(), "--micro-batch-size 2"),
+        GrpoConfig(gradient_accumulation_steps=8),
+        SftConfig(micro_batch_size=32),
+        EiConfig(micro_batch_size=32),
+        DpoConfig(micro_batch_size=16),
+        EiConfig(micro_batch_tokens=40_960),
     ],
 )
-def test_smaller_micro_batches_come_first(config, option):
-    """The largest that fit: the result is the same, and smaller ones are slower."""
-    assert options_that_fit(config, QWEN_15B, one(40 * GIB), engine="transformers", rows=32) == option
-    assert options_that_fit(config, QWEN_15B, one(80 * GIB), engine="transformers", rows=2) == ""
-    assert options_that_fit(config, QWEN_7B, one(8 * GIB), engine="transformers", rows=2) is None
+def test_micro_batches_that_fit_come_first(config):
+    """Those of auto: the result is the same."""
+    auto = "--micro-batch-tokens auto"
+    rows = config.micro_batch_rows
+    assert rows in (32, None)
+    assert options_that_fit(config, QWEN_15B, one(40 * GIB), engine="transformers", rows=rows) == auto
+    small = replace(config, micro_batch_tokens=None)
+    assert options_that_fit(small, QWEN_15B, one(80 * GIB), engine="transformers", rows=2) == ""
+    assert options_that_fit(small, QWEN_7B, one(8 * GIB), engine="transformers", rows=2) is None
 
 
 def test_what_the_host_holds_is_not_on_the_device():
@@ -322,7 +330,7 @@ def test_what_the_host_holds_is_not_on_the_device():
 DRY_RUNS = {
     "0.5B": {"24": "fits", "48": "fits", "80": "fits", "8 x 80": "with --trainers 8"},
     "1.5B": {
-        "24": "with --offload-optimizer --gradient-accumulation-steps 256 (11.5 GiB on the host)",
+        "24": "with --offload-optimizer --micro-batch-tokens auto (11.5 GiB on the host)",
         "48": "fits",
         "80": "fits",
         "8 x 80": "with --trainers 8",
@@ -368,7 +376,7 @@ def test_what_was_chosen_already_is_not_advised():
         ),
         ({"offload_optimizer": True}, 79.2, "--gradient-checkpointing"),
         ({"param_dtype": "bfloat16", "offload_optimizer": True}, 47.4, "--gradient-checkpointing"),
-        ({"compute_dtype": "float32"}, 79.2, "--offload-optimizer --gradient-accumulation-steps 256 (56.7 GiB on the host)"),
+        ({"compute_dtype": "float32"}, 79.2, "--offload-optimizer --micro-batch-tokens auto (56.7 GiB on the host)"),
     ):  # fmt: skip
         config = GrpoConfig(**options)
         assert options_that_fit(config, QWEN_7B, one(capacity * GIB), engine="transformers", rows=2) == advised, options
@@ -460,10 +468,47 @@ def test_the_tokens_of_a_micro_batch_fill_the_device():
     )
     tight = plan_of(config, QWEN_15B, 31 * GIB, engine="transformers")
     assert tight.micro_batch_tokens == 1280, "one row at least"
-    assert plan_of(config, QWEN_15B, engine="transformers").micro_batch_tokens == 8192
-    assert plan_of(config, None, 80 * GIB).micro_batch_tokens == 8192
+    assert plan_of(config, QWEN_15B, engine="transformers").micro_batch_tokens == 2048, "on a CPU"
+    assert plan_of(replace(config, sampling_max_tokens=4096), QWEN_15B).micro_batch_tokens == 256 + 4096
+    assert plan_of(DpoConfig(), QWEN_15B, rows=None).micro_batch_tokens == 2 * 1280, "one pair at least"
+    assert plan_of(config, None, 80 * GIB).micro_batch_tokens == 2048
     assert plan_of(replace(config, micro_batch_tokens=5000), QWEN_15B, 80 * GIB).micro_batch_tokens == 5000
-    assert plan_of(GrpoConfig(), QWEN_15B, 80 * GIB).micro_batch_tokens is None
+    assert plan_of(GrpoConfig(), QWEN_15B, 80 * GIB).micro_batch_tokens is None, "rows were asked for"
+    for unasked in (GrpoConfig(), EiConfig(), SftConfig(), PpoConfig()):
+        assert unasked.micro_batch_rows is None
+        assert plan_of(unasked, QWEN_15B, rows=None) == plan_of(replace(unasked, micro_batch_tokens=0), QWEN_15B)
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        (GrpoConfig(), "up to 2,048 tokens"),
+        (GrpoConfig(micro_batch_tokens=0, gradient_accumulation_steps=8), "up to 2,048 tokens"),
+        (
+            GrpoConfig(gradient_accumulation_steps=256),
+            "1 response of up to 1,280 tokens: about 1.6 times the passes that --micro-batch-tokens auto makes (2,048 tokens), for the "
+            "same result",
+        ),
+        (
+            SftConfig(micro_batch_size=16, sampling_max_tokens=256),
+            "16 responses of up to 8,192 tokens: about 4 times the activations that --micro-batch-tokens auto keeps (2,048 tokens), for the "
+            "same result",
+        ),
+        (
+            DpoConfig(micro_batch_size=8, sampling_max_tokens=256),
+            "16 responses of up to 8,192 tokens: about 4 times the activations that --micro-batch-tokens auto keeps (2,048 tokens), for the "
+            "same result",
+        ),
+        (SftConfig(micro_batch_size=4, sampling_max_tokens=256), "4 responses"),
+        (
+            GrpoConfig(micro_batch_tokens=4096),
+            "up to 4,096 tokens: about 2 times the activations that --micro-batch-tokens auto keeps (2,048 tokens), for the same result",
+        ),
+    ],
+)
+def test_the_plan_says_what_a_split_that_is_asked_for_costs(config, line):
+    plan = plan_of(config, QWEN_15B, engine="transformers", rows=config.micro_batch_rows)
+    assert micro_batches_line(config, plan) == line
 
 
 @given(
@@ -502,6 +547,7 @@ def test_trainer_and_vllm_fit_a_shared_device_together(shape, capacity, dtype, u
         ("ei", ["--trainers", "8", "--fsdp", "--ei-batch-size", "64"], "transformers"),
         ("grpo", ["--trainers", "2", "--offload-optimizer"], "transformers"),
         ("sft", [], "transformers"),
+        ("sft", ["--micro-batch-size", "8"], "transformers"),
         ("sft", ["--offload-optimizer"], "transformers"),
         ("ei", ["--lora-rank", "64"], "vllm"),
         ("ppo", [], "transformers"),
@@ -512,9 +558,6 @@ def test_trainer_and_vllm_fit_a_shared_device_together(shape, capacity, dtype, u
 def test_a_run_fits_with_what_its_dry_run_proposes(command, given, engine, size):
     shape = shape_of_size(size)
 
-    def rows_of(config):
-        return config.micro_train_batch_size if command == "grpo" else config.micro_batch_size
-
     def note(options, bytes):
         """What a command line gets to hear about its memory on GPUs of so many bytes."""
         config = read_options(command, [*given, *options])
@@ -523,14 +566,14 @@ def test_a_run_fits_with_what_its_dry_run_proposes(command, given, engine, size)
         placement = place(
             "auto", engine=chosen, in_process=not config.async_steps, cuda_devices=[*devices], trainers=config.trainers
         )
-        plan = memory_plan(config, shape, placement, engine=chosen, rows=rows_of(config), capacities=devices)
+        plan = memory_plan(config, shape, placement, engine=chosen, rows=config.micro_batch_rows, capacities=devices)
         try:
-            return check_memory(plan, config, shape, engine=chosen, rows=rows_of(config))
+            return check_memory(plan, config, shape, engine=chosen, rows=config.micro_batch_rows)
         except RlvrError as error:
             return error.hint
 
     config = read_options(command, given)
-    for said in gpus_line(config, shape, engine=engine, rows=rows_of(config)).split("; "):
+    for said in gpus_line(config, shape, engine=engine, rows=config.micro_batch_rows).split("; "):
         gpu, _, proposed = said.partition(": ")
         name = int(gpu.split()[-2])
         bytes = GPUS[name]
