@@ -1,6 +1,8 @@
-"""Wall seconds of one GRPO step whose episodes call a tool, compared with TRL's GRPOTrainer(tools=[...]).
+"""Wall seconds of one GRPO step whose episodes call a tool, compared with TRL's GRPOTrainer(tools=[...]) and with vLLM as the engine.
 
     python benchmarks/episodes_step.py [--sizes 0.4M 25M] [--steps 3] [--repeats 3] [--models FOLDER]
+
+TRL and vLLM take part where they are installed.
 
 Both sides train the same chat model on the questions of `multiplication` with the tool `calc`: 8 questions x 8 episodes of at
 most 3 turns and 128 tokens, what the tool says included, in 2 micro-batches of 32, temperature 1, float32, one thread, AdamW
@@ -16,6 +18,7 @@ The reward is a hash of the last turn, so that every group has a signal and no s
 printed for both: turns, calls and tokens per episode, and the share of episodes that ran out of tokens.
 
 ours   plays with the embedded sampler: an episode whose tool has answered joins the running batch, as a rule with its cache.
+vLLM   is ours with `--engine vllm`, in the trainer's process: all episodes take a turn together.
 TRL    plays each turn of all episodes with transformers.generate from the whole conversation so far, and calls the tool
        in its process.
 """
@@ -47,7 +50,7 @@ from grpo_step import (
 from rlvr_cli.data.synthetic import multiplication
 from rlvr_cli.types import Example
 
-WAYS = ("ours", "TRL")
+WAYS = {"ours": "rlvr_cli", "vLLM": "vllm", "TRL": "trl"}  # and the package that each needs
 GOAL = 0.4  # of TRL's time
 TEMPLATE = ROOT / "tests" / "fixtures" / "chat_templates" / "qwen2_5.jinja"
 ENDS, PLAIN = ("<|im_end|>", "<|endoftext|>"), ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -183,10 +186,9 @@ def main() -> None:
     if args.way == "TRL":
         of_trl(preset_with(preset), threads=args.threads)
     elif args.way:
-        train_with_ours(preset, of_batch)
-    ways = [way for way in WAYS if way != "TRL" or find_spec("trl")]
-    if "TRL" not in ways:
-        print("TRL is not installed here: pip install trl")
+        train_with_ours(preset | ({"engine": "vllm"} if args.way == "vLLM" else {}), of_batch)
+    ways = [way for way, package in WAYS.items() if find_spec(package)]
+    print(f"installed here: {', '.join(ways)}")
     with tempfile.TemporaryDirectory() as temporary:
         for size in args.sizes:
             model = teach((args.models or Path(temporary)).absolute(), size)
@@ -200,6 +202,9 @@ def main() -> None:
                     f"{of['length']:.1f} tokens, {of['cut']:.2f} cut off; {of['memory']:,.0f} MB at most",
                     flush=True,
                 )
+            if "vLLM" in middle:
+                ratio = middle["ours"]["seconds"] / middle["vLLM"]["seconds"]
+                print(f"the embedded engine's step takes {ratio:.2f} of the time of vLLM's", flush=True)
             if "TRL" in middle:
                 ratio = middle["ours"]["seconds"] / middle["TRL"]["seconds"]
                 print(f"goal         at most {GOAL} of TRL: {'reached' if ratio <= GOAL else 'missed'}", flush=True)

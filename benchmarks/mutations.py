@@ -1378,6 +1378,7 @@ VERIFIERS = [
     *mutations_of(
         "data/packages/verifiers.py",
         ("the arguments of an environment are lost", "load_environment(name, **arguments)", "load_environment(name)", f"{RUBRIC} environments_rows"),
+        ("a version of verifiers without such environments is loaded", 'if not found.startswith(f"{PLAYED}."):', "if False:", f"{RUBRIC} without_such_environments"),
         ("the size of a specification is lost", "min(filter(None, (wanted.size, limit)), default=None)", "limit", f"{RUBRIC} environments_rows"),
         ("evaluations have training questions", "table = environment.get_eval_dataset()", "table = environment.get_dataset()", f"{RUBRIC} environments_rows"),
     ),

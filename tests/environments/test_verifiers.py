@@ -211,6 +211,19 @@ def test_text_is_all_that_a_message_holds():
         text_of([{"type": "image_url", "image_url": {}}])
 
 
+def test_a_version_without_such_environments_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
+    (tmp_path / "verifiers-0.4.0.dist-info").mkdir()
+    (tmp_path / "verifiers-0.4.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: verifiers\nVersion: 0.4.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for use in (lambda: check_environment(EnvironmentSpec(GAME, chat=True)), lambda: load_dataset(GAME)):
+        with pytest.raises(
+            RlvrError, match=r"verifiers 0\.4\.0 is installed, and episodes are played with .* verifiers 0\.3"
+        ):
+            use()
+
+
 def rows_of(run: Path) -> list[dict]:
     rows = read_rollouts(run).to_pylist()
     assert rows
@@ -249,3 +262,67 @@ def test_training_with_a_tool_replays_and_resumes(place, rlvr, monkeypatch):
     rlvr(*arguments, "--run", "cut", fault="update:2", status=-signal.SIGKILL)
     rlvr("grpo", "--resume", "cut")
     assert [row["response_ids"] for row in rows_of(place / "runs/cut")] == [row["response_ids"] for row in rows]
+
+
+# Questions of a file: then the environment alone imports the library, in each of its processes.
+STEP = ["--rollout-batch-size", 8, "--train-batch-size", 8]
+COMMANDS = {
+    "ei": ["--ei-batch-size", 2, "--group-size", 4, "--n-ei-steps", 1, "--train-batch-size", 4],
+    "ppo": [*STEP, "--n-ppo-steps", 1, "--micro-batch-size", 8],
+    "distill": [*STEP[:2], "--n-distill-steps", 1, "--teacher", "qwen3"],
+    "dpo": [*STEP, "--group-size", 4, "--n-dpo-steps", 1],
+}
+APART = {name: ["--n-grpo-steps", 1, *GRPO[2:], f"--{name}", 2] for name in ("samplers", "trainers")}
+APART["async-steps"] = [*GRPO, "--async-steps", 1]
+
+
+@pytest.fixture(scope="module")
+def files(place) -> list:
+    lines = [json.dumps({"question": f"Double {n}.", "answer": str(2 * n)}) for n in range(1, 17)]
+    (place / "questions.jsonl").write_text("\n".join(lines[:8]))
+    (place / "held-out.jsonl").write_text("\n".join(lines[8:]))
+    return [
+        "--dataset",
+        "questions.jsonl",
+        "--eval-dataset",
+        "held-out.jsonl",
+        "--environment",
+        "verifiers:rlvr-mine,wrong=0.75",
+    ]
+
+
+def check_trained(run: Path) -> list[dict]:
+    """What every run of training with these episodes has: rows that fit, judged by the rubric alone."""
+    assert findings(run) == []
+    rows = rows_of(run)
+    for row in rows:
+        judged = row["episode"]["ended_by"] == "environment"
+        assert row["grader"] == "environment"
+        assert (row["reward"] >= 0.75) == judged
+        assert {measured["name"] for measured in row["measured"] or ()} >= ({"right", "longer"} if judged else set())
+    assert any(row["reward"] for row in rows if row["phase"] == "train")
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_that_samples_plays_them(place, rlvr, files, command):
+    given = [*COMMON, *files, *COMMANDS[command], "--learning-rate", 1e-4, "--eval-examples", 2]
+    rlvr(command, *given, "--run", command)
+    check_trained(place / "runs" / command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("apart", APART)
+def test_processes_apart_play_them(place, rlvr, files, apart):
+    rlvr("grpo", *COMMON, *files, *APART[apart], "--run", apart)
+    rows = check_trained(place / "runs" / apart)
+    if apart == "async-steps":
+        assert {row["step"]: row["policy_version"] for row in rows if row["phase"] == "train"} == {0: 0, 1: 0}
+
+
+@pytest.mark.slow
+def test_the_arms_of_a_sweep_play_them(place, rlvr, files):
+    given = [*COMMON, *files, "--n-grpo-steps", 1, *GRPO[2:]]
+    rlvr("sweep", "grpo_baselines", "--seeds", "0", "--vary", "loss_type=no_baseline", *given)
+    check_trained(place / "runs/grpo_baselines/no_baseline-s0")

@@ -39,14 +39,14 @@ class Game(vf.MultiTurnEnv):
         return [vf.UserMessage(content=f"{state['secret']} {random.randint(1, 1_000_000_000)}")]
 
 
-def load_environment(kind="one", step=2, num=6, grouped=False):
+def load_environment(kind="one", step=2, num=6, grouped=False, wrong=0.25):
     print("a line of the environment's own")
     if kind == "broken":
         raise ValueError("out of order")
 
     def right(completion, answer, info):
-        assert int(answer) == info["n"] * step
-        return 1.0 if answer in completion[-1].content else 0.25
+        assert not info or int(answer) == info["n"] * step  # a question of another dataset has none
+        return 1.0 if answer in completion[-1].content else wrong
 
     def longer(completion):
         return min(len(completion[-1].content), 40) / 40

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from rlvr_cli.process import die_with_parent
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example
 
+PLAYED = "0.3"  # the version of the library
 EXAMPLE = f"{VERIFIERS}my-game,difficulty=2,size=200"
 
 
@@ -44,9 +46,16 @@ def parse(spec: str) -> VerifiersSpec:
 
 
 def check_installed() -> None:
-    """Raise RlvrError unless the library is there."""
+    """Raise RlvrError unless the library is there, in a version whose environments answer their policy in this process."""
     if find_spec("verifiers") is None:
         raise missing_extra("verifiers", "verifiers")
+    found = version("verifiers")
+    if not found.startswith(f"{PLAYED}."):
+        raise RlvrError(
+            f"verifiers {found} is installed, and episodes are played with the environments of verifiers {PLAYED}: in 0.4 "
+            "there are none of these (docs/environments.md).",
+            "Install it from the clone of rlvr: pip install -e '.[verifiers]'",
+        )
 
 
 def load(spec: str) -> Any:
