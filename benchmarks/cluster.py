@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -147,18 +148,17 @@ def requests_per_second(count: int, places: list[str]) -> float:
             worker.send([0])
             worker.receive(within=60)
         started = time.perf_counter()
-        for first in range(0, count, 256):
-            workers[first // 256 % 2].send(list(range(first, min(first + 256, count))))
-        answers = 0
-        while answers < count:
-            for worker in workers:
-                try:
-                    while True:
-                        assert len(worker.receive(within=0)["tokens"]) == TOKENS
-                        answers += 1
-                except TimeoutError:
-                    continue
+        with ThreadPoolExecutor(len(workers)) as pool:  # as samplers are asked: each in a thread, for all at once
+            list(pool.map(ask, workers, [range(n, count, len(workers)) for n in range(len(workers))]))
         return count / (time.perf_counter() - started)
+
+
+def ask(worker: Worker, numbers: Sequence[int]) -> None:
+    worker.send([*numbers])
+    for number in numbers:
+        said = worker.receive(within=60)
+        assert said["number"] == number
+        assert len(said["tokens"]) == TOKENS
 
 
 def in_turns(repeats: int, here: Callable[[], float], there: Callable[[], float]) -> tuple[float, float]:

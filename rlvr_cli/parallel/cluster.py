@@ -4,6 +4,7 @@ Enters: --cluster, and places. Leaves: the nodes, and a `RayWorker` for each pla
 `Host`, an actor; whatever happens to the command, Ray ends the actor, and that its worker.
 """
 
+import json
 import logging
 import os
 import signal
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -25,7 +26,7 @@ from rlvr_cli.faults import environment_of
 from rlvr_cli.parallel.host import Host
 from rlvr_cli.parallel.places import Node, NodeLost, node_of
 from rlvr_cli.parallel.shared_memory import SharedMemory
-from rlvr_cli.parallel.worker import Worker
+from rlvr_cli.parallel.worker import Worker, encoded
 from rlvr_cli.process import STOP_SIGNALS, stoppable
 
 _START_SECONDS = 60.0  # for the cluster to give what it has, and to start a process
@@ -51,10 +52,11 @@ class Cluster:
                     logging_level=logging.ERROR,
                     runtime_env={"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}},
                 )
-                # Ray prints of nodes that died on stdout, which is for results; a worker's loss is told by us.
+                # A thread of Ray prints of nodes that died on stdout, which is for results; a worker's loss is told by us.
                 with suppress(AttributeError, KeyError):
-                    inside: Any = vars(ray)["_private"]
-                    inside.worker.global_worker.gcs_error_subscriber.close()
+                    inside: Any = vars(ray)["_private"].worker.global_worker
+                    inside.threads_stopped.set()  # else the thread never rests once its channel is closed
+                    inside.gcs_error_subscriber.close()
         except (OSError, RuntimeError, ValueError, RayError) as error:
             raise RlvrError(
                 f"There is no cluster at {address}: {str(error).splitlines()[0]}",
@@ -149,6 +151,7 @@ class Cluster:
     def content(self, memory: SharedMemory) -> Any:
         """What is in the memory, in the cluster's object store: it goes to each node once, however many workers read it there."""
         if self._content is None or self._content[0] is not memory or self._content[1] != memory.writes:
+            self._content = None  # the store gives the room of the one before back
             self._content = memory, memory.writes, ray.put(np.frombuffer(memory.mapped(), dtype=np.uint8))
         return self._content[2]
 
@@ -189,13 +192,13 @@ class RayWorker(Worker):
 
     def __init__(self, host: Any, cluster: Cluster, *, title: str, hint: str, memory: SharedMemory | None) -> None:
         self._host, self._cluster, self._title, self._hint, self._memory = host, cluster, title, hint, memory
-        self._inbox: deque[Any] = deque()
-        self._receiving: Any = None
+        self._inbox: deque[bytes] = deque()
         self._shared = 0  # what it has of the memory
         self._end: tuple[int, str] | None = None
         self._lost = False
         self._pid_asked = host.pid.remote()
         self._ending = host.wait.options(concurrency_group="wait").remote()
+        self._receiving = self._ask()
         self._until = time.monotonic() + _START_SECONDS
 
     @property
@@ -223,7 +226,7 @@ class RayWorker(Worker):
 
     def send(self, message: Any) -> None:
         self.check()
-        self._host.send.options(concurrency_group="send").remote(message)
+        self._host.send.options(concurrency_group="send").remote(encoded(message))
 
     def share(self) -> None:
         memory = self._memory
@@ -234,24 +237,26 @@ class RayWorker(Worker):
     def receive(self, *, within: float | None = None) -> Any:
         until = None if within is None else time.monotonic() + within
         while not self._inbox:
-            if self._receiving is None:
-                self._receiving = self._host.receive.options(concurrency_group="receive").remote()
             left = _SLICE if until is None else min(_SLICE, max(until - time.monotonic(), 0))
-            with stoppable():
-                arrived, _ = ray.wait([self._receiving], timeout=left)
-            if arrived:
-                with suppress(RayError):  # `check` says that it has ended
-                    self._inbox.extend(ray.get(self._receiving))
-                self._receiving = None
-                if not self._inbox:
-                    ray.wait([self._ending], timeout=_START_SECONDS)
-                    self.check()
-            elif until is not None and time.monotonic() >= until:
+            try:
+                with stoppable():
+                    self._inbox.extend(ray.get(self._receiving, timeout=left))
+            except GetTimeoutError:
                 self.check()
-                raise TimeoutError
-            else:
+                if until is not None and time.monotonic() >= until:
+                    raise TimeoutError from None
+                continue
+            except RayError:
+                pass  # `check` says that it has ended
+            if not self._inbox:
+                ray.wait([self._ending], timeout=_START_SECONDS)
                 self.check()
-        return self._inbox.popleft()
+            self._receiving = self._ask()  # while what has come is read, more does
+        return json.loads(self._inbox.popleft())
+
+    def _ask(self) -> Any:
+        """Have the host wait for messages."""
+        return self._host.receive.options(concurrency_group="receive").remote()
 
     def interrupt(self) -> None:
         self._host.interrupt.remote()

@@ -1,7 +1,7 @@
 """A process on a node of a cluster that starts a worker there, and hands its messages on.
 
-Enters: what a `LocalWorker` is started with. Leaves: its messages, and the status with which it ends. It ends with its host,
-and its host with the command that asked for it.
+Enters: what a `LocalWorker` is started with. Leaves: its messages, which are not looked into, and the status with which it ends. It
+ends with its host, and its host with the command that asked for it.
 """
 
 import os
@@ -18,8 +18,8 @@ from rlvr_cli.parallel.shared_memory import SharedMemory
 from rlvr_cli.parallel.worker import LocalWorker
 
 _LINES = 5  # of its errors, the last
-_MOST = 1000  # messages at a time
-_LINGER = 0.01  # seconds in which more of them come along: a call costs more than a message
+_MOST = 2**20  # bytes of messages at a time, but for the last one
+_PAUSE = 0.01  # seconds between two answers of `receive`, so that messages come together: a call costs more than one
 
 
 class Host:
@@ -58,15 +58,18 @@ class Host:
 
         threading.Thread(target=start, daemon=True).start()
         self._worker = opened.get(timeout=60)
+        self._said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._handed_on = float("-inf")  # when
+        threading.Thread(target=self._listen, daemon=True).start()
 
     def pid(self) -> int:
         """Its process id on this node."""
         return self._worker.pid
 
-    def send(self, message: Any) -> None:
+    def send(self, message: bytes) -> None:
         """Hand a message on; to one that has ended, of which `wait` tells, in vain."""
         with suppress(RlvrError):
-            self._worker.send(message)
+            self._worker.send_bytes(message)
 
     def load(self, content: Any) -> None:
         """Write bytes into its memory.
@@ -78,15 +81,26 @@ class Host:
         self._memory.grow(content.nbytes)
         self._memory.mapped()[: content.nbytes] = memoryview(content)
 
-    def receive(self) -> list[Any]:
-        """Wait for messages, and return all that have come; none when it has ended."""
-        found = []
-        with suppress(RlvrError, TimeoutError):
-            found.append(self._worker.receive())
-            until = time.monotonic() + _LINGER
-            while len(found) < _MOST:
-                found.append(self._worker.receive(within=max(until - time.monotonic(), 0)))
+    def receive(self) -> list[bytes]:
+        """Wait for messages, and return those that have come; none when it has ended. The first after a pause is not kept waiting."""
+        message, found, size = self._said.get(), [], 0
+        time.sleep(max(self._handed_on + _PAUSE - time.monotonic(), 0))
+        with suppress(queue.Empty):
+            while message is not None:
+                found.append(message)
+                if (size := size + len(message)) >= _MOST:
+                    break
+                message = self._said.get_nowait()
+        if message is None:
+            self._said.put(None)  # for the next call
+        self._handed_on = time.monotonic()
         return found
+
+    def _listen(self) -> None:
+        with suppress(RlvrError):
+            while True:
+                self._said.put(self._worker.receive_bytes())
+        self._said.put(None)
 
     def wait(self) -> tuple[int, str]:
         """Wait until it ends. Returns its status and the last lines of its errors."""

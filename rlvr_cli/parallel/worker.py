@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, Protocol
@@ -141,8 +142,12 @@ class LocalWorker:
 
     def send(self, message: Any) -> None:
         """Send a message. Raises RlvrError if it has ended."""
+        self.send_bytes(encoded(message))
+
+    def send_bytes(self, message: bytes) -> None:
+        """Send a message that is `encoded` already."""
         with self._losses_as_user_errors():
-            write(self._connection, message)
+            self._connection.send_bytes(message)
 
     def share(self) -> None:
         """Do nothing: it maps the memory itself."""
@@ -153,6 +158,11 @@ class LocalWorker:
             if within is None or self._connection.poll(within):
                 return read(self._connection)
         raise TimeoutError
+
+    def receive_bytes(self) -> bytes:
+        """Wait for its next message, and return it `encoded`. Raises RlvrError if it has ended."""
+        with self._losses_as_user_errors():
+            return self._connection.recv_bytes()
 
     def wait(self) -> int:
         """Wait until it has ended. Returns its status."""
@@ -196,9 +206,14 @@ def visible_as_only(device: str) -> str:
 
 def write(connection: Connection, message: Any) -> None:
     """Send a message, from either end."""
-    connection.send_bytes(json.dumps(message).encode())
+    connection.send_bytes(encoded(message))
 
 
 def read(connection: Connection) -> Any:
     """Wait for the next message, at either end. Raises EOFError when the other one is gone."""
     return json.loads(connection.recv_bytes())
+
+
+def encoded(message: Any) -> bytes:
+    """A message as it goes through a connection: JSON, in which a dataclass is an object of its fields."""
+    return json.dumps(message, default=asdict).encode()

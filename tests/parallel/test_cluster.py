@@ -42,7 +42,34 @@ class Sums:
     def answer(self, turn):
         return Reply(f"(said) {len(turn)} {self.seed % 7}", reward=float(len(turn) % 2), role="teacher")
 """
-IMPATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}  # else a minute until Ray gives its head up
+IMPATIENT = {
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",  # else a minute until Ray gives its head up
+    "RAY_prestart_worker_first_driver": "0",  # its processes would have another environment than ours
+}
+EACH_ITS_OWN = """
+import json, sys
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.parallel.start import join, reserve, start_worker
+
+nodes = join(sys.argv[1]).nodes
+(name,) = [node.name for node in nodes if node.gpus]
+places = [f"{name}/cuda:0", f"{name}/cuda:1", f"{nodes[0].name}/cpu"]
+reserve(places)
+workers = [start_worker("w", "working:answer", place=at, arguments={"greeting": ""}, title=at, hint="") for at in places]
+seen = []
+for worker in workers:
+    worker.receive()
+    worker.send("CUDA_VISIBLE_DEVICES")
+    seen.append(worker.receive()["environment"])
+worker.send({})
+try:
+    worker.receive()
+except RlvrError as error:
+    seen.append(error.problem)
+for worker in workers:
+    worker.kill()
+print(json.dumps(seen))
+"""
 KILLS, KILL_WITHIN = 20, 25.0  # seconds after the first process has started
 SECONDS = 120.0  # for what must happen
 
@@ -110,6 +137,12 @@ def state_of(pid: str) -> list[str]:
         return []
 
 
+def processor_seconds(pid: int) -> float:
+    """What a process has computed so far."""
+    ticks = Path("/proc", str(pid), "stat").read_text().rpartition(") ")[2].split()[11:13]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
 def stopped(mark: str) -> set[str]:
     """Those of the workers that were sent SIGSTOP."""
     return {pid for pid in workers(mark) if state_of(pid)[:1] == ["T"]}
@@ -145,18 +178,13 @@ def test_trainers_and_samplers_on_two_nodes_give_the_bytes_of_one_machine(rlvr, 
     assert "raylet" not in done.out
 
 
-def test_a_sampler_that_dies_is_started_again_and_the_rows_are_those_of_one(rlvr, one_sampler, tmp_path: Path):
-    done = rlvr(*EVAL, "--samplers", "2", "--run", "cut", cwd=tmp_path, fault="sampler1.completion:2")
-    assert "ended with status -9" in done.err
-    assert "is started again" in done.err
-    assert rows_of(tmp_path / "runs/cut", phase="eval") == rows_of(one_sampler, phase="eval")
-
-
-def test_turns_of_episodes_are_those_of_one_process(forks, rlvr, tmp_path: Path):
+def test_a_sampler_that_dies_is_started_again_and_episodes_are_those_of_one(forks, rlvr, tmp_path: Path):
     (tmp_path / "mine.py").write_text(EPISODES)
     words = [*EVAL, "--limit", "8", "--environment", "mine.py:Sums", "--max-turns", "3"]
     forks.run(*words, "--run", "one", cwd=tmp_path, status=0)
-    rlvr(*words, "--samplers", "2", "--run", "two", cwd=tmp_path)
+    done = rlvr(*words, "--samplers", "2", "--run", "two", cwd=tmp_path, fault="sampler1.completion:2")
+    assert "ended with status -9" in done.err
+    assert "is started again" in done.err
     one, two = (rows_of(tmp_path / "runs" / name, phase="eval") for name in ("one", "two"))
     assert one == two
     assert {row["episode"]["num_turns"] for row in one} - {1}
@@ -181,6 +209,22 @@ def test_what_goes_wrong_is_told_before_anything_is_loaded(forks, cluster, tmp_p
     assert not (tmp_path / "runs").exists()
 
 
+def test_each_worker_sees_the_gpu_that_is_kept_for_it_and_its_last_words_arrive(cluster):
+    cluster.order("gpus")
+    path = os.pathsep.join([str(NODES.parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", EACH_ITS_OWN, cluster.address]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    cluster.order("no gpus")
+    assert done.returncode == 0, done.stderr
+    *on_gpus, on_cpu, last_words = json.loads(done.stdout)
+    assert sorted(on_gpus) == ["0", "1"]
+    assert not on_cpu
+    assert ") ended with status 1." in last_words
+    assert "TypeError" in last_words
+
+
 def test_the_doctor_looks_at_each_node(cluster, tmp_path: Path):
     """It looks for few packages here: each is imported in a process of its own."""
     code = "from rlvr_cli.commands import doctor as d; d.PACKAGES, d.EXTRA_PACKAGES = ('pyarrow',), ('ray',)"
@@ -197,9 +241,14 @@ def test_the_doctor_looks_at_each_node(cluster, tmp_path: Path):
 
 
 def test_a_node_that_dies_costs_no_row(forks, cluster, one_sampler: Path, tmp_path: Path):
+    """Until it dies, the command waits for it, and does not do so by looking again and again."""
     mark, words = uuid.uuid4().hex, [*EVAL, "--samplers", "2", "--run", "cut"]
     call = begin(forks, cluster, *words, cwd=tmp_path, mark=mark, fault="sampler1.completion:2:stop")
     wait_for(lambda: bool(stopped(mark)))
+    time.sleep(2)  # the other one has answered what it was asked
+    busy = processor_seconds(call.pid)
+    time.sleep(4)
+    assert processor_seconds(call.pid) - busy < 0.4
     cluster.order("kill")
     done = forks.wait(call, limit=2 * SECONDS)
     assert done.status == 0, done.said

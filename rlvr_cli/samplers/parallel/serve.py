@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
@@ -28,7 +28,9 @@ from rlvr_cli.samplers.episodes.open import open_environment, played
 from rlvr_cli.samplers.open import EngineSettings, engine_kind
 from rlvr_cli.samplers.parallel.process import sizes_of, with_tuples
 from rlvr_cli.samplers.weight_check import fixed_logprobs
-from rlvr_cli.types import Example, Request, Sampler, SamplingParams
+from rlvr_cli.types import Completion, Example, Request, Sampler, SamplingParams
+
+_FIELDS = [field.name for field in fields(Completion)]  # `asdict` would copy each of its tokens
 
 
 def serve(connection: Connection, *, weights: int, engine: str, **engine_options: Any) -> None:
@@ -99,7 +101,7 @@ def _answer(channel: _Channel, shared: SharedTensors, sampler: Sampler, policy_o
             asked = [_request(request) for request in requests]
             completions = sampler.sample(asked, SamplingParams(**with_tuples(params)))
             while number > channel.canceled_through and (completion := next(completions, None)):
-                channel.answers.put(["completion", asdict(completion)])
+                channel.answers.put(["completion", {name: getattr(completion, name) for name in _FIELDS}])
                 fault_point("completion")
             completions.close()
             channel.answers.put(["done", time.perf_counter() - started])
