@@ -17,6 +17,8 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+from rows import Row, write
+
 PER_PART = 50_000
 CATEGORIES = ("format_1_answer_1", "format_1_answer_0", "format_0_answer_0")
 QUESTIONS = {
@@ -133,6 +135,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--no-pandas", action="store_true")
+    parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--keep", type=Path, help="make the run in this directory, or use the one that is there")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -146,17 +149,21 @@ def main() -> None:
         if not arguments.no_pandas and not lines.exists():
             write_jsonl(run, lines)
             print(f"{lines.stat().st_size / 1e6:,.0f} MB as JSON lines")
+        work, rows = f"{arguments.rows:,} rows, {size:,.0f} MB", []
         print(f"{'question':<30} {'rlvr s':>8} {'MB':>6} {'pandas s':>9} {'MB':>7} {'ratio':>7}")
         for name, query in QUESTIONS.items():
             ours = measure(
                 [sys.executable, "-m", "rlvr_cli", "analyze", *query, str(run), "--limit", "20"], arguments.repeat
             )
-            line = f"{name:<30} {ours[0]:>8.2f} {ours[1]:>6.0f}"
+            line, theirs = f"{name:<30} {ours[0]:>8.2f} {ours[1]:>6.0f}", (None, None)
             if not arguments.no_pandas:
                 code = f"import pandas as pd; d = pd.read_json({str(lines)!r}, lines=True); print({PANDAS[name]})"
                 theirs = measure([sys.executable, "-c", code], 1)
                 line += f" {theirs[0]:>9.1f} {theirs[1]:>7.0f} {theirs[0] / ours[0]:>6.0f}x"
             print(line, flush=True)
+            for unit, mine, other in zip(("s", "MB"), ours, theirs, strict=True):
+                rows.append(Row(name, work, "" if other is None else "pandas", unit, mine, other, ""))
+        write(arguments.json, rows)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
@@ -46,6 +47,7 @@ from grpo_step import (
     train_with_ours,
     train_with_trl,
 )
+from rows import Row, write
 
 from rlvr_cli.data.synthetic import multiplication
 from rlvr_cli.types import Example
@@ -178,6 +180,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="measured steps per process")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--models", type=Path, help="where the trained models are kept")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
@@ -189,6 +192,7 @@ def main() -> None:
         train_with_ours(preset | ({"engine": "vllm"} if args.way == "vLLM" else {}), of_batch)
     ways = [way for way, package in WAYS.items() if find_spec(package)]
     print(f"installed here: {', '.join(ways)}")
+    rows = []
     with tempfile.TemporaryDirectory() as temporary:
         for size in args.sizes:
             model = teach((args.models or Path(temporary)).absolute(), size)
@@ -202,12 +206,28 @@ def main() -> None:
                     f"{of['length']:.1f} tokens, {of['cut']:.2f} cut off; {of['memory']:,.0f} MB at most",
                     flush=True,
                 )
-            if "vLLM" in middle:
-                ratio = middle["ours"]["seconds"] / middle["vLLM"]["seconds"]
-                print(f"the embedded engine's step takes {ratio:.2f} of the time of vLLM's", flush=True)
-            if "TRL" in middle:
-                ratio = middle["ours"]["seconds"] / middle["TRL"]["seconds"]
-                print(f"goal         at most {GOAL} of TRL: {'reached' if ratio <= GOAL else 'missed'}", flush=True)
+            rows += rows_of(size, middle)
+    for row in rows:
+        verdict = f", goal {row.goal}: {'missed' if row.missed else 'reached'}" if row.goal else ""
+        print(f"{row.cell}, {row.what}: {row.ratio:.2f} of that of {row.beside}{verdict}")
+    write(args.json, rows)
+
+
+def rows_of(size: str, middle: dict[str, dict[str, float]]) -> list[Row]:
+    """A row for the seconds of a step and one for its memory, beside each of the others."""
+    ours, names = middle["ours"], {"vLLM": "rlvr with vLLM, in process"}
+    if "TRL" in middle:
+        names["TRL"] = f"TRL {version('trl')} GRPOTrainer"
+    goals = {("TRL", "seconds"): f"<= {GOAL}"}
+    return [
+        Row(
+            what, "64 episodes", names[way], unit, ours[name], theirs[name], goals.get((way, name), ""), size,
+            f"{ours['turns']:.2f} turns, {ours['length']:.1f} tokens; {theirs['turns']:.2f}, {theirs['length']:.1f}",
+        )
+        for way, theirs in middle.items()
+        if way != "ours"
+        for what, unit, name in (("step with a tool, wall", "s", "seconds"), ("step with a tool, memory", "MB", "memory"))
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

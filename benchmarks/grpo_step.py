@@ -323,7 +323,7 @@ def main() -> None:
         print("TRL is not installed here: pip install trl")
     if not args.sizes:
         middle = measure(ways, [], args)
-        works = (("ours", "quickstart"), ("ours to EOS", "quickstart, both to EOS"))
+        works = (("ours", "quickstart", "quickstart"), ("ours to EOS", "quickstart, both to EOS", ""))
         return write(args.json, compared(middle, works, goal="<= 0.33"))
     rows = []
     for size in args.sizes:
@@ -333,9 +333,10 @@ def main() -> None:
                 if name != "short prompts" and not questions:
                     continue
                 print(f"{size} parameters, {name}", flush=True)
-                cell = json.dumps(grid_flags(Path(temporary) / "model", questions))
-                middle = measure([way for way in ways if way != "ours"], ["--cell", cell], args)
-                works = (("ours to EOS", f"{size} parameters, {name}, 64 responses of 64 tokens"),)
+                flags = json.dumps(grid_flags(Path(temporary) / "model", questions))
+                middle = measure([way for way in ways if way != "ours"], ["--cell", flags], args)
+                work = f"{size} parameters, {name}, 64 responses of 64 tokens"
+                works = (("ours to EOS", work, f"{size}, {name}"),)
                 rows += compared(middle, works, goal="<= 0.25" if questions else "<= 0.6")
     return write(args.json, rows)
 
@@ -386,14 +387,14 @@ def said_of(way: str, medians: dict[str, list[dict[str, float]]]) -> str:
     return f"{way:<12} {seconds:.3f} s a step ({min(span):.3f} to {max(span):.3f}){ratio}"
 
 
-def compared(middle: dict[str, dict[str, float]], works: Iterable[tuple[str, str]], *, goal: str) -> list[Row]:
-    """Return a row for each way and its work; none without TRL."""
+def compared(middle: dict[str, dict[str, float]], works: Iterable[tuple[str, str, str]], *, goal: str) -> list[Row]:
+    """Return a row for each way, its work and its cell of the tables; none without TRL."""
     if "TRL" not in middle:
         return []
     beside = f"TRL {version('trl')} GRPOTrainer"
     return [
-        Row(what, work, beside, unit, middle[way][name], middle["TRL"][name], aim)
-        for way, work in works
+        Row(what, work, beside, unit, middle[way][name], middle["TRL"][name], aim, cell)
+        for way, work, cell in works
         for what, unit, name, aim in (
             ("GRPO step, wall", "s", "seconds", goal),
             ("GRPO step, memory of the process", "MB", "memory", "<= 1"),

@@ -63,6 +63,7 @@ class Workload:
     prompts: Sequence[str]
     samples: int  # per prompt
     params: SamplingParams
+    cell: str = ""  # see `rows.Row`
     batches: int = 1  # per turn of an engine, so that a turn is long enough to be timed
 
 
@@ -201,7 +202,7 @@ def rows_of(work: Workload, *, repeats: int) -> list[Row]:
         print(f"  {name:9} {middle:9,.0f} tokens/s  {beside:22} {spread}")
         if name != "ours":
             what = "embedded sampler, ragged lengths" if work.name == "ragged" else "embedded sampler"
-            rows.append(Row(what, work.work, NAMES[name], "tokens/s", ours, middle, GOALS[name]))
+            rows.append(Row(what, work.work, NAMES[name], "tokens/s", ours, middle, GOALS[name], work.cell))
     if "vllm" not in engines:
         print("  vLLM is not installed: its rows are left out")
     sys.stdout.flush()
@@ -220,6 +221,7 @@ def grid(sizes: Sequence[str], questions_file: str | None, *, repeats: int) -> l
                 examples = load_dataset(questions, limit=8, purpose="train").examples
                 work = Workload(
                     name=size,
+                    cell=f"{size}, {name}",
                     work=f"{size} parameters, {name}, 64 responses of 64 tokens",
                     model=str(Path(folder) / "model"),
                     prompts=[prompt_of(example, load_prompt("r1_zero")) for example in examples],
@@ -262,6 +264,7 @@ def main() -> None:
             ),
             Workload(
                 name="ragged",
+                cell="quickstart",
                 work="quickstart's first GRPO batch: 32 questions x 8 samples, up to 64 tokens, </answer> ends one",
                 model=str(builtin_model_path()),
                 prompts=[prompt_of(example, load_prompt("r1_zero")) for example in batch],

@@ -24,30 +24,72 @@ def run(monkeypatch):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
-    sys.modules.pop("rows", None)
+    for name in ("rows", "tables"):
+        sys.modules.pop(name, None)
 
 
-def test_the_table_of_the_page_matches_the_results(run):
-    page = run.PAGE.read_text(encoding="utf-8")
-    table = run.table(json.loads((ROOT / "benchmarks/results.json").read_text(encoding="utf-8")))
-    assert run.with_table(page, table) == page
-    assert run.with_table(page, "another\n") != page
+def row(ours: float, theirs: float | None, goal: str = "", **more: str) -> dict:
+    return {"what": "w", "work": "q", "beside": "p", "unit": "s", "ours": ours, "theirs": theirs, "goal": goal} | more
+
+
+def made_of(run, rows: dict[str, list[dict]], narrow: dict[str, list[dict]] | None = None) -> dict[str, str]:
+    kinds = {run.tables.WIDE: rows, run.tables.NARROW: narrow or {}}
+    return run.made({kind: {"machines": dict.fromkeys(of, "m"), "rows": of} for kind, of in kinds.items()})
+
+
+def test_the_tables_of_the_pages_match_the_results(run):
+    parts = run.made(json.loads((ROOT / "benchmarks/results.json").read_text(encoding="utf-8")))
+    pages = [page.read_text(encoding="utf-8") for page in run.PAGES]
+    assert [run.with_tables(page, parts) for page in pages] == pages
+    assert all(any(f"<!-- /{name} -->" in page for page in pages) for name in parts)
+    assert run.with_tables(pages[0], parts | {"steps": "another\n"}) != pages[0]
+
+
+def test_the_sentence_about_grading_has_the_figures_of_the_results(run):
+    (found,) = json.loads((ROOT / "benchmarks/results.json").read_text())[run.tables.WIDE]["rows"]["grading"]
+    said = (
+        f"{found['ours']:,.0f} responses a second in one process, {found['ours'] / found['theirs']:.0f} times as many"
+    )
+    assert said in " ".join((ROOT / "README.md").read_text().split())
 
 
 def test_a_row_that_missed_its_goal_says_so(run):
-    row = {"what": "w", "work": "q", "beside": "p", "unit": "s", "ours": 1.0, "theirs": 4.0}
-    rows = [row | {"goal": goal} for goal in ("<= 0.25", "<= 0.2", ">= 0.25", ">= 0.3")]
-    lines = run.table({"machines": {"a": "m"}, "rows": {"a": rows}}).splitlines()[-4:]
+    rows = [row(1.0, 4.0, goal) for goal in ("<= 0.25", "<= 0.2", ">= 0.25", ">= 0.3")]
+    lines = made_of(run, {"sft": rows})[run.tables.WIDE].splitlines()[-4:]
     assert [line.endswith("| missed |") for line in lines] == [False, True, False, True]
     assert "| 1 s | 4 s | 0.25x | <= 0.25 |" in lines[0]
 
 
-def test_each_table_names_the_machine_of_its_rows(run):
-    row = {"what": "w", "work": "q", "beside": "p", "unit": "s", "ours": 1.0, "theirs": 4.0, "goal": "<= 1"}
-    machines, rows = {"a": "old", "b": "new", "c": "old", "d": "none"}, {"a": [row], "b": [row], "c": [row], "d": []}
-    said = [line for line in run.table({"machines": machines, "rows": rows}).splitlines() if line.startswith("Machine")]
-    assert said == ["Machine of a, c: old.", "Machine of b: new."]
-    assert run.table({"machines": {"a": "old"}, "rows": {"a": [row]}}).startswith("Machine: old.\n")
+def test_the_machine_of_each_measurement_is_named(run):
+    machines = {"sft": "old", "gpu": "new", "padding": "old", "grading": "none"}
+    rows = {"sft": [row(1.0, 4.0)], "gpu": [row(1.0, 4.0)], "padding": [row(1.0, 4.0)], "grading": []}
+    page = run.made({run.tables.WIDE: {"machines": machines, "rows": rows}})[run.tables.WIDE]
+    assert [line for line in page.splitlines() if line.startswith("- ")] == ["- sft, padding: old.", "- gpu: new."]
+
+
+def test_a_table_has_both_kinds_of_processor_and_says_what_there_is_not(run):
+    wall, memory = {"what": "GRPO step, wall"}, {"what": "GRPO step, memory of the process", "unit": "MB"}
+    cell = {"cell": "25M, GSM8K's prompts"}
+    ours = [row(2.0, None, note="killed", **wall, **cell), row(1500.0, None, note="above 3 GB", **memory, **cell)]
+    small = [row(1.0, 4.0, cell="quickstart", **wall), row(500.0, 600.0, cell="quickstart", **memory)]
+    other = [row(1.0, 2.0, cell="quickstart", **wall)]
+    ragged = [row(6.0, 2.0, what="embedded sampler, ragged lengths", beside="vLLM, in process", cell="quickstart")]
+    rows = {"grpo_step": small, "grpo_step_sizes": ours, "sampling": ragged}
+    parts = made_of(run, rows, {"grpo_step": other})
+    assert parts["speed"].splitlines()[2:] == [
+        "| 0.4M | quickstart's | 0.25 | 0.50 | 0.5, 0.6 GB | 3.00 |",
+        "| 25M | GSM8K's | TRL: killed | not measured | 1.5, above 3 GB |  |",
+    ]
+    assert parts["steps"].splitlines()[2:] == [
+        "| 0.4M | quickstart's | 1 s | 4 s | 0.25x | 0.5x | 0.5 GB | 0.6 GB |  |",
+        "| 25M | GSM8K's | 2 s | killed |  | not measured | 1.5 GB | above 3 GB |  |",
+    ]
+
+
+def test_rows_are_read_as_they_were_written(run, tmp_path):
+    rows = [run.Row(**row(1.0, 4.0, "<= 1", cell="c")), run.Row(**row(1.0, None))]
+    sys.modules["rows"].write(str(tmp_path / "rows.json"), rows)
+    assert run.read(tmp_path / "rows.json") == rows
 
 
 def test_every_script_loads_and_what_they_clock_exists(monkeypatch):
