@@ -939,6 +939,18 @@ MATHEMATICS = [
         ("the task's reward is subtracted", "loss = loss - task_reward", "loss = loss + task_reward", DISTILLATION),
     ),
     *mutations_of(
+        "samplers/openai_client.py",
+        ("what is busy is not asked again", "again = transient and", "again = False and", "tests/samplers/test_openai.py -k transient"),
+        ("an endpoint that says no is asked again", 'transient and asked != "false"', "transient", "tests/samplers/test_openai.py -k no_retry_will_help"),
+        ("an hour is waited for", "if asked > LONGEST_ASKED_WAIT:", "if False:", "tests/samplers/test_openai.py -k too_long"),
+        ("every wait is the first one", "FIRST_WAIT * 2.0 ** (tries - 1)", "FIRST_WAIT", "tests/samplers/test_openai.py -k waits_by_hand"),
+        ("the endpoint's wait is not read", "return asked if asked > 0 else", "return", "tests/samplers/test_openai.py -k waits_by_hand"),
+        ("no proxy is used", "proxy=_proxy_to(base_url),", "", "tests/samplers/test_openai.py -k proxy"),
+        ("a proxy is used for all", "or proxy_bypass(parts.hostname or \"\")", "", "tests/samplers/test_openai.py -k proxy"),
+        ("waiting has no end", "asyncio.timeout_at(deadline)", "asyncio.timeout_at(None)", "tests/samplers/test_openai.py -k deadline"),
+        ("an error repeats the key", 'problem = hide_key(f"{status} {said}", self._key)', 'problem = f"{status} {said}"', "tests/samplers/test_openai.py -k key_appears_nowhere"),
+    ),
+    *mutations_of(
         "samplers/openai.py",
         ("the thinking is lost", "    if answer.thinking:\n        assert", "    if False:\n        assert", "tests/samplers/test_openai.py -k thinking"),
         ("a thinking without an end is closed", "text if answer.text else None)", "text)", "tests/samplers/test_openai.py -k thinking"),

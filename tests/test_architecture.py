@@ -58,7 +58,7 @@ HEAVY = {
     "vllm",
     "bitsandbytes",
     "liger_kernel",
-    "openai",
+    "aiohttp",
     "ray",
     "math_verify",
     "sympy",
@@ -78,7 +78,7 @@ HOMES = {
     "rich": {"terminal"},
     "typer": {"cli"},
     "click": set(),  # use typer instead, which bundles it
-    "openai": {"samplers/openai"},
+    "aiohttp": {"samplers/openai_client"},
     "ray": {"parallel/cluster"},
     "vllm": {"samplers/vllm"},
     "bitsandbytes": {"models/compute/bitsandbytes"},

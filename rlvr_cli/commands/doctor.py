@@ -31,7 +31,7 @@ EXTRAS = {
     "flash-attn": "gpu",
     "bitsandbytes": "bitsandbytes",
     "liger-kernel": "liger",
-    "openai": "openai",
+    "aiohttp": "openai",
     "datasets": "hub",
     "peft": "lora",
     "py3langid": "language",

@@ -20,7 +20,8 @@ from urllib.parse import urlsplit
 from rlvr_cli.config.shared.addresses import endpoint_key
 from rlvr_cli.config.shared.prompt import JudgeOptions
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.samplers.openai import OpenAISampler, Unanswered
+from rlvr_cli.samplers.openai import OpenAISampler
+from rlvr_cli.samplers.openai_client import EndpointClient, Unanswered
 from rlvr_cli.text import printable, storable
 from rlvr_cli.types import Completion, SamplingParams
 
@@ -58,7 +59,7 @@ class Judge:
         spent: requests that were answered, texts that were known, and the tokens of what was answered, by name.
 
     Raises:
-        RlvrError: the openai package or the key is missing, or the address is invalid.
+        RlvrError: aiohttp or the key is missing, or the address is invalid.
     """
 
     def __init__(self, options: JudgeOptions, *, report: Callable[[str], None] = lambda sentence: None) -> None:
@@ -95,7 +96,7 @@ class Judge:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._client: Any = None
+        self._client: EndpointClient | None = None
         self._turns: asyncio.Semaphore | None = None
         self._closed = False
 

@@ -21,7 +21,7 @@ from rlvr_cli.judges.judge import Heard, Judge, Reply
 from rlvr_cli.judges.rubric import GRADING, NoScore, Rubric, read_rubric
 from rlvr_cli.runs.manifest import GRADES, ROLLOUTS
 from rlvr_cli.runs.readers import part_tables, read_index
-from rlvr_cli.samplers.openai import Unanswered
+from rlvr_cli.samplers.openai_client import Unanswered
 from rlvr_cli.text import printable, storable
 from rlvr_cli.types import Grade, Judgement
 

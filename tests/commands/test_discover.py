@@ -190,7 +190,7 @@ def asked(forks: Forks, folder: Path, served: Endpoint, words: str = "", **how) 
 
 
 def test_a_model_climbs_by_what_the_verifier_says(forks: Forks, tmp_path: Path):
-    pytest.importorskip("openai")
+    pytest.importorskip("aiohttp")
     with serving(climber) as served:
         done = asked(forks, tmp_path, served, "--rounds 9 --target 582 --run climb")
     assert done.status == 0, done.said
@@ -216,7 +216,7 @@ def test_a_model_climbs_by_what_the_verifier_says(forks: Forks, tmp_path: Path):
 def test_an_endpoint_that_fails_stops_the_search_and_it_goes_on_later(
     forks: Forks, tmp_path: Path, reply: Reply, said: str
 ):
-    pytest.importorskip("openai")
+    pytest.importorskip("aiohttp")
 
     def answer(body: dict) -> Reply:
         return reply if len(served.bodies) > 1 else climber(body)
@@ -240,7 +240,7 @@ def test_an_endpoint_that_fails_stops_the_search_and_it_goes_on_later(
 
 @pytest.mark.slow
 def test_a_busy_endpoint_is_asked_again(forks: Forks, tmp_path: Path):
-    pytest.importorskip("openai")
+    pytest.importorskip("aiohttp")
     replies = [error(429, "slow down", retry_after="0"), error(500, "oh"), Reply(status=0)]
 
     def answer(body: dict) -> Reply:
@@ -255,7 +255,7 @@ def test_a_busy_endpoint_is_asked_again(forks: Forks, tmp_path: Path):
 
 def test_responses_that_arrived_before_a_kill_are_not_bought_again(forks: Forks, tmp_path: Path):
     """Killed while the programs of a round run: the responses are stored, and the round is the same."""
-    pytest.importorskip("openai")
+    pytest.importorskip("aiohttp")
     with serving(climber) as served:
         words = "--rounds 1 --num-samples 2 --run r"
         done = asked(forks, tmp_path, served, words, fault="sampled:2")
@@ -271,7 +271,7 @@ def test_responses_that_arrived_before_a_kill_are_not_bought_again(forks: Forks,
 
 
 def test_the_key_is_nowhere(forks: Forks, tmp_path: Path):
-    pytest.importorskip("openai")
+    pytest.importorskip("aiohttp")
     canary = "sk-canary-4f1d9a77"
     spy = "import os\nraise ValueError(repr(dict(os.environ)) + open('/proc/self/environ').read())"
     with serving(lambda body: chat(f"{canary}\n{fenced(spy)}")) as served:
@@ -445,7 +445,7 @@ def test_a_program_has_the_memory_that_it_is_given(forks: Forks, tmp_path: Path)
 
 
 def test_no_round_begins_once_the_tokens_are_spent_and_each_request_is_as_asked(forks: Forks, tmp_path: Path):
-    pytest.importorskip("openai")
+    pytest.importorskip("aiohttp")
     with serving(climber) as served:
         words = "--max-tokens 11 --run r --sampling-temperature 0.5 --sampling-max-tokens 99 --stop END"
         assert asked(forks, tmp_path, served, words).status == 0

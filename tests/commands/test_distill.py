@@ -218,7 +218,7 @@ def test_the_teacher_has_the_precision_of_the_student(tiny_model_dir, teacher, t
 @pytest.mark.slow
 def test_traces_of_a_teacher_behind_an_endpoint(forks, tmp_path):
     """Its thinking, given apart, is graded, filtered by the rules of R1, and learned."""
-    pytest.importorskip("openai", reason="the openai package is not installed")
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
     def answer(body):
         i = int(re.findall(r"(\d+) plus", body["messages"][0]["content"])[-1])

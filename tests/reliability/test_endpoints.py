@@ -22,10 +22,10 @@ from endpoint import Endpoint, Reply, completion, serving
 from forks import Call, Done, Forks, processes_in
 from rlvr_cli.runs.readers import read_rollouts, read_run
 
-pytest.importorskip("openai", reason="the openai package is not installed")
+pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
 QUESTIONS = 12
-SOON = {"retry-after-ms": "1"}  # else the openai package waits for seconds between its tries
+SOON = {"retry-after-ms": "1"}  # else seconds are waited between its tries
 AT_ONCE = 8  # calls
 DEEP = "[" * 200_000
 

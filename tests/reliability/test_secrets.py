@@ -12,7 +12,7 @@ import pytest
 from endpoint import Endpoint, Reply, completion, error, serving
 from forks import Done, Forks
 
-pytest.importorskip("openai", reason="the openai package is not installed")
+pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
 CANARIES = ("sk-canary-4f1d9a77", "hf_Canary4f1d9a77Canary4f1d", "Canary-4f1d9a77.x")
 # As options and as files; CANARY and URL stand for the key and the endpoint's address.

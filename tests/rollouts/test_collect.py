@@ -242,7 +242,7 @@ def test_a_signal_commits_the_received_samples(tmp_path, pool):
 @pytest.mark.parametrize("ended_by", ["signal", "grader"])
 def test_answers_that_an_endpoint_was_paid_for_are_kept_however_the_collecting_ends(tmp_path, ended_by):
     """The first answer ends the collecting when all others have arrived and none has been looked at."""
-    pytest.importorskip("openai", reason="the openai package is not installed")
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
     def all_have_arrived():
         while any(thread.name == "rlvr-openai" for thread in threading.enumerate()):

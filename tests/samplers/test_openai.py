@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 
 from endpoint import Endpoint, Reply, completion, error, serving
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.samplers import openai_client
 from rlvr_cli.samplers.openai import OpenAISampler, _fold
 from rlvr_cli.types import Completion, Request, SamplingParams
 
-pytest.importorskip("openai", reason="the openai package is not installed")
+pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
 CANARY = "sk-canary-4f1d9a"
 
@@ -33,7 +34,7 @@ CANARY = "sk-canary-4f1d9a"
 @pytest.fixture
 def endpoint(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", CANARY)
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr("rlvr_cli.samplers.openai_client.FIRST_WAIT", 0.01)
     with serving(lambda body: completion("4 </answer>")) as served:
         yield served
 
@@ -314,6 +315,35 @@ def test_the_endpoint_says_how_long_to_wait(endpoint, headers, least):
     assert endpoint.times[1] - endpoint.times[0] >= least
 
 
+BACKOFF = (0.375, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("headers", "tries", "least", "most"),
+    [
+        ({}, 1, *BACKOFF), ({}, 3, 1.5, 2.0), ({}, 60, 6.0, 8.0), ({"retry-after": "7"}, 3, 7.0, 7.0), ({"retry-after": "120"}, 1, 120.0, 120.0),
+        ({"retry-after-ms": "250", "retry-after": "7"}, 1, 0.25, 0.25), ({"retry-after": "-5"}, 1, *BACKOFF), ({"retry-after": "0"}, 1, *BACKOFF),
+        ({"retry-after": "nan"}, 1, *BACKOFF), ({"retry-after": "soon"}, 1, *BACKOFF), ({"retry-after-ms": "soon", "retry-after": "7"}, 1, 7.0, 7.0),
+        ({"retry-after": formatdate(0)}, 1, *BACKOFF),
+    ],
+)  # fmt: skip
+def test_waits_by_hand(headers, tries, least, most):
+    for _ in range(20):
+        assert least <= openai_client._seconds_to_wait(headers, tries) <= most
+
+
+@pytest.mark.parametrize("asked", ["121", "inf", "9" * 400, formatdate(time.time() + 3600)])
+def test_who_asks_for_too_long_is_not_waited_for(asked):
+    assert openai_client._seconds_to_wait({"retry-after": asked}, 1) is None
+
+
+def test_an_endpoint_may_say_that_no_retry_will_help(endpoint):
+    endpoint.answer = in_turn(then=error(500, "never", x_should_retry="false"))
+    with pytest.raises(RlvrError, match=r"500 .*never.*tried 1 time\)"):
+        one(endpoint)
+    assert len(endpoint.bodies) == 1
+
+
 def test_retries_have_an_end(endpoint):
     endpoint.answer = in_turn(then=error(500, "broken for good"))
     with pytest.raises(RlvrError, match=r"500 .*broken for good.*tried 3 times"):
@@ -522,6 +552,27 @@ def test_an_endpoint_on_this_machine_needs_no_key(endpoint, monkeypatch):
         OpenAISampler("m", base_url="http://localhost.example.com/v1")
 
 
+def test_another_host_to_which_an_endpoint_sends_does_not_get_the_key(endpoint):
+    with serving(lambda body: completion("5 </answer>")) as other:
+        endpoint.answer = in_turn(then=Reply("", 307, {"location": f"{other.url}/completions"}))
+        assert one(endpoint).text == "5 </answer>"
+        assert other.keys == [None]
+        assert other.bodies == endpoint.bodies
+
+
+def test_a_proxy_of_the_environment_is_used(endpoint, monkeypatch):
+    monkeypatch.setenv("http_proxy", endpoint.url.removesuffix("/v1"))
+    monkeypatch.setenv("no_proxy", "inside.invalid")
+    sampler = OpenAISampler("m", base_url="http://outside.invalid/v1", max_retries=0)
+    (found,) = sampler.sample([Request("p", (1,))], SamplingParams())
+    assert found.text == "4 </answer>"
+    assert endpoint.paths == ["http://outside.invalid/v1/completions"]
+    inside = OpenAISampler("m", base_url="http://inside.invalid/v1", max_retries=0)
+    with pytest.raises(RlvrError, match="Connection error"):
+        list(inside.sample([Request("p", (1,))], SamplingParams()))
+    assert len(endpoint.paths) == 1
+
+
 def test_error_messages_contain_no_control_characters(endpoint):
     endpoint.answer = in_turn(then=error(400, "\x1b[2J\u202eevil"))
     with pytest.raises(RlvrError) as caught:
@@ -562,14 +613,14 @@ def test_a_prompt_that_is_not_unicode_is_named(endpoint):
 
 def test_a_missing_package_says_how_to_install_it():
     code = (
-        "import sys; sys.modules['openai'] = None\n"
+        "import sys; sys.modules['aiohttp'] = None\n"
         "from rlvr_cli.samplers.openai import OpenAISampler\n"
         "OpenAISampler('m', base_url='http://localhost/v1')"
     )
     root = str(Path(__file__).parents[2])
     environment = os.environ | {"PYTHONPATH": root}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert "openai is not installed" in result.stderr
+    assert "aiohttp is not installed" in result.stderr
     assert "pip install -e '.[openai]'" in result.stderr
 
 

@@ -13,7 +13,7 @@ from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.runs.readers import read_rollouts, read_run
 
-pytest.importorskip("openai", reason="the openai package is not installed")
+pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
 KEY = "sk-canary-4f1d9a77"
 FEW = ("--dataset", "arithmetic:8", "--sampling-max-tokens", 8)

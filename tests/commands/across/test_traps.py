@@ -57,6 +57,7 @@ def test_a_plan_says_that_a_model_is_not_here_to_be_checked(rlvr, command):
 
 
 def test_an_endpoints_model_is_nowhere_to_be_checked(rlvr):
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
     given = ("--model", "m", "--base-url", "http://localhost:1/v1", "--dry-run")
     assert "model    m\n" in rlvr("eval", *given).err
 

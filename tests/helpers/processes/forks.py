@@ -58,7 +58,7 @@ HEAVY = (
     "pytest",
     *(
         name
-        for name in ("openai", "matplotlib.backends.backend_svg")
+        for name in ("aiohttp", "matplotlib.backends.backend_svg")
         if importlib.util.find_spec(name.partition(".")[0])
     ),
 )

@@ -37,6 +37,8 @@ from rlvr_cli.samplers.stop_strings import response_text
 from rlvr_cli.types import Request, SamplingParams
 from vllm_server import Real, kill, real_servers, vllm_servers
 
+pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+
 PARAMS = SamplingParams(temperature=0.7, max_tokens=8, min_tokens=2, stop=("</answer>",))
 GRPO = shlex.split(
     "grpo --dataset arithmetic:64 --n-grpo-steps 3 --rollout-batch-size 32 --group-size 4 --train-batch-size 32 "
