@@ -1114,6 +1114,7 @@ EPISODES = [
     Mutation("a nudge is not taken back", "replay/run.py", "weight.copy_(before)", "pass", f"{ROUNDED} taken_back"),
     Mutation("all weights are nudged up", "replay/run.py", "weight.mul_(1 + last_bit * signs.to(weight))", "weight.mul_(1 + last_bit)", f"{ROUNDED} taken_back"),
     Mutation("nudged replays have the softmax of float64", "replay/run.py", "logits = logits.float()", "pass", f"{ROUNDED} gradients_that_rounding_moves"),
+    Mutation("nudged replays do not round the normalizer as training does", "replay/run.py", "return picked - torch.logsumexp(scaled, dim=-1)", "return picked - torch.logsumexp(scaled.double(), dim=-1)", f"{ROUNDED} gradients_that_rounding_moves"),
     Mutation("what a turn measured is forgotten by the next", "samplers/episodes/playing.py", "self.measured |= reply.measured or {}", "self.measured = dict(reply.measured or {})", MEASURED),
     Mutation("what was measured is not stored", "rollouts/collect.py", "measured=completion.measured,", "", MEASURED),
     Mutation("processes lose what was measured", "samplers/parallel/process.py", "tuple(Measured(*each) for each in measured) if measured is not None else None", "None", MEASURED),

@@ -381,7 +381,7 @@ def _loss(
     learned = torch.tensor(response.learned, device=policy.device)
     advantage = torch.tensor(response.advantages, dtype=torch.float64, device=policy.device)
     logits = scaled_logits(policy, response, temperature=_temperature(run))
-    if nudged:  # of a token that is nearly certain, 1 - p has the last bit of 1
+    if nudged:  # see token_log_probs
         logits = logits.float()
     new = token_log_probs(logits, response)
     losses = -new
@@ -440,9 +440,14 @@ def scaled_logits(policy: Policy, response: Response, *, temperature: float) -> 
 
 
 def token_log_probs(scaled: Tensor, response: Response) -> Tensor:
-    """(tokens,): the log-probability of each token of a response, of its logits."""
+    """(tokens,): the log-probability of each token of a response, of its logits.
+
+    The normalizer is a number of their precision, as in training: in float32, one near 20 has the last bit 2e-6. So has then p, and
+    1 - p of a token that is nearly certain, by the same sign wherever the same token is so.
+    """
     tokens = torch.tensor([*response.tokens], device=scaled.device)
-    return torch.log_softmax(scaled, dim=-1)[torch.arange(len(tokens), device=scaled.device), tokens]
+    picked = scaled[torch.arange(len(tokens), device=scaled.device), tokens]
+    return picked - torch.logsumexp(scaled, dim=-1)
 
 
 def row_logits(policy: Policy, prompt: list[int], tokens: list[int]) -> Tensor:

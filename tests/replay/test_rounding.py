@@ -10,17 +10,17 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from rlvr_cli.commands import grpo
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.models.load import load_policy
-from rlvr_cli.replay.run import ROUNDING, TOLERANCE, _nudged, _replay, replay_run
+from rlvr_cli.replay.run import ROUNDING, TOLERANCE, _nudged, _replay, allowing, replay_run
 from rlvr_cli.replay.stored import StoredRun, read_stored
 
 
-def trained(folder: Path, *, steps: int, batch: int) -> StoredRun:
+def trained(folder: Path, *, steps: int, batch: int, learning_rate: float = 1e-3, seed: int = 2) -> StoredRun:
     """A run of the built-in model at a learning rate at which rounding grows."""
     grpo.run(
         GrpoConfig(
             dataset="arithmetic:64", n_grpo_steps=steps, rollout_batch_size=batch, train_batch_size=batch, group_size=8,
-            gradient_accumulation_steps=1, learning_rate=1e-3, sampling_max_tokens=32, eval_every=0, eval_examples=1,
-            seed=2, run="r", runs_dir=str(folder),
+            gradient_accumulation_steps=1, learning_rate=learning_rate, sampling_max_tokens=32, eval_every=0, eval_examples=1,
+            seed=seed, run="r", runs_dir=str(folder),
         )
     )  # fmt: skip
     return read_stored(folder / "r")
@@ -54,10 +54,19 @@ def test_nudged_replays_move_the_gradients_that_rounding_moves(tmp_path):
     run, replayed, nudged = gradients
     off, moved = (run - replayed).abs(), (nudged - replayed).abs()
     farthest = (off / (replayed.abs() + 1e-8)).topk(20).indices  # those that move AdamW's first step most
-    assert float((off / moved)[farthest].median()) < ROUNDING
+    assert float((off / moved)[farthest].quantile(0.9)) < 2
 
 
 @pytest.mark.slow
 def test_a_run_whose_rounding_grows_is_not_accused(tmp_path):
     found = replay_run(trained(tmp_path, steps=8, batch=32), most=None)
     assert (found.problems, found.difference > TOLERANCE) == ([], True)
+
+
+@pytest.mark.slow
+def test_a_run_at_a_learning_rate_that_destroys_its_policy_is_not_accused(tmp_path):
+    """One nudged replay is as far away as the run, not a thirtieth: it rounds the normalizer where training does."""
+    stored = trained(tmp_path, steps=2, batch=32, learning_rate=3e-3, seed=1)
+    replay, nudged = _replay(stored, wanted=2), _replay(stored, wanted=2, nudged_from={})
+    allowed = allowing(replay, nudged).updates[1].allowed / ROUNDING
+    assert TOLERANCE < replay.updates[1].difference < 3 * allowed
