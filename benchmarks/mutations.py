@@ -1329,6 +1329,7 @@ EPISODES = [
         ("the environment's share is the policy's", 'said / max(', 'episode["num_policy_tokens"] / max(', "tests/rollouts/test_metrics.py"),
     ),
     *mutations_of("analysis/report/build.py", ("the curve of turns is that of evaluations", '"turns": ("train", ', '"turns": ("eval", ', f"{IN_A_RUN} its_report")),
+    Mutation("the page does not say what a judge said", "analysis/report/rollouts.py", 'judgement = row["judgement"] and {', 'judgement = None and {', "tests/analysis/report/test_report.py -k judge_said"),
     *mutations_of(
         "analysis/report/episodes.py",
         ("the page counts a turn's characters as Python does", "texts = [units(text[start:end])", "texts = [len(text[start:end])", CONVERSATION),

@@ -413,6 +413,9 @@
       "what it says": all.grade_error_detail, finish: all.finish_reason,
       "stopped by": all.stop_reason, tokens: row.num_response_tokens, "mean log-probability": all.mean_logprob,
       "mean entropy": all.mean_entropy, "policy version": all.policy_version, seed: all.seed, "sampled at": all.sampled_at,
+      ...(all.judgement && {
+        judge: all.judgement.model, "judge's score": all.judgement.score ?? "none", "judge's tokens": judgedTokens(all.judgement),
+      }),
       ...(all.episode && {
         "episode ended by": all.episode.ended_by, "tool calls": all.episode.tool_calls, "failed calls": all.episode.tool_errors,
         "forged answers": all.episode.forged, "environment's seconds": all.episode.environment_seconds,
@@ -424,7 +427,7 @@
     detail.dataset.key = row.key;
     detail.replaceChildren(title, moves(row), element("h4", {}, "Prompt"),
       element("pre", { class: "prompt", tabindex: "0", "aria-label": "prompt" }, ...visible(all.prompt)),
-      element("h4", {}, "Response"), ...response(all), element("dl", { class: "facts" }, ...entries),
+      element("h4", {}, "Response"), ...response(all), ...judged(all), element("dl", { class: "facts" }, ...entries),
       ...elsewhere(row, members, places, samples), samples);
     group(row, members, samples);
     layout.classList.add("open");
@@ -489,6 +492,16 @@
     });
     const tokens = [...text.querySelectorAll("[data-token]")];
     return [text, readout, legend()];
+  }
+
+  // What a judge said about the response, whole.
+  function judged({ judgement }) {
+    if (!judgement) return [];
+    return [element("h4", {}, "Judge's reply"), element("pre", { class: "judgement", tabindex: "0", "aria-label": "judge's reply" }, ...visible(judgement.reply))];
+  }
+
+  function judgedTokens({ prompt_tokens: asked, reply_tokens: replied, cached }) {
+    return `${asked} asked, ${replied} in the reply${cached ? "; known, not asked again" : ""}`;
   }
 
   // The text of a response: of one turn, or turn by turn as a conversation.

@@ -47,6 +47,7 @@ TEXT_COLUMNS = (
 _GROUPS = """
     SELECT run_id, phase, step, example_id, count(*), sum(num_response_tokens)::BIGINT FROM rollouts GROUP BY ALL
 """
+JUDGED = ("reply", "score", "model", "prompt_tokens", "reply_tokens", "cached")
 EPISODE_FACTS = ("ended_by", "tool_calls", "tool_errors", "forged", "environment_seconds")
 _OWN = "coalesce(response_mask[i], true)"  # tokens of the environment have no log-probability
 _LOGPROBS = f"[CASE WHEN isfinite(p) AND {_OWN} THEN least(round(-100 * p), 99999)::INT END FOR p, i IN sampled_logprobs] AS centinats"
@@ -54,7 +55,7 @@ _ROLLOUTS = f"""
     WITH wanted AS (
         SELECT unnest($runs) AS run_id, unnest($phases) AS phase, unnest($steps) AS step, unnest($examples) AS example_id
     )
-    SELECT {", ".join(dict.fromkeys(LIST_COLUMNS + TEXT_COLUMNS))}, response_ids, turns, episode, turn_facts, {_LOGPROBS}
+    SELECT {", ".join(dict.fromkeys(LIST_COLUMNS + TEXT_COLUMNS))}, response_ids, turns, episode, judgement, turn_facts, {_LOGPROBS}
     FROM rollouts SEMI JOIN wanted USING (run_id, phase, step, example_id)
 """
 
@@ -100,7 +101,9 @@ def pack_rollouts(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_
         for name, values in index.items():
             values += [entry[name] for entry in listed]
         details = [detail_of(row, pieces=pieces[row["run_id"]]) for row in rows]
-        columns = {name: [detail[name] for detail in details] for name in (*TEXT_COLUMNS, "turns", "episode")}
+        columns = {
+            name: [detail[name] for detail in details] for name in (*TEXT_COLUMNS, "turns", "episode", "judgement")
+        }
         texts.append(pack(columns | {"prompt": _coded(columns["prompt"])}))
         spans.append(pack({name: [detail[name] for detail in details] for name in ("centinats", "lengths")}))
     columns = {name: _coded(values) for name, values in index.items()}
@@ -120,11 +123,20 @@ def list_entry(row: Row, *, template: str) -> dict[str, Any]:
 
 
 def detail_of(row: Row, *, pieces: Mapping[int, bytes]) -> dict[str, Any]:
-    """What only the open rollout shows: `TEXT_COLUMNS`, each token's log-probability and length in the text, and the turns of an episode."""
+    """What only the open rollout shows: `TEXT_COLUMNS`, each token's log-probability and length in the text, the turns of an episode,
+    and what a judge said."""
     detail = {name: _plain(row[name]) for name in TEXT_COLUMNS}
     turns, lengths = turns_of(row, pieces=pieces)
     episode = row["episode"] and {name: _plain(row["episode"][name]) for name in EPISODE_FACTS}
-    return detail | {"centinats": row["centinats"], "lengths": lengths, "turns": turns, "episode": episode}
+    judgement = row["judgement"] and {name: _plain(row["judgement"][name]) for name in JUDGED}
+    own = {
+        "centinats": row["centinats"],
+        "lengths": lengths,
+        "turns": turns,
+        "episode": episode,
+        "judgement": judgement,
+    }
+    return detail | own
 
 
 def question_in(prompt: str, template: str) -> str:

@@ -21,6 +21,7 @@ from rlvr_cli.analysis.report.page import Browser, Grid, Report, Setting, Share,
 from rlvr_cli.analysis.report.rollouts import Group, choose_groups
 from rlvr_cli.analysis.report.token_spans import token_lengths, token_pieces
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.types import Judgement
 
 VOID = {"meta"}
 PAYLOADS = [
@@ -327,6 +328,14 @@ def test_an_episode_is_a_conversation(tmp_path, tokenizer):
     assert texts["episode"][1] is None
     (lengths, _) = read(path).data("tokens-0")["lengths"]
     assert lengths is None if not tokenizer else sum(lengths) == ends[-1]
+
+
+def test_what_a_judge_said_is_in_the_page(tmp_path):
+    said = Judgement("Well. 😀\n8", "8", "big", "00" * 32, 50, 5, cached=True)
+    run = make_run(tmp_path, "r", [rollout("r", "q", 0, judgement=said), rollout("r", "q", 1)])
+    assert read(write_report([run])).data("texts-0")["judgement"] == [
+        {"reply": "Well. 😀\n8", "score": "8", "model": "big", "prompt_tokens": 50, "reply_tokens": 5, "cached": True}, None
+    ]  # fmt: skip
 
 
 def test_the_turns_of_a_thinking_budget_are_found_by_their_tokens():

@@ -13,6 +13,7 @@ from browsers import NEEDED, Page, chromium
 from factories import a_conversation, a_rollout
 from rlvr_cli.analysis.report.build import write_report
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.types import Judgement
 
 pytestmark = NEEDED
 
@@ -202,6 +203,31 @@ def test_a_rollout_is_shown_with_its_tokens_and_its_group(browser, two_runs):
     assert page.text("output") == 'Token 2 of 14 "t": probability 0.7788 (log-probability -0.25)'
     page.all(".card button")[1].click()
     page.until(lambda: page.text("pre.response") == "step 2 says 12")
+    assert page.is_unharmed()
+
+
+def test_what_a_judge_said_is_shown_below_the_response(browser, tmp_path):
+    reply = "It is <b>good</b>.\n<script>window.__pwned = 1</script>\n8"
+    rows = [
+        rollout("r", "q", 0, judgement=Judgement(reply, "8", "big", "00" * 32, 50, 5, cached=True)),
+        rollout("r", "q", 1, judgement=Judgement("?", None, "big", "11" * 32, 51, 6, cached=False)),
+        rollout("r", "q", 2),
+    ]
+    page = opened(browser, write_report([make_run(tmp_path, "r", rows)]))
+
+    def facts():
+        found = dict(zip([e.text for e in page.all("dt")], [e.text for e in page.all("dd")], strict=True))
+        return [found.get(name) for name in ("judge", "judge's score", "judge's tokens")]
+
+    page.open(0)
+    assert page.js("return document.querySelector('pre.judgement').textContent") == reply
+    assert facts() == ["big", "8", "50 asked, 5 in the reply; known, not asked again"]
+    page.open(1)
+    assert page.text("pre.judgement") == "?"
+    assert facts() == ["big", "none", "51 asked, 6 in the reply"]
+    page.open(2)
+    assert not page.all("pre.judgement")
+    assert facts() == [None] * 3
     assert page.is_unharmed()
 
 
