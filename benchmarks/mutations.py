@@ -1697,86 +1697,38 @@ JUDGES = [
 ]  # fmt: skip
 
 ON_TWO_NODES = "tests/parallel/test_cluster.py -k"
+WORK = "tests/runs/remote/test_work.py -k"
 CLUSTER = [
     *mutations_of(
         "parallel/cluster.py",
-        (
-            "weights are sent to one node",
-            "if memory is not None and memory.writes != self._shared:",
-            'if memory is not None and memory.writes != self._shared and "n1 (" in self._title:',
-            f"{ON_TWO_NODES} bytes_of_one_machine",
-        ),
-        (
-            "all samplers get the first weights",
-            "self._content[1] != memory.writes:",
-            "False:",
-            f"{ON_TWO_NODES} bytes_of_one_machine",
-        ),
-        (
-            "a worker has no GPU of its own",
-            '"num_gpus": int(on_gpu),',
-            '"num_gpus": 0,',
-            f"{ON_TWO_NODES} sees_the_gpu",
-        ),
-        (
-            "all workers are on one node",
-            'placement_group_bundle_index=self._bundles.index(node_of(place) or "")',
-            "placement_group_bundle_index=0",
-            f"{ON_TWO_NODES} sees_the_gpu",
-        ),
-        (
-            "what a command has started outlives it",
-            '"max_restarts": 0,',
-            '"max_restarts": 0, "lifetime": "detached", "name": str(time.time()),',
-            f"{ON_TWO_NODES} leaves_nothing_running",
-        ),
-        (
-            "a node that died is not told from a worker that did",
-            "kind = NodeLost if self._lost else RlvrError",
-            "kind = RlvrError",
-            f"{ON_TWO_NODES} of_which_a_node_dies",
-        ),
-        (
-            "a thread of the cluster's never rests",
-            "inside.threads_stopped.set()",
-            "pass",
-            f"{ON_TWO_NODES} node_that_dies_costs",
-        ),
-        (
-            "the command's environment stays on its node",
-            "variables=kept",
-            "variables={}",
-            f"{ON_TWO_NODES} a_sampler_that_dies",
-        ),
-        (
-            "a cluster that is not there is waited for",
-            "socket.create_connection((host, int(port)), timeout=_START_SECONDS / 6).close()",
-            "pass",
-            f"{ON_TWO_NODES} goes_wrong",
-        ),
+        ("weights are sent to one node", "if memory is not None and memory.writes != self._shared:", 'if memory is not None and memory.writes != self._shared and not (self._shared and "n2 (" in self._title):', f"{ON_TWO_NODES} bytes_of_one_machine"),
+        ("all samplers get the first weights", "self._content[1] != memory.writes:", "False:", f"{ON_TWO_NODES} bytes_of_one_machine"),
+        ("a worker has no GPU of its own", '"num_gpus": int(on_gpu),', '"num_gpus": 0,', f"{ON_TWO_NODES} sees_the_gpu"),
+        ("all workers are on one node", 'placement_group_bundle_index=self._bundles.index(node_of(place) or "")', "placement_group_bundle_index=0", f"{ON_TWO_NODES} sees_the_gpu"),
+        ("what a command has started outlives it", '"scheduling_strategy": group,', '"scheduling_strategy": "SPREAD", "lifetime": "detached", "name": str(time.time()),', f"{ON_TWO_NODES} leaves_nothing_running"),
+        ("a node that died is not told from a worker that did", "kind = NodeLost if self._lost else RlvrError", "kind = RlvrError", f"{ON_TWO_NODES} of_which_a_node_dies"),
+        ("a thread of the cluster's never rests", "inside.threads_stopped.set()", "pass", f"{ON_TWO_NODES} node_that_dies_costs"),
+        ("the command's environment stays on its node", "variables=kept", "variables={}", f"{ON_TWO_NODES} a_sampler_that_dies"),
+        ("a cluster that is not there is waited for", "socket.create_connection((host, int(port)), timeout=_START_SECONDS / 6).close()", "pass", f"{ON_TWO_NODES} goes_wrong"),
     ),
     *mutations_of(
         "parallel/host.py",
-        (
-            "weights that came stay with the host",
-            "self._memory.mapped()[: content.nbytes] = memoryview(content)",
-            "pass",
-            f"{ON_TWO_NODES} bytes_of_one_machine",
-        ),
-        (
-            "messages that came together are lost but for the first",
-            "                message = self._said.get_nowait()\n",
-            "                self._said.get_nowait()\n                break\n",
-            f"{ON_TWO_NODES} a_sampler_that_dies",
-        ),
-        (
-            "a worker's last words are lost",
-            'return status, "\\n".join(text.splitlines()[-_LINES:])',
-            'return status, ""',
-            f"{ON_TWO_NODES} last_words",
-        ),
+        ("weights that came stay with the host", "self._memory.mapped()[: content.nbytes] = memoryview(content)", "pass", f"{ON_TWO_NODES} bytes_of_one_machine"),
+        ("messages that came together are lost but for the first", "                message = self._said.get_nowait()\n", "                self._said.get_nowait()\n                break\n", f"{ON_TWO_NODES} a_sampler_that_dies"),
+        ("a worker's last words are lost", 'return status, "\\n".join(text.splitlines()[-_LINES:])', 'return status, ""', f"{ON_TWO_NODES} last_words"),
     ),
-]
+    *mutations_of(
+        "runs/remote/work.py",
+        ("what was uploaded stays for ever", "if total <= most or", "if True or", f"{WORK} exceed_the_bound"),
+        ("what was just uploaded is removed", "ended > time.time() - IN_USE_SECONDS", "ended > time.time()", f"{WORK} exceed_the_bound"),
+        ("a run that a process has is removed", "if not is_locked(path) and not is_locked(path.parent):", "if True:", f"{WORK} exceed_the_bound"),
+        ("a run that goes on can be removed", "    _mark(run).unlink(missing_ok=True)", "    pass", f"{WORK} goes_on"),
+        ("a sweep is made again on another machine", "    def bring(self, names: Iterable[str]) -> None:\n", "    def bring(self, names: Iterable[str]) -> None:\n        return\n", f"{WORK} a_sweep_is"),
+        ("what could not be sent is forgotten", "            self._unsent.append(name)\n", "", f"{WORK} a_sweep_is"),
+    ),
+    Mutation("a model's facts name the cache", "models/identity.py", "    if is_address(model):\n        identity", "    if False:\n        identity", f"{WORK} that_of_a_run"),
+    Mutation("other stores are taken for directories", "runs/remote/store.py", "text.startswith((SCHEME, *_REFUSED))", "text.startswith(SCHEME)", f"{WORK} another_kind"),
+]  # fmt: skip
 
 MUTATIONS = [
     *STORAGE,

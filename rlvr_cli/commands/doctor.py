@@ -18,8 +18,9 @@ from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.parallel.start import join
 from rlvr_cli.process import import_error, memory_limit
 from rlvr_cli.runs.provenance import EXTRA_PACKAGES, PACKAGES, environment
-from rlvr_cli.runs.remote.behind import check_can_upload, work_folder
+from rlvr_cli.runs.remote.behind import check_can_upload
 from rlvr_cli.runs.remote.store import is_address
+from rlvr_cli.runs.remote.work import work_folder
 from rlvr_cli.runs.storage.files import os_errors_as_user_errors, shown
 from rlvr_cli.samplers.open import choose_engine, engine_kind
 from rlvr_cli.terminal import console, tables

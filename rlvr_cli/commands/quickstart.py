@@ -23,9 +23,10 @@ from rlvr_cli.config.quickstart import QuickstartConfig
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.process import STOP_SIGNALS
 from rlvr_cli.rollouts.metrics import AVERAGED, generation_metrics
-from rlvr_cli.runs.manifest import RUN_NAME
+from rlvr_cli.runs.manifest import RUN_FILE, RUN_NAME
 from rlvr_cli.runs.readers import read_rollouts
 from rlvr_cli.runs.remote.store import is_address
+from rlvr_cli.runs.remote.work import Mirror
 from rlvr_cli.runs.storage.files import os_errors_as_user_errors
 from rlvr_cli.terminal import console, tables
 
@@ -80,11 +81,8 @@ TOOLS = Task(
 def run(config: QuickstartConfig) -> None:
     """Run the commands one after the other. Raises RlvrError when one fails, Interrupted after a signal."""
     name = config.name or f"quickstart-{time.strftime('%Y%m%d-%H%M%S')}"
-    if is_address(config.runs_dir):
-        raise RlvrError(
-            "rlvr quickstart works on a disk.", f"Copy its runs then: rlvr export RUN... --to {config.runs_dir}"
-        )
-    runs = Path(config.runs_dir)
+    mirror = Mirror(config.runs_dir) if is_address(config.runs_dir) else None
+    runs = mirror.folder if mirror else Path(config.runs_dir)
     task = TOOLS if config.tools else REASONING
     if RUN_NAME.fullmatch(f"{name}-{max(task.stages.values(), key=len)}") is None:
         raise RlvrError(
@@ -97,6 +95,9 @@ def run(config: QuickstartConfig) -> None:
     for title, command in commands(name, runs, seed=config.seed, task=task):
         console.say(f"\n# {title}\n$ {shlex.join(command)}")
         run_command(command)
+    if mirror:
+        for run in sorted(runs.glob(f"{name}-*/{RUN_FILE}")):
+            mirror.send(run.parent.name)
     console.say(f"\ncurves         {runs / f'{name}-grpo' / PICTURE}")
     rows = []
     for stage, suffix in task.stages.items():
@@ -164,10 +165,11 @@ def run_command(command: Sequence[str]) -> None:
     ) as process:
         assert process.stderr is not None
         said = []
-        for line in process.stderr:
-            said.append(line)
-            if SHOWN.match(line) and "every" not in line:
-                console.say(line.rstrip())
+        with process.stderr:
+            for line in process.stderr:
+                said.append(line)
+                if SHOWN.match(line) and "every" not in line:
+                    console.say(line.rstrip())
         status = process.wait()
     if status:
         raise RlvrError(f"{shlex.join(command)} ended with status {status}:\n{''.join(said[-8:]).rstrip()}")

@@ -26,6 +26,7 @@ from rlvr_cli.runs.lock import Lock
 from rlvr_cli.runs.manifest import RUN_NAME
 from rlvr_cli.runs.readers import ENDED, RunInfo, read_run
 from rlvr_cli.runs.remote.store import is_address
+from rlvr_cli.runs.remote.work import Mirror
 from rlvr_cli.runs.storage.files import check_can_write, os_errors_as_user_errors
 from rlvr_cli.sweeps.emitted import emitted
 from rlvr_cli.sweeps.experiment import (
@@ -76,8 +77,6 @@ def run(config: SweepConfig) -> None:
         return list_experiments(config)
     if config.show:
         return console.print_text(experiment_path(config.experiment).read_text(encoding="utf-8"))
-    if is_address(config.runs_dir):
-        raise UsageError("A sweep works on a disk.", f"Copy its runs then: rlvr export RUN... --to {config.runs_dir}")
     seeds = [int(seed) for seed in config.seeds.split(",") if seed]
     experiment = load_experiment(config.experiment, overrides=config.overrides, vary=config.vary, seeds=seeds)
     name = config.name or experiment.name
@@ -89,12 +88,14 @@ def run(config: SweepConfig) -> None:
     experiment = replace(experiment, name=name)
     if config.stages:
         experiment = replace(experiment, stages=experiment.stages[: config.stages - 1])
-    stages = stages_of(experiment, Path(config.runs_dir))
+    mirror = Mirror(config.runs_dir) if is_address(config.runs_dir) else None
+    runs_dir = mirror.folder if mirror else Path(config.runs_dir)
+    stages = stages_of(experiment, runs_dir, mirror)
     if config.emit:
         sweep = list(stages)[-1]
         say_later_stages(sweep)
         return console.print_text("\n".join(emitted(sweep.jobs, sweep.folder, kind=config.emit)))
-    check_can_write(Path(config.runs_dir))
+    check_can_write(runs_dir)
     if config.dry_run or config.probe:
         sweeps = list(stages)
         slots = slots_of(sweeps[-1], config)
@@ -104,9 +105,12 @@ def run(config: SweepConfig) -> None:
     try:
         for number, sweep in enumerate(stages):
             say_experiment(sweep)
-            failed = run_stage(sweep, config)
+            failed = run_stage(sweep, config, mirror)
             title = f"{sweep.folder.name} " if number else ""
             found += [replace(table, title=f"{title}{table.title}") for table in results(sweep, failed)]
+            if mirror:
+                mirror.finish()
+                mirror.send_files(path for path in sweep.folder.iterdir() if path.is_file() and path.name[0] != ".")
             if failed:
                 raise RlvrError(
                     f"{len(failed)} of the {len(sweep.jobs)} runs failed: {', '.join(failed[:5])}{' ...' if len(failed) > 5 else ''}.",
@@ -117,8 +121,12 @@ def run(config: SweepConfig) -> None:
             tables.print_tables(found, output=config.format)
 
 
-def stages_of(experiment: Experiment, runs_dir: Path) -> Iterator[Sweep]:
-    """Yield the experiment and its later stages, each once the runs of the one before are finished. Raises RlvrError."""
+def stages_of(experiment: Experiment, runs_dir: Path, mirror: Mirror | None) -> Iterator[Sweep]:
+    """Yield the experiment and its later stages, each once the runs of the one before are finished. Raises RlvrError.
+
+    Args:
+        mirror: where runs are that are in object storage; those that are not in `runs_dir` are fetched.
+    """
     while True:
         folder = runs_dir / experiment.name
         runs = runs_of(experiment)
@@ -128,6 +136,8 @@ def stages_of(experiment: Experiment, runs_dir: Path) -> Iterator[Sweep]:
             for run, length in zip(runs, lengths, strict=True)
         ]
         check_plan(folder, _plan(experiment, jobs), lengths=lengths[0])
+        if mirror:
+            mirror.bring(f"{experiment.name}/{job.name}" for job in jobs)
         sweep = Sweep(experiment, folder, runs, jobs)
         yield sweep
         if not experiment.stages or any(sweep.status_of(job) not in ENDED for job in jobs):
@@ -193,15 +203,20 @@ def slots_of(sweep: Sweep, config: SweepConfig) -> list[Slot]:
     return slots
 
 
-def run_stage(sweep: Sweep, config: SweepConfig) -> list[str]:
+def run_stage(sweep: Sweep, config: SweepConfig, mirror: Mirror | None) -> list[str]:
     """Run what is not finished, and return the names of the runs that failed. Raises RlvrError, and Interrupted after a signal."""
+
+    def ended(name: str) -> None:
+        if mirror:
+            mirror.send_now_or_later(f"{sweep.folder.name}/{name}")
+
     slots = slots_of(sweep, config)
     with os_errors_as_user_errors(sweep.folder):
         sweep.folder.mkdir(parents=True, exist_ok=True)
     lock = Lock(sweep.folder)
     try:
         write_plan(sweep.folder, _plan(sweep.experiment, sweep.jobs))
-        return run_jobs(sweep.jobs, sweep.folder, slots)
+        return run_jobs(sweep.jobs, sweep.folder, slots, ended=ended)
     finally:
         lock.release()
 

@@ -13,6 +13,8 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.directory import base_of, local_directory
 from rlvr_cli.runs.check import base_sha256, check_trained_model
 from rlvr_cli.runs.provenance import tokenizer_digest
+from rlvr_cli.runs.remote.store import is_address
+from rlvr_cli.runs.remote.views import folder_of
 from rlvr_cli.text import printable
 
 
@@ -123,8 +125,12 @@ def _weights_identity(directory: Path) -> dict[str, Any]:
 
 
 def model_path(model: str) -> str:
-    """Return `model`, or the path of the built-in model if it is empty."""
-    return model or str(builtin_model_path())
+    """Return `model`, or a path on this machine: of the built-in model if it is empty, of what was fetched if it is in object storage.
+
+    Raises:
+        RlvrError: there is no such folder in object storage, or it cannot be fetched.
+    """
+    return str(folder_of(model)) if is_address(model) else model or str(builtin_model_path())
 
 
 def model_line(facts: Mapping[str, Any]) -> str:
@@ -143,4 +149,6 @@ def model_facts(model: str, *, base_url: str = "", fetch: bool = True) -> dict[s
     if base_url:
         return {"name": model, "endpoint": base_url}
     identity = model_identity(model_path(model), fetch=fetch)
+    if is_address(model):
+        identity["path"] = model  # on each machine that of the cache is another
     return {"name": model or "tiny-math (built in; name another with --model)", **identity}

@@ -79,8 +79,9 @@ from rlvr_cli.runs.readers import (
     run_at,
 )
 from rlvr_cli.runs.recovery import recover, remove_temporaries
-from rlvr_cli.runs.remote.behind import Upload, work_folder
+from rlvr_cli.runs.remote.behind import Upload
 from rlvr_cli.runs.remote.store import is_address, parsed_address
+from rlvr_cli.runs.remote.work import work_folder
 from rlvr_cli.runs.storage.files import (
     Reserve,
     atomic_write,

@@ -6,7 +6,7 @@ Enters: commands, and the directory of their runs. Leaves: run directories, a lo
 import json
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,9 +130,11 @@ class _Sweep:
     Args:
         folder: of the runs.
         slots: where, each for one at a time.
+        ended: of `run_jobs`.
     """
 
-    def __init__(self, jobs: Sequence[Job], folder: Path, slots: Sequence[Slot]) -> None:
+    def __init__(self, jobs: Sequence[Job], folder: Path, slots: Sequence[Slot], ended: Callable[[str], None]) -> None:
+        self._ended = ended
         self.waiting, self.running = list(enumerate(jobs, start=1)), list[_Running]()
         self.failed: list[str] = []
         self._count, self._folder, self._free = len(jobs), folder, list(slots)
@@ -147,6 +149,7 @@ class _Sweep:
             status = status_of(self._folder / job.name, job.lengths)
             if status in ENDED:
                 console.say(f"{label}: {status} before")
+                self._ended(job.name)
             elif status == "running" and (job.name not in self._lost or is_locked(self._folder / job.name)):
                 console.say(f"{label}: another process writes it; it is left alone")
                 self.failed.append(job.name)
@@ -195,6 +198,8 @@ class _Sweep:
                 self.failed.append(one.job.name)
                 for line in _last_lines(self._folder / LOGS / f"{one.job.name}.log"):
                     console.say(f"  {line}")
+            else:
+                self._ended(one.job.name)
 
     def end(self) -> None:
         """Ask each process to end, and wait until it has saved what is done."""
@@ -204,16 +209,21 @@ class _Sweep:
             time.sleep(POLL_SECONDS / 4)
 
 
-def run_jobs(jobs: Sequence[Job], folder: Path, slots: Sequence[Slot]) -> list[str]:
+def run_jobs(
+    jobs: Sequence[Job], folder: Path, slots: Sequence[Slot], *, ended: Callable[[str], None] = lambda name: None
+) -> list[str]:
     """Run what is not finished, in order, and return the names of the runs that failed.
 
     A run whose node has left the cluster goes on at another one's slot.
+
+    Args:
+        ended: called with the name of each run that has ended well.
 
     Raises:
         RlvrError: the cluster does not give the slots, or all its nodes have gone.
         Interrupted: after a signal, once the processes have saved what is done.
     """
-    sweep = _Sweep(jobs, folder, slots)
+    sweep = _Sweep(jobs, folder, slots, ended)
     if any(status_of(folder / job.name, job.lengths) not in ENDED for job in jobs):
         keep(slots)
     with StopRequest() as stop:

@@ -198,7 +198,7 @@ def divide_devices(config: TrainingConfig, *, engine: str) -> tuple[Placement, M
 
 def check_adapter(config: TrainingConfig) -> None:
     """Raise RlvrError if peft is missing, or --model holds an adapter that these options do not go on training."""
-    settings = adapter_settings(config.model)
+    settings = adapter_settings(model_path(config.model))
     if (config.lora_rank or settings is not None) and find_spec("peft") is None:
         raise missing_extra("peft", "lora")
     if settings is None:

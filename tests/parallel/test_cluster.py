@@ -176,6 +176,7 @@ def test_trainers_and_samplers_on_two_nodes_give_the_bytes_of_one_machine(rlvr, 
     assert weights_of(tmp_path / "runs/two") == weights_of(one_machine)
     assert_ended_as(one_machine, tmp_path / "runs/two")
     assert "raylet" not in done.out
+    assert "died" not in done.err
 
 
 def test_a_sampler_that_dies_is_started_again_and_episodes_are_those_of_one(forks, rlvr, tmp_path: Path):

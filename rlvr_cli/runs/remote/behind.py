@@ -22,7 +22,8 @@ from rlvr_cli.runs.remote.follow import LOST
 from rlvr_cli.runs.remote.index import INDEX, Index, file_at, local_files, of_run
 from rlvr_cli.runs.remote.lease import Lease, check_free
 from rlvr_cli.runs.remote.store import Address, Store, parsed_address
-from rlvr_cli.runs.storage.files import check_can_write, shown, user_cache
+from rlvr_cli.runs.remote.work import begun, work_folder
+from rlvr_cli.runs.storage.files import check_can_write, shown
 from rlvr_cli.terminal import console
 
 if TYPE_CHECKING:
@@ -31,15 +32,6 @@ if TYPE_CHECKING:
 RESTARTS = 5  # of a process that ends for no reason
 PATIENCE = 120.0  # seconds that a failing store has after the end of a run
 TOLD_AFTER = 2.0  # seconds of waiting at the end
-
-
-def work_folder(text: str) -> Path:
-    """Return the directory on this machine for the runs of an address. Raises RlvrError."""
-    address = parsed_address(text)
-    cache = user_cache()
-    if cache is None:
-        raise RlvrError("There is no place to write runs before they are uploaded.", "Name one in RLVR_CACHE_DIR.")
-    return cache / "work" / address.bucket / address.prefix
 
 
 def check_can_upload(text: str, *, run: str = "") -> None:
@@ -99,6 +91,7 @@ class Upload:
     def start(self, run: Path) -> None:
         """Begin to upload."""
         self._run = run
+        begun(run)
         console.say(f"upload   {self.address}, from {run}")
         self._spawn()
         self._watcher = threading.Thread(target=self._watch, daemon=True)

@@ -27,6 +27,15 @@ ABANDONED_SECONDS = 24 * 3600.0  # after which a file that is being written is t
 IN_USE_SECONDS = 3600.0  # after it was last opened a run stays, whatever the size
 
 
+def most_bytes() -> float:
+    """The size of the cache. Raises RlvrError if RLVR_CACHE_GB is no number."""
+    text = os.environ.get("RLVR_CACHE_GB", "")
+    try:
+        return 1e9 * float(text or SIZE_GB)
+    except ValueError:
+        raise RlvrError(f"RLVR_CACHE_GB is {shown(text)}, no number.", "Write gigabytes, such as 10.") from None
+
+
 class Cache:
     """The cache of this user on this machine. Several processes and threads may use it at once."""
 
@@ -36,11 +45,7 @@ class Cache:
         if folder is None:
             raise RlvrError("There is no place for the cache of runs in object storage.", "Name one in RLVR_CACHE_DIR.")
         self.folder = folder / "store"
-        text = os.environ.get("RLVR_CACHE_GB", "")
-        try:
-            self._most = 1e9 * float(text or SIZE_GB)
-        except ValueError:
-            raise RlvrError(f"RLVR_CACHE_GB is {shown(text)}, no number.", "Write gigabytes, such as 10.") from None
+        self._most = most_bytes()
         self._unseen = float("inf")  # bytes that have come since the size was looked at
 
     def run_directory(self, name: str, state: bytes) -> Path:

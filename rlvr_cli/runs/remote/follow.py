@@ -40,6 +40,7 @@ from rlvr_cli.runs.remote.index import (
 from rlvr_cli.runs.remote.lease import RENEWED_EVERY, Lease, lost
 from rlvr_cli.runs.remote.snapshot import Seen
 from rlvr_cli.runs.remote.store import Changed, Store, parsed_address
+from rlvr_cli.runs.remote.work import uploaded
 
 EVERY = 1.0  # seconds between two looks, at least
 SHARE = 0.05  # of a core that looking may take
@@ -271,6 +272,7 @@ def main() -> None:
     _renewing(lease, is_lost)
     try:
         follow(run, lease, patience=float(sys.argv[4]), ended=ended, say=lambda text: tell("note", text))
+        uploaded(run)
         lease.release()
     except Changed:
         is_lost(lost(store))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SCHEME = "s3://"
+_REFUSED = ("gs://", "az://", "abfs://", "abfss://")  # else they would be names of directories
 LISTED_AGAIN = 2  # times
 PART_BYTES = 2**23  # of a large file that is sent in parts
 MOST_PARTS = 9000  # S3 takes 10,000
@@ -56,12 +57,17 @@ class Changed(RlvrError):
 
 
 def is_address(text: str) -> bool:
-    """Whether a text names a place in object storage rather than a path."""
-    return text.startswith(SCHEME)
+    """Whether a text names a place in object storage rather than a path, also one that `parsed_address` refuses."""
+    return text.startswith((SCHEME, *_REFUSED))
 
 
 def parsed_address(text: str) -> Address:
     """Read s3://BUCKET/PREFIX. Raises RlvrError, which does not repeat a user or password in it."""
+    if text.startswith(_REFUSED):
+        raise RlvrError(
+            f"{shown(text)} is in a store of another kind: runs are written to and read from those that speak S3.",
+            "Write s3://BUCKET/PREFIX, on Amazon's S3, MinIO, R2 or the like (AWS_ENDPOINT_URL); or copy runs with the store's own tool.",
+        )
     bucket, _, prefix = text.removeprefix(SCHEME).rstrip("/").partition("/")
     names = prefix.split("/") if prefix else []
     if not is_address(text) or not _BUCKET.fullmatch(bucket) or not all(map(_COMPONENT.fullmatch, names)):

@@ -20,6 +20,7 @@ from rlvr_cli.runs.remote.cache import Cache
 from rlvr_cli.runs.remote.index import INDEX, Index, key_of, parsed_index
 from rlvr_cli.runs.remote.lease import holder_in
 from rlvr_cli.runs.remote.store import Address, Store, parsed_address
+from rlvr_cli.runs.storage.files import shown
 from rlvr_cli.runs.storage.sources import Source, set_source, source_of
 from rlvr_cli.terminal import console
 
@@ -116,6 +117,26 @@ def views_below(text: str) -> list[Path]:
     for problem in problems:
         console.say(f"left out: {problem.problem}")
     return found
+
+
+def folder_of(text: str) -> Path:
+    """Return a folder of a run, such as s3://BUCKET/PREFIX/RUN/model, with all that is in it, as a directory here. Raises RlvrError."""
+    place = parsed_address(text)
+    parts = place.prefix.split("/")
+    for number in reversed(range(1, len(parts))):
+        directory = view_of(str(Address(place.bucket, "/".join(parts[:number]))))
+        if directory is None:
+            continue
+        source, folder = source_of(directory), "/".join(parts[number:])
+        found = [path for path in source.sizes() if path.startswith(f"{folder}/")] if source else []
+        if source is None or not found:
+            break
+        source.fetch(found)
+        return directory / folder
+    raise RlvrError(
+        f"There is no {shown(text)}.",
+        "Name a folder of a run, such as s3://BUCKET/PREFIX/RUN/model: rlvr runs lists the runs.",
+    )
 
 
 def remote_run(path: Path) -> RemoteRun | None:

@@ -1,0 +1,142 @@
+"""What is here of runs that are in object storage: it has a bound, sweeps work in it, and models come from the store."""
+
+import json
+import os
+import shutil
+import time
+
+import pytest
+
+from rlvr_cli.cli import invoke
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.identity import model_facts, model_path
+from rlvr_cli.runs.check import check_run
+from rlvr_cli.runs.lock import Lock
+from rlvr_cli.runs.readers import read_rollouts, resolve_run
+from rlvr_cli.runs.remote import views, work
+from rlvr_cli.runs.remote.copies import export_run
+from rlvr_cli.runs.remote.store import Store
+from rlvr_cli.runs.run_dir import RunDir
+from s3 import INSTALLED, Fault
+from stores import a_rollout
+
+pytestmark = INSTALLED
+ARMS = 'command = "eval"\nseeds = [0]\n[grid]\nsampling_temperature = [0.5, 1.0]\n[options]\ndataset = "arithmetic:4"\n'
+
+
+def write_run(place, name: str) -> None:
+    with RunDir.create(str(place), "grpo", name=name, metadata={}) as run:
+        run.commit_rollouts("train", 1, [a_rollout(run.id, i, step=1) for i in range(3)])
+
+
+def test_runs_that_are_wholly_uploaded_leave_this_machine_when_they_exceed_the_bound(s3, place, monkeypatch):
+    here = work.work_folder(str(place))
+    for name in ("old", "used", "older"):
+        write_run(place, name)
+    (here / "own").mkdir()
+    (here / "own/notes.txt").write_text("no run, and not uploaded")
+    assert sorted(os.listdir(here)) == [
+        ".old.uploaded",
+        ".older.uploaded",
+        ".used.uploaded",
+        "old",
+        "older",
+        "own",
+        "used",
+    ]
+    for name, hours in (("older", 4), ("used", 3), ("old", 2)):
+        os.utime(here / f".{name}.uploaded", (time.time() - hours * 3600,) * 2)
+    lock = Lock(here / "used")  # some process has it
+    monkeypatch.setenv("RLVR_CACHE_GB", str(2.5 * work._bytes_of(here / "old") / 1e9))
+    write_run(place, "new")
+    lock.release()
+    assert sorted(path.name for path in here.iterdir() if path.name[0] != ".") == ["new", "own", "used"]
+    views.forget()
+    assert check_run(resolve_run("older", str(place))).problems == []
+    monkeypatch.setenv("RLVR_CACHE_GB", "0.000001")
+    write_run(place, "newest")
+    assert sorted(path.name for path in here.iterdir() if path.name[0] != ".") == ["new", "newest", "own"]
+
+
+def test_a_run_that_goes_on_is_not_taken_for_one_that_was_uploaded(s3, place):
+    write_run(place, "r")
+    mark = work.work_folder(str(place)) / ".r.uploaded"
+    assert mark.exists()
+    with RunDir.resume(resolve_run("r", str(place))) as run:
+        assert not mark.exists()
+        run.commit_rollouts("train", 2, [a_rollout(run.id, 0, step=2)])
+    assert mark.exists()
+
+
+def test_a_model_is_that_of_a_run_in_the_store(s3, place, tiny_model_dir, tmp_path, monkeypatch):
+    trained = tmp_path / "trained"
+    with RunDir.create(tmp_path, "sft", name="trained", metadata={}) as run:
+        run.finish("finished")
+    shutil.copytree(tiny_model_dir, trained / "model")
+    export_run(trained, place)
+    words = ["--dataset", "arithmetic:4", "--sampling-max-tokens", "4", "--runs-dir", str(tmp_path / "runs")]
+    address = f"{place}/trained/model"
+    invoke(["eval", "--model", str(trained / "model"), "--run", "a", *words])
+    s3.requests.clear()
+    invoke(["eval", "--model", address, "--run", "b", *words])
+    assert len([r for r in s3.requests if "model.safetensors" in r.replace(".", "", 1) or "/model/model." in r]) == 1
+    a, b = (read_rollouts(tmp_path / "runs" / name).drop_columns(["run_id", "sampled_at"]) for name in "ab")
+    assert a.equals(b)
+    facts = json.loads((tmp_path / "runs/b/run.json").read_text())["facts"]["model"]
+    assert (facts["name"], facts["path"]) == (address, address)
+    monkeypatch.setenv("RLVR_CACHE_DIR", str(tmp_path / "elsewhere"))
+    views.forget()
+    assert model_facts(address) == facts
+    assert model_path(address).startswith(str(tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize("scheme", ["gs", "az", "abfs"])
+def test_stores_of_another_kind_are_refused_and_no_directory_is_made(tmp_path, monkeypatch, scheme):
+    monkeypatch.chdir(tmp_path)
+    for words in (["runs"], ["eval", "--dataset", "arithmetic:2"], ["sweep", "grpo_baselines"], ["quickstart"]):
+        with pytest.raises(RlvrError, match="is in a store of another kind"):
+            invoke([*words, "--runs-dir", f"{scheme}://bucket/runs"])
+    with pytest.raises(RlvrError, match="is in a store of another kind"):
+        invoke(["eval", "--dataset", "arithmetic:2", "--model", f"{scheme}://bucket/runs/r/model"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("rest", ["", "/trained", "/trained/model", "/nowhere/model"])
+def test_a_model_that_is_not_in_the_store_is_named(s3, place, tmp_path, rest):
+    with RunDir.create(tmp_path, "sft", name="trained", metadata={}) as run:
+        run.finish("finished")
+    export_run(tmp_path / "trained", place)
+    with pytest.raises(RlvrError, match=f"There is no {place}{rest}"):
+        invoke(["eval", "--model", f"{place}{rest}", "--dataset", "arithmetic:4", "--runs-dir", str(tmp_path / "runs")])
+
+
+@pytest.mark.slow
+def test_a_sweep_is_in_the_store_run_by_run_and_another_machine_has_nothing_to_repeat(
+    s3, place, forked, tmp_path, monkeypatch, capsys, tiny_model_dir
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "arms.toml").write_text(ARMS)
+    words = ["sweep", "arms.toml", "--model", str(tiny_model_dir), "--sampling-max-tokens", "4", "--format", "json"]
+    s3.faults += [Fault("PUT", "sampling_temperature-1-s0", "403")]
+    invoke([*words, "--runs-dir", str(place)])
+    first = capsys.readouterr()
+    assert "note: arms/sampling_temperature-1-s0 is uploaded later" in first.err
+    assert {"report.html", "sweep.json"} <= Store(place.below("arms")).sizes().keys()
+    views.forget()
+    names = {run.name for run in views.views_below(f"{place}/arms")}
+    assert names == {"sampling_temperature-0.5-s0", "sampling_temperature-1-s0"}
+    monkeypatch.setenv("RLVR_CACHE_DIR", str(tmp_path / "elsewhere"))
+    views.forget()
+    invoke([*words, "--runs-dir", str(place)])
+    again = capsys.readouterr()
+    assert again.err.count("finished before") == again.err.count("fetched  s3://") == 2
+    assert again.out == first.out
+
+
+@pytest.mark.full
+def test_the_quickstart_is_in_the_store(s3, place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    invoke(["quickstart", "--name", "q", "--runs-dir", str(place)])
+    assert capsys.readouterr().err.count(f"uploaded to {place}/q-") == 6
+    views.forget()
+    assert len(views.views_below(str(place))) == 6
