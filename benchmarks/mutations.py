@@ -1664,6 +1664,9 @@ JUDGES = [
         ("a changed rubric is the same grader", 'f"{self.rubric.sha256} {self._judge', 'f"{self._judge', f"{BY_JUDGE} known_to_the_next"),
         ("the rubric is not in run.json", ', "rubric": self.rubric.facts', "", f"{BY_JUDGE} changed_rubric"),
     ),
+    Mutation("a compressed file has another name", "data/files.py", "return path.name[: len(path.name) - len(suffix_of(path))]", "return path.stem", "tests/data/test_files.py -k split"),
+    Mutation("a compressed file is read as it stands", "data/files.py", 'return gzip.open(path) if path.suffix.lower() == ".gz" else path.open', "return path.open", "tests/data/test_files.py -k same_examples"),
+    Mutation("eval does not know of pairs", "cli.py", 'if name == "eval" and PAIRWISE in rest:', "if False:", "tests/commands/test_pairwise.py -k eval_pairwise"),
     *mutations_of(
         "judges/rubric.py",
         ("the best score is the worst", "(value - first) / (last - first)", "(last - value) / (last - first)", RUBRICS + " last_line"),

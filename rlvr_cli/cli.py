@@ -57,6 +57,7 @@ COMMANDS = {
     "check": "Verify a run: every file against its sha256.",
     "doctor": "Say whether this machine can do what rlvr does.",
 }
+PAIRWISE = "--pairwise"  # `rlvr eval --pairwise` is `rlvr pairwise`
 PASSING_ON = ("sweep",)  # commands whose words may be options of another one
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 COMPLETE = "_RLVR_COMPLETE"  # environment variable that a shell's completion script sets (Typer's protocol)
@@ -95,6 +96,8 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, *rest = args
+        if name == "eval" and PAIRWISE in rest:
+            name, rest = "pairwise", [word for word in rest if word != PAIRWISE]
         if name in COMMANDS:
             return name, build(name), rest
         if ctx.resilient_parsing:

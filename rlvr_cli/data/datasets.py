@@ -35,7 +35,7 @@ from typing import Any
 from rlvr_cli.config.shared.questions import REASONING_GYM, VERIFIERS
 from rlvr_cli.data import reasoning_gym
 from rlvr_cli.data.examples import SHOWN_BAD_ROWS, Purpose, RowReader
-from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, join_names
+from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, join_names, stem_of, suffix_of
 from rlvr_cli.data.mmlu import MMLU, mmlu_rows
 from rlvr_cli.data.packages import verifiers
 from rlvr_cli.data.synthetic import SPLITS, arithmetic, check_split, countdown, multiplication
@@ -346,11 +346,11 @@ def _from_path(spec: str, split: str | None, *, purpose: Purpose) -> _Source:
         raise _unknown(spec)
     elif split:
         raise RlvrError(f"{spec} is one file: it has no split {split!r}.", "Leave --split out, or name another file.")
-    elif path.suffix.lower() not in SUFFIXES:
+    elif suffix_of(path) not in SUFFIXES:
         raise RlvrError(
             f"{spec}: cannot tell what kind of file this is.", f"Its name must end in {join_names(SUFFIXES)}."
         )
-    return _Source(name=spec, split=split, rows=file_rows(path), stem=path.stem, source=str(path))
+    return _Source(name=spec, split=split, rows=file_rows(path), stem=stem_of(path), source=str(path))
 
 
 def _split_file(directory: Path, split: str | None, *, purpose: Purpose) -> tuple[Path, str]:
@@ -359,10 +359,10 @@ def _split_file(directory: Path, split: str | None, *, purpose: Purpose) -> tupl
             f"{directory} is a run, not a dataset.",
             f"To train on the rollouts of a run: rlvr sft --dataset {directory}",
         )
-    files = [path for path in sorted(directory.iterdir()) if path.suffix.lower() in SUFFIXES and path.is_file()]
+    files = [path for path in sorted(directory.iterdir()) if suffix_of(path) in SUFFIXES and path.is_file()]
     wanted = [split] if split else ["validation", "test"] if purpose == "eval" else ["train"]
     for name in wanted:
-        match [path for path in files if path.stem == name]:
+        match [path for path in files if stem_of(path) == name]:
             case [path]:
                 return path, name
             case [_, *_] as several:
@@ -371,7 +371,7 @@ def _split_file(directory: Path, split: str | None, *, purpose: Purpose) -> tupl
                 )
     raise RlvrError(
         f"The directory {directory} has no file for the split {' or '.join(wanted)}.",
-        f"It has {join_names(path.stem for path in files)}; choose with --split."
+        f"It has {join_names(stem_of(path) for path in files)}; choose with --split."
         if files
         else "Name a file, or put train.jsonl, validation.jsonl or test.jsonl there.",
     )
@@ -379,7 +379,7 @@ def _split_file(directory: Path, split: str | None, *, purpose: Purpose) -> tupl
 
 def _unknown(spec: str) -> RlvrError:
     names = dataset_names()
-    if "/" in spec or "\\" in spec or Path(spec).suffix.lower() in SUFFIXES:
+    if "/" in spec or "\\" in spec or suffix_of(Path(spec)) in SUFFIXES:
         return RlvrError(f"There is no file {spec}.", f"The built-in datasets are {join_names(names)}.")
     close = difflib.get_close_matches(spec.partition(":")[0], names, n=1)
     return RlvrError(

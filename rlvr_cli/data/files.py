@@ -1,15 +1,17 @@
 """Read the rows of a file: JSON lines, a JSON array, CSV or Parquet.
 
-Enters: the path of a .jsonl, .json, .csv or .parquet file. Leaves: one `Row` or `BadRow` after the other, each with its
-place (FILE:LINE where the format has lines); numbers stay as they are written. A bad row does not affect the others; a
-file that cannot be read at all raises RlvrError.
+Enters: the path of a .jsonl, .json, .csv or .parquet file, or of a .jsonl.gz or .csv.gz. Leaves: one `Row` or `BadRow` after the
+other, each with its place (FILE:LINE where the format has lines); numbers stay as they are written. A bad row does not affect the
+others; a file that cannot be read at all raises RlvrError.
 """
 
 import csv
+import gzip
 import io
 import json
 import math
 import re
+import zlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -19,7 +21,7 @@ from typing import Any, BinaryIO
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.text import storable
 
-SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz", ".csv.gz")
 MAX_LINE_BYTES = 64 * 2**20  # a longer line is a bad row: a file without line ends must not fill the memory
 
 
@@ -44,17 +46,27 @@ class BadRow(Exception):
         return f"{self.where}: {self.problem}"
 
 
+def suffix_of(path: Path) -> str:
+    """How a file's name ends, in lower case: one of `SUFFIXES`, or another."""
+    return "".join(path.suffixes[-2 if path.suffix.lower() == ".gz" else -1 :]).lower()
+
+
+def stem_of(path: Path) -> str:
+    """A file's name without `suffix_of`."""
+    return path.name[: len(path.name) - len(suffix_of(path))]
+
+
 def file_rows(path: Path, *, header: Sequence[str] = ()) -> Generator[Row | BadRow]:
     """Yield the rows of a file, read lazily. Raises RlvrError when the file as a whole cannot be read.
 
     Args:
         header: the columns of a CSV file that has no header of its own.
     """
-    suffix = path.suffix.lower()
+    suffix = suffix_of(path)
     try:
         if suffix == ".parquet":
             yield from _parquet_rows(path)
-        elif suffix == ".csv":
+        elif suffix in (".csv", ".csv.gz"):
             yield from _csv_rows(path, header)
         elif suffix == ".json" and _starts_an_array(path):
             yield from _json_array_rows(path)
@@ -62,10 +74,16 @@ def file_rows(path: Path, *, header: Sequence[str] = ()) -> Generator[Row | BadR
             yield from _json_line_rows(path)
     except OSError as e:
         raise RlvrError(f"Cannot read {path}: {e.strerror or e}.") from e
+    except (EOFError, zlib.error) as e:  # of gzip
+        raise RlvrError(f"Cannot read {path}: {e}.", "Is it complete?") from e
+
+
+def _open(path: Path) -> BinaryIO:
+    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")  # pyright: ignore[reportReturnType]
 
 
 def _json_line_rows(path: Path) -> Generator[Row | BadRow]:
-    with path.open("rb") as file:
+    with _open(path) as file:
         for number, line in enumerate(_lines(file), start=1):
             where = f"{path}:{number}"
             if line is None:
@@ -166,7 +184,7 @@ def _row(value: Any, where: str, number: int) -> Row | BadRow:
 
 def _csv_rows(path: Path, given: Sequence[str] = ()) -> Generator[Row | BadRow]:
     # undecodable bytes become lone surrogates, so that the error can name their row
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    with io.TextIOWrapper(_open(path), encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         lines: list[str] = []  # of the row being read
         reader = csv.reader((lines.append(line) or line for line in file), strict=True)
         limit = csv.field_size_limit(MAX_LINE_BYTES)

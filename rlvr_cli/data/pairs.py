@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.data.examples import QUESTION_FIELDS, SHOWN_BAD_ROWS, usable_rows
-from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, join_names, text_of
+from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, join_names, stem_of, suffix_of, text_of
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.data.traces import SampledIds
 from rlvr_cli.errors import RlvrError
@@ -73,7 +73,7 @@ def load_pairs(
         path = Path(spec)
         if not spec or not path.is_file():
             raise RlvrError(f"There is no file or run {spec!r} with pairs." if spec else "--dataset is missing.", _HINT)
-        if path.suffix.lower() not in SUFFIXES:
+        if suffix_of(path) not in SUFFIXES:
             raise RlvrError(
                 f"{spec}: cannot tell what kind of file this is.", f"Its name must end in {join_names(SUFFIXES)}."
             )
@@ -81,7 +81,7 @@ def load_pairs(
     taken: dict[str, str] = {}
 
     def read(row: Row) -> tuple[list[Example], list[SampledIds]]:
-        return _pair(row, template, stem=storable(path.stem), question_field=question_field, taken=taken)
+        return _pair(row, template, stem=storable(stem_of(path)), question_field=question_field, taken=taken)
 
     with closing(rows) as open_rows:
         pairs, skipped = usable_rows(open_rows, read, name=name, skip_bad_lines=skip_bad_lines)

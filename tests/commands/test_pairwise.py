@@ -91,6 +91,13 @@ def test_each_pair_is_judged_in_both_orders_and_counted_once(pairwise, judge, tm
     assert (facts["rubric"]["text"], facts["a"]["run"], facts["b"]["run"]) == (PAIRS, "first", "second")
 
 
+def test_eval_pairwise_is_the_same_command(pairwise, forks, judge, tmp_path):
+    words = ("--rubric", "rubric.md", "--judge-url", judge.url, "--judge-model", "big", "--format", "json")
+    done = forks.run("eval", "--pairwise", "first", "second", *words, "--run", "r", cwd=tmp_path, status=0)
+    assert json.loads(done.out) == json.loads(pairwise("first", "second").out)
+    assert read_run(tmp_path / "runs/r").metadata["command"] == "pairwise"
+
+
 def test_a_judge_that_prefers_what_stands_first_is_told(pairwise, judge):
     judge.answer = lambda body: said("A")
     done = pairwise("first", "second")

@@ -1,6 +1,7 @@
 """Rows read from files, tested through `load_dataset`."""
 
 import csv
+import gzip
 import json
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_a_long_line_is_allowed(tmp_path):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(content=st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
-@pytest.mark.parametrize("name", ["data.jsonl", "data.json", "data.csv", "data.parquet"])
+@pytest.mark.parametrize("name", ["data.jsonl", "data.json", "data.csv", "data.parquet", "data.jsonl.gz"])
 def test_no_bytes_cause_a_traceback(tmp_path, name, content):
     path = tmp_path / name
     path.write_bytes(content)
@@ -145,6 +146,9 @@ EXPECTED = [
 def write(tmp_path, suffix, rows) -> str:
     path = tmp_path / f"data{suffix}"
     match suffix:
+        case ".jsonl.gz" | ".csv.gz":
+            plain = write(tmp_path, suffix.removesuffix(".gz"), rows)
+            path.write_bytes(gzip.compress(Path(plain).read_bytes()))
         case ".jsonl":
             return lines(tmp_path, *rows)
         case ".json":
@@ -172,10 +176,30 @@ def test_missing_values_in_every_kind_of_file(tmp_path, suffix):
     path = write(tmp_path, suffix, [*ROWS, {"question": "Q", "answer": None}])
     error = problem(path)
     assert "no answer" in error.problem
-    where = {".jsonl": ":4: ", ".json": ": item 4: ", ".csv": ":6: ", ".parquet": ": row 4: "}[suffix]
+    where = {".jsonl": ":4: ", ".json": ": item 4: ", ".csv": ":6: ", ".parquet": ": row 4: "}[
+        suffix.removesuffix(".gz")
+    ]
     assert error.problem.startswith(f"{path}{where}")  # the CSV's second row takes two lines
     dataset = load_dataset(path, skip_bad_lines=True)
     assert (dataset.examples, dataset.num_skipped) == (EXPECTED, 1)
+
+
+def test_a_compressed_file_that_is_cut_off_or_none_is_named(tmp_path):
+    path = Path(write(tmp_path, ".jsonl.gz", ROWS * 1000))
+    path.write_bytes(path.read_bytes()[:-20])
+    assert problem(str(path)).problem.startswith(f"Cannot read {path}: Compressed file ended")
+    path.write_bytes(b"\x1f\x8b\x08\x00" + b"\xff" * 200)
+    assert problem(str(path)).problem.startswith(f"Cannot read {path}: ")
+    path.write_text('{"question": "plain", "answer": 1}')
+    assert "Not a gzipped file" in problem(str(path)).problem
+
+
+def test_a_compressed_file_of_a_folder_is_its_split(tmp_path):
+    (tmp_path / "set").mkdir()
+    plain = Path(write(tmp_path, ".jsonl", ROWS))
+    (tmp_path / "set" / "test.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    dataset = load_dataset(str(tmp_path / "set"))
+    assert ([example.id for example in dataset.examples][:1], dataset.split) == (["test-1"], "test")
 
 
 def test_faults_of_a_json_array(tmp_path):
