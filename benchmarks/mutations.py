@@ -1116,6 +1116,7 @@ EPISODES = [
     Mutation("nudged replays have the softmax of float64", "replay/run.py", "logits = logits.float()", "pass", f"{ROUNDED} gradients_that_rounding_moves"),
     Mutation("nudged replays do not round the normalizer as training does", "replay/run.py", "return picked - torch.logsumexp(scaled, dim=-1)", "return picked - torch.logsumexp(scaled.double(), dim=-1)", f"{ROUNDED} gradients_that_rounding_moves"),
     Mutation("what a turn measured is forgotten by the next", "samplers/episodes/playing.py", "self.measured |= reply.measured or {}", "self.measured = dict(reply.measured or {})", MEASURED),
+    Mutation("the page does not say what gives the rewards", "analysis/report/build.py", '"updates", "facts", "sampler")', '"updates", "sampler")', "tests/commands/across/test_walkthrough.py"),
     Mutation("what was measured is not stored", "rollouts/collect.py", "measured=completion.measured,", "", MEASURED),
     Mutation("processes lose what was measured", "samplers/parallel/process.py", "tuple(Measured(*each) for each in measured) if measured is not None else None", "None", MEASURED),
     Mutation("rubrics of verifiers lose what they measure", "environments/verifiers.py", 'output.get("metrics") or {}', "{}", "tests/environments/test_verifiers.py"),
