@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+from forks import Forks
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.config import config_of
 from rlvr_cli.config.parsing.command_line import values_of
@@ -23,6 +24,7 @@ from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.data.datasets import dataset_names
 from rlvr_cli.graders import FAILURE_KINDS, GRADERS
 from rlvr_cli.sweeps.experiment import experiment_names, load_experiment
+from typed import typed
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -336,31 +338,26 @@ def normal(line: str) -> str:
     return re.sub(r"\s+", " ", NUMBER.sub("0", line)).strip()
 
 
-def run_steps(steps: list[Step], folder: Path) -> None:
+def run_steps(steps: list[Step], folder: Path, forks: Forks) -> None:
     """Run the commands in one shell and check that their output contains the lines that the guide shows."""
     programs = folder / "bin"
     programs.mkdir()
-    for name, arguments in (("rlvr", "-m rlvr_cli "), ("python", "")):
-        script = programs / name
-        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments}"$@"\n')
-        script.chmod(0o755)
+    script = programs / "python"  # a link to it would be in no environment
+    script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    script.chmod(0o755)
     lines = ["exec 2>&1", "failed=0; trap 'failed=1' ERR"]  # the trap also catches a failing command inside a loop
     for step in steps:
         lines += [step.command, "echo; echo @@ $failed; failed=0"]
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(lines)],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PATH": f"{programs}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-        },
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=3600,
-    )
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with typed(forks.popen, programs):
+        done = subprocess.run(
+            ["bash", "-c", "\n".join(lines)],
+            cwd=folder,
+            env={**os.environ, **environment, "HF_HUB_OFFLINE": "1", "HF_DEACTIVATE_ASYNC_LOAD": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=3600,
+        )
     outputs = re.split(r"^@@ (\d+)\n", done.stdout, flags=re.MULTILINE)
     assert len(outputs) == 2 * len(steps) + 1
     wrong = []
@@ -388,22 +385,22 @@ def test_the_patterns_of_shown_lines():
     ("command", "shown"),
     [("echo hello", "goodbye"), ("for n in 1 2; do echo 'a  1'; test $n = 2; done", "a  1"), ("rlvr x", "...")],
 )
-def test_a_command_that_fails_or_prints_something_else_is_detected(tmp_path, command, shown):
+def test_a_command_that_fails_or_prints_something_else_is_detected(tmp_path, forks, command, shown):
     with pytest.raises(AssertionError):
-        run_steps([Step("", command, [shown])], tmp_path)
+        run_steps([Step("", command, [shown])], tmp_path, forks)
 
 
-def test_a_command_of_the_guide_works_as_typed(tmp_path):
+def test_a_command_of_the_guide_works_as_typed(tmp_path, forks):
     """The one that needs no model; the slow test types them all."""
-    run_steps([step for step in guide_steps() if step.command.endswith("--check-dataset")], tmp_path)
+    run_steps([step for step in guide_steps() if step.command.endswith("--check-dataset")], tmp_path, forks)
 
 
 @pytest.mark.first
 @pytest.mark.slow
-def test_the_whole_guide_works_as_typed(tmp_path):
+def test_the_whole_guide_works_as_typed(tmp_path, forks):
     steps = guide_steps()
     assert len(steps) > 30
-    run_steps(steps, tmp_path)
+    run_steps(steps, tmp_path, forks)
     pictures = {name for step in steps for name in re.findall(r"--plot (\S+)", step.command)}
     assert len(pictures) > 8
     assert all((tmp_path / name).stat().st_size > 5_000 for name in pictures)

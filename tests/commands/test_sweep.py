@@ -369,7 +369,7 @@ TWO_STEPS = {
     "grpo": "--n-grpo-steps 2 --gradient-accumulation-steps 1",
 }
 SIZES = {  # values of what varies for this size
-    "ei_rollouts": ["--dataset", "arithmetic:2100", "--train-batch-size", "512", "--micro-batch-size", "512"],
+    "ei_rollouts": ["--dataset", "arithmetic:2100", "--train-batch-size", "512", "--sampling-max-tokens", "4"],
     "sft_dataset_size": ["--dataset", "arithmetic:1100"],
     "leaderboard": ["--eval-max-tokens", "8", "--final-eval-examples", "4"],
     "grpo_off_policy_sweep": [

@@ -55,7 +55,7 @@ def ends(folder, commands, *, count):
 
 @pytest.mark.slow
 def test_processes_that_read_end_as_they_should(folder):
-    assert ends(folder, READS, count=18) == {0: 18}
+    assert ends(folder, READS, count=6) == {0: 6}
 
 
 @pytest.mark.full
