@@ -24,7 +24,14 @@ from rlvr_cli.terminal import console
 from rlvr_cli.training.loop import data_loop
 from rlvr_cli.training.planning.plan import print_plan, sft_notes, sft_plan
 from rlvr_cli.training.session import inputs_of_traces, open_trainer
-from rlvr_cli.training.traces import Sequences, check_lengths, encode_traces, pack_across, pack_whole
+from rlvr_cli.training.traces import (
+    Sequences,
+    check_lengths,
+    encode_traces,
+    learned_with_prompts,
+    pack_across,
+    pack_whole,
+)
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.types import Example
 
@@ -92,6 +99,8 @@ def encode(config: SftConfig, examples: list[Example], traces: Traces) -> Sequen
         append_eos=config.append_eos,
         chat=lambda conversation: chat_turns(config, tools=conversation.tools),
     )
+    if config.loss_on_prompts:  # of joined examples the first token is predicted too: from the end of the one before
+        encoded = learned_with_prompts(*encoded, keep=0 if config.packing_attend_across else 1)
     if config.packing_attend_across:
         return pack_across(*encoded, length=config.packing_length, seed=config.seed)
     if config.packing:

@@ -69,6 +69,11 @@ class SftConfig(MicroBatchOptions, TrainingConfig):
         "other examples too. The loss is divided by the response tokens of the update.",
         group="Optimization",
     )
+    loss_on_prompts: bool = knob(
+        False,
+        "Train on the tokens of prompts too, as the course's packing does: they then count as response tokens in every divisor.",
+        group="Optimization",
+    )
     normalize_constant: float = knob(
         1.0, "Divisor of each example's summed loss under masked_normalize.", group="Optimization", above=0
     )

@@ -306,12 +306,22 @@ def _epochs_of_traces(run: StoredRun, tokenizer: Any) -> Iterator[Batch]:
     own = run.options
     traces, examples = traces_of(run)
     responses = [_trace(e, traces, tokenizer, append_eos=own["append_eos"]) for e in examples]
+    if own.get("loss_on_prompts"):
+        unread = 0 if own["packing_attend_across"] else 1  # tokens with nothing before them to predict them from
+        responses = [_whole(r, unread=unread) for r in responses]
     responses, sequences = _packed(responses, own)
     made, epoch = 0, 0
     while made < len(run.logged):
         updates = formulas.minibatches(len(sequences), size=own["train_batch_size"], seed=own["seed"], epochs=[epoch])
         yield Batch(responses, [[row for sequence in update for row in sequences[sequence]] for update in updates])
         made, epoch = made + len(updates), epoch + 1
+
+
+def _whole(response: Response, *, unread: int) -> Response:
+    """The response with its prompt, of which all but the first tokens are learned."""
+    prompt = response.prompt[unread:]
+    tokens, learned = [*prompt, *response.tokens], [True for _ in prompt] + list(response.learned)
+    return Response(response.prompt[:unread], tokens, learned, (), [0.0] * len(tokens))
 
 
 def _packed(responses: list[Response], options: dict[str, Any]) -> tuple[list[Response], list[list[int]]]:

@@ -79,6 +79,18 @@ def _of_turns(turns: Sequence[tuple[str, str]], tokenizer: Any, *, append_eos: b
     return ids, mask
 
 
+def learned_with_prompts(
+    prompts: list[list[int]], responses: list[list[int]], masks: list[list[bool] | None], *, keep: int
+) -> tuple[list[list[int]], list[list[int]], list[list[bool] | None]]:
+    """Make the tokens of prompts a part of the responses, so that they are learned, but for the first `keep` of each."""
+    joined = [prompt[keep:] + response for prompt, response in zip(prompts, responses, strict=True)]
+    learned = [
+        None if mask is None else [True] * len(prompt[keep:]) + mask
+        for prompt, mask in zip(prompts, masks, strict=True)
+    ]
+    return [prompt[:keep] for prompt in prompts], joined, learned
+
+
 class Sequences(NamedTuple):
     """What is trained on: the arguments of `collate`, and which of its rows make up each sequence."""
 

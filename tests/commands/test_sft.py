@@ -15,8 +15,11 @@ from llamas import write_chat_llama
 from rlvr_cli.commands import sft
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.data.order import epoch_order
+from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.data.traces import SampledIds
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.handout import get_packed_sft_dataset
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.pretrained import load_tokenizer
@@ -255,6 +258,40 @@ def test_packing_changes_no_update_on_the_same_examples(forks, tmp_path):
     across = logged(tmp_path / "runs/across")
     assert across[0, "update/rows"] == round(across[0, "update/computed"] / 64) > 5
     assert abs(across[0, "loss/nll"] - rows[0, "loss/nll"]) > 1e-2
+
+
+def test_loss_on_prompts_is_that_of_the_courses_packed_dataset(forks, tmp_path):
+    """Of one update on all sequences, of documents in the order in which they are packed."""
+    rows = [{"prompt": f"{i}+{i}?", "response": f" {2 * i} it is"} for i in range(9)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    order = epoch_order(9, seed=0, epoch=-2)
+    (tmp_path / "ordered.jsonl").write_text("".join(json.dumps(rows[i]) + "\n" for i in order))
+    policy = load_policy(builtin_model_path(), device="cpu")
+    course = get_packed_sft_dataset(policy.tokenizer, tmp_path / "ordered.jsonl", 32, shuffle=False)
+    ids, labels = (torch.stack([one[name] for one in course]) for name in ("input_ids", "labels"))
+    with torch.inference_mode():
+        expected = torch.nn.functional.cross_entropy(
+            policy.forward(input_ids=ids).logits.flatten(0, 1), labels.flatten()
+        )
+    command = "sft --dataset t.jsonl --question-field prompt --prompt alpaca.prompt --packing --packing-length 32 --n-sft-steps 1".split()
+    (tmp_path / "alpaca.prompt").write_text(load_prompt("alpaca").text)
+    command += ["--train-batch-size", len(course), "--micro-batch-size", 4]
+    for name, options in (("across", ["--packing-attend-across"]), ("whole", ["--packing-length", 200])):
+        told = forks.run(*command, *options, "--loss-on-prompts", "--run", name, cwd=tmp_path, status=0).err
+        assert ", prompts included" in told
+    across, whole = (logged(tmp_path / "runs" / name) for name in ("across", "whole"))
+    assert across[0, "update/tokens"] == labels.numel()
+    assert across[0, "loss/nll"] == pytest.approx(expected.item(), abs=1e-5)
+    nats, tokens = 0.0, 0
+    for row in rows:
+        text = policy.tokenizer.encode(load_prompt("alpaca").fill(row["prompt"]) + row["response"])
+        found = torch.tensor([[*text, policy.tokenizer.eos_token_id]])
+        with torch.inference_mode():
+            logits = policy.forward(input_ids=found).logits[0, :-1]
+        nats += torch.nn.functional.cross_entropy(logits, found[0, 1:], reduction="sum").item()
+        tokens += found.shape[1] - 1
+    assert whole[0, "update/tokens"] == tokens
+    assert whole[0, "loss/nll"] == pytest.approx(nats / tokens, abs=1e-5)
 
 
 def logged(run):

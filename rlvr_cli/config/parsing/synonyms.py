@@ -45,6 +45,7 @@ SYNONYMS = {
     "max_completion_length": ("sampling_max_tokens",),
     "min_tokens": ("sampling_min_tokens",),
     "loss": ("loss_type",),
+    "completion_only_loss": ("loss_on_prompts",),
     "beta": ("kl_coef",),
     "kl": ("kl_coef",),
     "clip": ("cliprange",),

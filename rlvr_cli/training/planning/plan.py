@@ -106,7 +106,8 @@ def sft_plan(
         **_prompt(config, facts),
         **({"packing": packing_line(config, sequences)} if config.packing else {}),
         "updates": f"{num_updates} of {batch} {unit}; {num_updates / math.ceil(count / config.train_batch_size):g} epochs",
-        "objective": sft_objective(config.length_normalization, config.normalize_constant),
+        "objective": sft_objective(config.length_normalization, config.normalize_constant)
+        + (", prompts included" if config.loss_on_prompts else ""),
         **_common(config, facts),
     }
 
