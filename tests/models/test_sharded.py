@@ -112,10 +112,13 @@ def assert_same(together: Together, *case, rtol=1e-10, atol=1e-10):
         for name in weights:
             assert theirs[name].dtype == weights[name].dtype
             torch.testing.assert_close(theirs[name], weights[name], rtol=rtol, atol=atol)
+    # Where tokens are counted, ranks divide micro-batches evenly, which makes more of them.
+    of_the_cut = ("update/micro_batches", "update/computed", "update/shared", "update/padding")
+    left_out = ("update/seconds", *(of_the_cut if case[2].get("micro_batch_tokens") else ()))
     for ours, theirs in zip(metrics, found[0][0], strict=True):
         assert theirs.keys() == ours.keys()
         for name, value in ours.items():
-            if not name.endswith("seconds"):
+            if name not in left_out:
                 assert theirs[name] == pytest.approx(value, rel=10 * rtol, abs=10 * atol, nan_ok=True), name
 
 
