@@ -60,8 +60,8 @@ class Cluster:
         except (OSError, RuntimeError, ValueError, RayError) as error:
             raise RlvrError(
                 f"There is no cluster at {address}: {str(error).splitlines()[0]}",
-                "Start one with: ray start --head, and on each other machine: ray start --address HOST:6379. One with token authentication "
-                "needs its RAY_AUTH_MODE and RAY_AUTH_TOKEN here, too.",
+                "Start one with: ray start --head, and on each other machine: ray start --address HOST:6379. If ray start said that it has token "
+                "authentication: RAY_AUTH_MODE=token here, too, with its token in RAY_AUTH_TOKEN or ~/.ray/auth_token.",
             ) from error
         self._known: dict[str, Node] = {}  # by its id, also those that have left
         self.look()

@@ -74,8 +74,8 @@ def parsed_address(text: str) -> Address:
         safe = re.sub("://.*@", "://***@", text)
         raise RlvrError(
             f"{shown(safe)} is not an address in object storage.",
-            "Write s3://BUCKET/PREFIX, of letters, digits and . _ = + -; keys and endpoint are taken from AWS_ACCESS_KEY_ID, "
-            "AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL.",
+            "Write s3://BUCKET/PREFIX: a bucket of 3 to 63 small letters, digits, . and -, then letters, digits and . _ = + -. Keys and "
+            "endpoint are taken from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL.",
         )
     return Address(bucket, prefix)
 
