@@ -487,7 +487,7 @@ WIRING = [
     ),
     *mutations_of(
         "training/traces.py",
-        ("sampled ids are tokenized again", "if text.startswith(example.response or \"\"):", "if False:", "tests/commands/test_sft.py -k sampled_ids", "sft.dataset"),
+        ("sampled ids are tokenized again", "if known and _is_spelled(", "if False and _is_spelled(", "tests/commands/test_sft.py -k sampled_ids", "sft.dataset"),
     ),
     *mutations_of(
         "commands/eval.py",
@@ -1116,7 +1116,8 @@ EPISODES = [
     Mutation("nudged replays have the softmax of float64", "replay/run.py", "logits = logits.float()", "pass", f"{ROUNDED} gradients_that_rounding_moves"),
     Mutation("nudged replays do not round the normalizer as training does", "replay/run.py", "return picked - torch.logsumexp(scaled, dim=-1)", "return picked - torch.logsumexp(scaled.double(), dim=-1)", f"{ROUNDED} gradients_that_rounding_moves"),
     Mutation("what a turn measured is forgotten by the next", "samplers/episodes/playing.py", "self.measured |= reply.measured or {}", "self.measured = dict(reply.measured or {})", MEASURED),
-    Mutation("the page does not say what gives the rewards", "analysis/report/build.py", '"updates", "facts", "sampler")', '"updates", "sampler")', "tests/commands/across/test_walkthrough.py"),
+    Mutation("the page does not say what gives the rewards", "analysis/report/build.py", '"updates", "facts", "sampler")', '"updates", "sampler")', "tests/commands/across/test_episodes.py -k gives_the_rewards"),
+    Mutation("turns that end within a token are another tokenizer's", "training/traces.py", "for ends in (whole, sampled.ends) if ends", "for ends in (whole,)", "tests/commands/test_sft.py -k ends_within_a_token"),
     Mutation("what was measured is not stored", "rollouts/collect.py", "measured=completion.measured,", "", MEASURED),
     Mutation("processes lose what was measured", "samplers/parallel/process.py", "tuple(Measured(*each) for each in measured) if measured is not None else None", "None", MEASURED),
     Mutation("rubrics of verifiers lose what they measure", "environments/verifiers.py", 'output.get("metrics") or {}', "{}", "tests/environments/test_verifiers.py"),

@@ -36,6 +36,7 @@ class SampledIds(NamedTuple):
     prompt: list[int]
     response: list[int]
     mask: list[bool] | None  # of the response's ids, as in `Rollout`
+    ends: Sequence[tuple[int, int]] = ()  # of each turn of an episode, among the response's ids and in its text
 
 
 def load_traces(
@@ -120,7 +121,8 @@ def _from_run(path: Path) -> Traces:
     key_columns = ["phase", "step", "example_id", "sample_index"]
     texts = ["prompt", "response", "ground_truth", "grader", "finish_reason"]
     rows = read_rollouts(
-        path, columns=[*key_columns, *texts, "prompt_ids", "response_ids", "response_mask", "episode"]
+        path,
+        columns=[*key_columns, *texts, "prompt_ids", "response_ids", "response_mask", "episode", "turns", "turn_facts"],
     ).to_pylist()
     rows.sort(key=lambda r: (r["phase"], r["step"], r["example_id"], r["sample_index"]))
     digest = hashlib.sha256()
@@ -132,7 +134,12 @@ def _from_run(path: Path) -> Traces:
             continue  # a response cut at its length limit would teach the model to stop in the middle
         examples.append(Example(key, "", r["ground_truth"], prompt=r["prompt"], response=r["response"]))
         if r["prompt_ids"] and r["response_ids"]:
-            token_ids[key] = SampledIds(r["prompt_ids"], r["response_ids"], r["response_mask"])
+            turns, texts = (
+                r["turns"] or [],
+                (r["turn_facts"] or {"ends": []})["ends"],
+            )  # older runs have no ends in the text
+            ends = [(turn["end"], end) for turn, end in zip(turns, texts, strict=False)]
+            token_ids[key] = SampledIds(r["prompt_ids"], r["response_ids"], r["response_mask"], ends)
         if r["episode"]:
             graded[key] = r["response"][r["episode"]["graded_from"] : r["episode"]["graded_to"]]
     cut = len(rows) - len(examples)

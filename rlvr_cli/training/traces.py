@@ -5,6 +5,7 @@ into sequences if asked for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from rlvr_cli.data.order import epoch_order
@@ -50,20 +51,34 @@ def encode_traces(
             assert chat is not None, "a conversation without a chat template"
             turns = chat(example.conversation)
             prompts[row], responses[row], masks[row] = turns.conversation(example.conversation.messages)
-        prompt, response, mask = token_ids.get(example.id, SampledIds([], [], None))
-        if prompt and (prompt == prompts[row] or tokenizer.decode(prompt) == example.prompt):
-            text = tokenizer.decode(response, skip_special_tokens=True)
-            if text.startswith(example.response or ""):
-                ends = not (append_eos and end_sampled) or response[-1] == tokenizer.eos_token_id
-                prompts[row] = list(prompt)
-                responses[row] = list(response) if ends else [*response, tokenizer.eos_token_id]
-                masks[row] = mask if mask is None or ends else [*mask, True]
+        sampled = token_ids.get(example.id, SampledIds([], [], None))
+        prompt, response, mask, _ = sampled
+        known = prompt and (prompt == prompts[row] or tokenizer.decode(prompt) == example.prompt)
+        if known and _is_spelled(example.response or "", sampled, tokenizer):
+            ends = not (append_eos and end_sampled) or response[-1] == tokenizer.eos_token_id
+            prompts[row] = list(prompt)
+            responses[row] = list(response) if ends else [*response, tokenizer.eos_token_id]
+            masks[row] = mask if mask is None or ends else [*mask, True]
         if mask is not None and masks[row] is None:
             raise RlvrError(
                 f"Trace {example.id} has tokens that the policy did not sample, and its token ids are those of another tokenizer.",
                 "Train the model that sampled the trace, or remove the trace.",
             )
     return prompts, responses, masks
+
+
+def _is_spelled(text: str, sampled: SampledIds, tokenizer: Any) -> bool:
+    """Whether the ids spell the text; the last token of a response, or of a turn, may go on after the stop string that ended it."""
+
+    def spelled(ends: Sequence[tuple[int, int]]) -> bool:
+        parts = pairwise([(0, 0), *ends])
+        return all(
+            tokenizer.decode(sampled.response[i:j], skip_special_tokens=True).startswith(text[begin:end])
+            for (i, begin), (j, end) in parts
+        )
+
+    whole = [(len(sampled.response), len(text))]
+    return any(spelled(ends) for ends in (whole, sampled.ends) if ends)
 
 
 def _of_turns(turns: Sequence[tuple[str, str]], tokenizer: Any, *, append_eos: bool) -> tuple[list[int], list[bool]]:

@@ -84,6 +84,23 @@ def test_what_the_policy_did_not_write_stays_marked(tokenizer):
         )
 
 
+def test_turns_whose_text_ends_within_a_token_keep_their_ids(tokenizer):
+    """A stop string ends the text of a turn; the token that it came with may go on."""
+    prompt, turns = tokenizer("Q").input_ids, [tokenizer(text).input_ids for text in (" 7+7=14, ", "(right)", "6 ")]
+    response, texts = [i for ids in turns for i in ids], (" 7+7=14,", "(right)", "6")
+    ends = [(sum(map(len, turns[:n])), len("".join(texts[:n]))) for n in (1, 2, 3)]
+    mask = [True] * len(turns[0]) + [False] * len(turns[1]) + [True] * len(turns[2])
+    example = Example("a", "Q", "9", prompt="Q", response="".join(texts))
+    known = {"a": SampledIds(prompt, response, mask, ends)}
+    assert encode_traces([example], known, tokenizer, append_eos=False) == ([prompt], [response], [mask])
+    for wrong in (
+        Example("a", "Q", "9", prompt="Q", response=" 7+7=14,(right)5"),
+        Example("a", "Q", "9", prompt="R", response=example.response),
+    ):
+        with pytest.raises(RlvrError, match="Trace a has tokens that the policy did not sample"):
+            encode_traces([wrong], known, tokenizer, append_eos=False)
+
+
 def test_what_the_policy_did_not_write_is_not_trained_on(tokenizer, tmp_path):
     prompt, text = "Q", " 9 </think> <answer> 9 </answer>"
     ids = (*tokenizer(text).input_ids, tokenizer.eos_token_id)

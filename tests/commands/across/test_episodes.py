@@ -8,7 +8,7 @@ import pytest
 
 from killed import metrics_of, rows_of, weights_of
 from rlvr_cli.analysis.queries.database import open_runs
-from rlvr_cli.analysis.report.build import charts_of
+from rlvr_cli.analysis.report.build import charts_of, environment_of
 from rlvr_cli.commands import eval as evaluate
 from rlvr_cli.commands import grpo
 from rlvr_cli.commands.quickstart import TOOLS, commands
@@ -265,6 +265,8 @@ def test_an_environment_gives_the_rewards(folder):
     evaluate.run(EvalConfig(**COMMON, limit=8, environment=spec, runs_dir=str(folder), run="rewarded"))
     rows = read_rollouts(folder / "rewarded").to_pylist()
     assert {row["grader"] for row in rows} == {"environment"}
+    said = {setting.name: setting.values for setting in environment_of([read_run(folder / "rewarded")])}
+    assert (said["facts.grader"], said["facts.environment.name"]) == (("environment",), (spec,))
     for row in rows:
         assert row["reward"] == sum(reward or 0.0 for reward in row["episode"]["turn_rewards"] or ())
         assert row["category"] == "reward_only"
