@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from _pytest.mark import KeywordMatcher  # what -k selects has no public name
+from _pytest.mark.expression import Expression
 
 from rlvr_cli.config import config_of
 from rlvr_cli.config.parsing.options import options
@@ -139,6 +141,36 @@ def test_every_mutation_applies_and_names_tests_that_are_there(mutations):
     assert len(set(names)) == len(names) >= 120
     page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
     assert f"breaks the code in {len(names)} places" in page
+
+
+def test_the_default_suite_alone_has_tests_for_95_percent_of_the_mutations(mutations, request):
+    """Of those whose tests need no extra that is missing here; with fewer tests than all there is nothing to count."""
+    items = request.session.items
+    of_file: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        of_file.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    found = {m.name: _selects(mutations, m, of_file) for m in mutations.MUTATIONS}
+    here = {name: selects for name, selects in found.items() if selects is not None}
+    if len(of_file) < 200:
+        pytest.skip("some tests were chosen")
+    assert len(here) > 800
+    assert len(without := [name for name, selects in here.items() if not selects]) <= len(here) // 20, without
+
+
+def _selects(mutations, mutation, of_file: dict[str, list[pytest.Item]]) -> bool | None:
+    """Whether a test of a mutation is among those that run; None if nothing of its files is."""
+    arguments = mutations._arguments(mutation.tests)
+    chosen: list[pytest.Item] = []
+    known = False
+    for argument in arguments:
+        place, _, name = argument.partition("::")
+        inside = [it for file, of in of_file.items() if file == place or file.startswith(f"{place}/") for it in of]
+        known = known or bool(inside)
+        chosen += [it for it in inside if not name or it.nodeid == argument or it.nodeid.startswith(f"{argument}[")]
+    if "-k" in arguments:
+        expression = Expression.compile(arguments[arguments.index("-k") + 1])
+        chosen = [item for item in chosen if expression.evaluate(KeywordMatcher.from_item(item))]
+    return bool(chosen) if known else None
 
 
 def test_every_option_that_reaches_training_or_sampling_has_a_mutation(mutations):

@@ -394,12 +394,7 @@ def prioritized(ids: list[str], earlier: list[dict], *, seed: int, number: int) 
     return [name for _, name in sorted(zip(keys, ids, strict=True))]
 
 
-LONG = {
-    ("distill", "adapter"),
-    ("distill", "reverse"),
-    ("ei", "once"),
-    *(("grpo", name) for name in ("weighted", "kimi", "cispo", "no baseline")),
-}
+LONG = {("distill", "adapter")}
 
 
 @pytest.mark.parametrize(
