@@ -134,11 +134,10 @@ def _from_run(path: Path) -> Traces:
             continue  # a response cut at its length limit would teach the model to stop in the middle
         examples.append(Example(key, "", r["ground_truth"], prompt=r["prompt"], response=r["response"]))
         if r["prompt_ids"] and r["response_ids"]:
-            turns, texts = (
-                r["turns"] or [],
-                (r["turn_facts"] or {"ends": []})["ends"],
-            )  # older runs have no ends in the text
-            ends = [(turn["end"], end) for turn, end in zip(turns, texts, strict=False)]
+            facts = r["turn_facts"]  # older runs have none
+            ends = [
+                (turn["end"], end) for turn, end in zip(r["turns"] or [], facts["ends"] if facts else [], strict=False)
+            ]
             token_ids[key] = SampledIds(r["prompt_ids"], r["response_ids"], r["response_mask"], ends)
         if r["episode"]:
             graded[key] = r["response"][r["episode"]["graded_from"] : r["episode"]["graded_to"]]

@@ -48,7 +48,7 @@ def test_a_prompt_is_formatted_and_a_question_is_not(written):
 def test_sampled_ids_are_read(written):
     ids = {"prompt_ids": [5, 6], "chosen_ids": [7], "rejected_ids": [8, 9]}
     pairs = load(written(ROW | ids, ROW))
-    assert [tuple(i) for i in pairs.token_ids.values()] == [([5, 6], [7], None), ([5, 6], [8, 9], None)]
+    assert [tuple(i) for i in pairs.token_ids.values()] == [([5, 6], [7], None, ()), ([5, 6], [8, 9], None, ())]
     assert [*pairs.token_ids] == ["p-1, chosen", "p-1, rejected"]
     assert load(written(ROW)).fingerprint != load(written(ROW | ids)).fingerprint
     assert load(written(ROW)).fingerprint == load(written(ROW)).fingerprint

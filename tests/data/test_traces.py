@@ -97,8 +97,8 @@ def test_rollouts_of_a_run_become_traces_unless_cut_off(tmp_path):
     assert load_traces("r", TEMPLATE, runs_dir=str(tmp_path)) == traces
     assert [(e.prompt, e.response, e.ground_truth) for e in traces.examples] == [("P", " 0", "1"), ("P", " 2", "1")]
     assert traces.token_ids == {
-        "eval-0-q-0": ([1], [2, 0], None),
-        "eval-0-q-2": ([1], [2, 2], [False, True]),
+        "eval-0-q-0": ([1], [2, 0], None, []),
+        "eval-0-q-2": ([1], [2, 2], [False, True], []),
     }
     assert traces.default_grader == "gsm8k"
     assert any("1 responses were cut" in m for m in traces.messages)
