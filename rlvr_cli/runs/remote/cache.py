@@ -109,7 +109,7 @@ class Cache:
     def _trim(self) -> None:
         """Remove the runs that were not opened for longest, and the files that no run links to, until the rest fits."""
         total, unused = self._sizes()
-        runs = sorted((path.stat().st_mtime, path) for path in self._below("runs"))
+        runs = sorted((state.st_mtime, path) for path, state in _states(self._below("runs")))
         for opened, run in runs:
             if total <= self._most or opened > time.time() - IN_USE_SECONDS:
                 break
@@ -121,7 +121,7 @@ class Cache:
 
     def _sizes(self) -> tuple[int, list[Path]]:
         """Return the bytes of all files, and those that no run links to."""
-        states = [(path, path.stat()) for folder in self._below("objects") for path in folder.iterdir()]
+        states = _states(path for folder in self._below("objects") for path in folder.iterdir())
         old = time.time() - ABANDONED_SECONDS  # what is being written begins with a dot
         unused = [path for path, s in states if s.st_nlink == 1 and (path.name[0] != "." or s.st_mtime < old)]
         return sum(state.st_size for _, state in states), unused
@@ -131,6 +131,15 @@ class Cache:
 
     def _index_file(self, place: str) -> Path:
         return self.folder / "indexes" / hashlib.sha256(place.encode()).hexdigest()[:32]
+
+
+def _states(paths: Iterable[Path]) -> list[tuple[Path, os.stat_result]]:
+    """The paths with their states, without those that another thread or process has just removed or renamed."""
+    found = []
+    for path in paths:
+        with suppress(FileNotFoundError):
+            found.append((path, path.stat()))
+    return found
 
 
 def _write(path: Path, pieces: Iterable[bytes], *, wanted: File | None = None) -> File:

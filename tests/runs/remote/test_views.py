@@ -241,6 +241,15 @@ def test_the_cache_has_a_bound(s3, place, run, tmp_path, monkeypatch):
     assert {path.stat().st_ino for path in (folder / "objects").rglob("*") if path.is_file()} <= linked
 
 
+def test_a_file_that_is_gone_when_the_cache_is_measured_is_left_out(s3, place, run, tmp_path, monkeypatch):
+    """Another thread or process has renamed or removed it; here, a link to nothing."""
+    monkeypatch.setenv("RLVR_CACHE_GB", "0.00001")
+    for folder in ("objects/48", "runs"):
+        (tmp_path / "cache/store" / folder).mkdir(parents=True)
+        (tmp_path / "cache/store" / folder / "gone").symlink_to("nowhere")
+    assert read_rollouts(resolve_run("done", str(place))).num_rows == 9
+
+
 def test_without_links_the_cache_has_copies(s3, place, run, monkeypatch):
     def refuse(*paths):
         raise PermissionError(1, "Operation not permitted")
