@@ -65,6 +65,8 @@ class Cluster:
             ) from error
         self._known: dict[str, Node] = {}  # by its id, also those that have left
         self.look()
+        # Hosts connect, and nobody answers: the connections break when this process ends, however it does.
+        self._life = socket.create_server((self.nodes[0].address, 0), backlog=4096)
         self._group: Any = None
         self._bundles: list[str] = []  # the node of each of the group's
         self._content: tuple[SharedMemory, int, Any] | None = None  # of which memory, after which write, in the store
@@ -143,7 +145,10 @@ class Cluster:
             raise NodeLost(f"The node {node.name} ({node.address}) has left the cluster.", "Resume with --resume.")
         variables = environment_of(started["name"])
         kept = {name: value for name, value in variables.items() if name.startswith(_OURS) or name == "PYTHONPATH"}
-        host = self._actor(Host, place, folder=os.getcwd(), variables=kept, weights=memory is not None, started=started)
+        host = self._actor(
+            Host, place, folder=os.getcwd(), variables=kept, weights=memory is not None, started=started,
+            command=self._life.getsockname()[:2],
+        )  # fmt: skip
         return RayWorker(
             host, self, title=f"{started['title']} on {node.name} ({node.address})", hint=started["hint"], memory=memory
         )

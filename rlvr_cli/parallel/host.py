@@ -6,6 +6,7 @@ ends with its host, and its host with the command that asked for it.
 
 import os
 import queue
+import socket
 import tempfile
 import threading
 import time
@@ -30,9 +31,18 @@ class Host:
         variables: of the environment, in place of those of the cluster's own processes.
         weights: whether the worker gets memory into which `load` writes.
         started: the arguments of `LocalWorker`.
+        command: where the command listens (host, port) as long as it lives.
     """
 
-    def __init__(self, *, folder: str, variables: Mapping[str, str], weights: bool, started: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        *,
+        folder: str,
+        variables: Mapping[str, str],
+        weights: bool,
+        started: dict[str, Any],
+        command: tuple[str, int],
+    ) -> None:
         with suppress(OSError):
             os.chdir(folder)
         self._memory = SharedMemory() if weights else None
@@ -61,6 +71,23 @@ class Host:
         self._said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._handed_on = float("-inf")  # when
         threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._end_with, args=(command,), daemon=True).start()
+
+    def _end_with(self, command: tuple[str, int]) -> None:
+        """End when the command does: without its head, which tells of that, a cluster's node can take minutes to see it."""
+        try:
+            life = socket.create_connection(command, timeout=10)
+        except ConnectionRefusedError:  # it has ended already
+            pass
+        except OSError:  # nodes cannot reach each other at every port: what Ray sees has to do
+            return
+        else:
+            life.settimeout(None)
+            life.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            with suppress(OSError):
+                life.recv(1)  # nothing ever comes
+        self._worker.kill()
+        os._exit(1)
 
     def pid(self) -> int:
         """Its process id on this node."""

@@ -365,6 +365,6 @@ def test_a_head_that_dies_ends_the_run_which_goes_on_without_a_cluster(forks, cl
     wait_for(lambda: bool(stopped(mark)))
     cluster.order("head")
     assert forks.wait(call, limit=SECONDS).status == 1
-    wait_for(lambda: not workers(mark), seconds=90)  # each node sees it when it next has something to tell the head
+    wait_for(lambda: not workers(mark), seconds=30)
     forks.run("eval", "--resume", "cut", "--cluster", "", "--samplers", "1", cwd=tmp_path, status=0)
     assert rows_of(tmp_path / "runs/cut", phase="eval") == rows_of(one_sampler, phase="eval")
