@@ -1,7 +1,7 @@
 """A Ray cluster on which workers of a run are started. All that is known of Ray is here.
 
 Enters: --cluster, and places. Leaves: the nodes, and a `RayWorker` for each place. On its node a worker is the `LocalWorker` of a
-`Host`, an actor; whatever happens to the command, Ray ends the actor, and that its worker.
+`Host`, an actor, which ends with the command, whatever happens to that, and its worker with it.
 """
 
 import json
@@ -66,7 +66,8 @@ class Cluster:
         self._known: dict[str, Node] = {}  # by its id, also those that have left
         self.look()
         # Hosts connect, and nobody answers: the connections break when this process ends, however it does.
-        self._life = socket.create_server((self.nodes[0].address, 0), backlog=4096)
+        family = socket.AF_INET6 if ":" in self.nodes[0].address else socket.AF_INET
+        self._life = socket.create_server(("", 0), family=family, backlog=4096)
         self._group: Any = None
         self._bundles: list[str] = []  # the node of each of the group's
         self._content: tuple[SharedMemory, int, Any] | None = None  # of which memory, after which write, in the store
@@ -147,7 +148,7 @@ class Cluster:
         kept = {name: value for name, value in variables.items() if name.startswith(_OURS) or name == "PYTHONPATH"}
         host = self._actor(
             Host, place, folder=os.getcwd(), variables=kept, weights=memory is not None, started=started,
-            command=self._life.getsockname()[:2],
+            command=(self.nodes[0].address, self._life.getsockname()[1]),
         )  # fmt: skip
         return RayWorker(
             host, self, title=f"{started['title']} on {node.name} ({node.address})", hint=started["hint"], memory=memory

@@ -62,9 +62,7 @@ class UpdateSettings:
 
     learning_rate: float  # of this update (`learning_rate_at`); that of the critic is in proportion (`make_optimizer`)
     micro_batch_size: int | None = None  # most rows per micro-batch; a larger unit is a micro-batch by itself
-    micro_batch_tokens: int | None = (
-        None  # most tokens that a micro-batch computes, in place of `micro_batch_size`; one of them is needed
-    )
+    micro_batch_tokens: int | None = None  # most tokens that one computes, in place of `micro_batch_size`
     objective: Objective = negative_log_likelihood  # to minimize; the entropies have a gradient only if it uses them
     skip_zero_advantage: bool = True  # no backward pass for rows in `zero_advantage`: their gradient is known to be 0
     # What a loss per token is divided by (`loss_denominators`). A loss per row is averaged over the rows that go through the model:
