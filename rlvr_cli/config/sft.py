@@ -39,14 +39,6 @@ class SftConfig(MicroBatchOptions, TrainingConfig):
     train_batch_size: int = knob(
         256, "Examples per update; with --packing, sequences.", group="Optimization", common=True, at_least=1
     )
-    micro_batch_size: int | None = knob(
-        None,
-        "Examples per forward pass, or with --packing as many tokens as so many sequences have; does not change the result. Default: as "
-        "--micro-batch-tokens says.",
-        group="Optimization",
-        free_on_resume=True,
-        at_least=1,
-    )
     length_normalization: LengthNormalization = knob(
         "token_mean",
         "Divisor of the summed loss: token_mean (response tokens in the update), masked_mean (each example's length, then the number of examples), "

@@ -98,7 +98,8 @@ class OptimizationOptions:
 class MicroBatchOptions:
     micro_batch_size: int | None = knob(
         None,
-        "Responses per forward pass, examples for sft, pairs for dpo; does not change the result. Default: as --micro-batch-tokens says.",
+        "Responses per forward pass (pairs for dpo; examples for sft, or with --packing as many tokens as so many sequences have); does "
+        "not change the result. Default: as --micro-batch-tokens says.",
         group="Optimization",
         free_on_resume=True,
         at_least=1,
