@@ -3,9 +3,8 @@
 Enters: a SweepConfig. Leaves: the runs in a directory of their own, a report beside them, and on stdout the arms side by side.
 """
 
-import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,62 +18,37 @@ from rlvr_cli.analysis.statistics.sweep_table import (
     evaluation_tables,
     sentences,
 )
-from rlvr_cli.config.parsing.options import Format
 from rlvr_cli.config.sweep import SweepConfig
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.lock import Lock
 from rlvr_cli.runs.manifest import RUN_NAME
-from rlvr_cli.runs.readers import ENDED, RunInfo, read_run
+from rlvr_cli.runs.readers import ENDED
 from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.runs.remote.work import Mirror
 from rlvr_cli.runs.storage.files import check_can_write, os_errors_as_user_errors
 from rlvr_cli.sweeps.emitted import emitted
 from rlvr_cli.sweeps.experiment import (
     Experiment,
-    SweepRun,
     check_runs,
     command_of,
     configs_of,
-    experiment_names,
     experiment_path,
     load_experiment,
     next_stage,
     runs_of,
 )
-from rlvr_cli.sweeps.probe import check_steps, measured_pace
-from rlvr_cli.sweeps.schedule import LOGS, Job, check_plan, run_jobs, status_of, write_plan
+from rlvr_cli.sweeps.printed import list_experiments, print_plan, say_experiment, say_later_stages, say_pace
+from rlvr_cli.sweeps.schedule import LOGS, Job, check_plan, run_jobs, write_plan
 from rlvr_cli.sweeps.slots import Slot, slots_here, slots_on
+from rlvr_cli.sweeps.stage import Sweep
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.types import Table
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """An experiment, or a stage of one, with its runs and their directory."""
-
-    experiment: Experiment
-    folder: Path
-    runs: Sequence[SweepRun]
-    jobs: Sequence[Job]
-
-    def status_of(self, job: Job) -> str:
-        return status_of(self.folder / job.name, job.lengths)
-
-    def finished_arms(self, *, without: Sequence[str] = ()) -> dict[str, list[RunInfo]]:
-        """The runs of each arm, without the arms that have none."""
-        names = [
-            name for name in self.experiment.names if any(r.arm == name and r.name not in without for r in self.runs)
-        ]
-        return {
-            name: [read_run(self.folder / r.name) for r in self.runs if r.arm == name and r.name not in without]
-            for name in names
-        }
 
 
 def run(config: SweepConfig) -> None:
     """Run what is not finished yet. Raises RlvrError for user errors and if a run failed, Interrupted after a signal."""
     if config.list:
-        return list_experiments(config)
+        return list_experiments(output=config.format)
     if config.show:
         return console.print_text(experiment_path(config.experiment).read_text(encoding="utf-8"))
     seeds = [int(seed) for seed in config.seeds.split(",") if seed]
@@ -158,42 +132,6 @@ def _plan(experiment: Experiment, jobs: Sequence[Job]) -> dict[str, Any]:
     return {"experiment": experiment.name, "runs": {job.name: list(job.command) for job in jobs}}
 
 
-def print_plan(sweeps: Sequence[Sweep], *, output: Format) -> None:
-    """Print the runs of the stages that are known so far, and what is known of the next one."""
-    rows = []
-    for sweep in sweeps:
-        say_experiment(sweep)
-        rows += [(job.name, sweep.status_of(job), shlex.join(job.command)) for job in sweep.jobs]
-    say_later_stages(sweeps[-1])
-    tables.print_table(("run", "status", "command"), rows, output=output)
-
-
-def say_later_stages(sweep: Sweep) -> None:
-    """Print what follows once the runs of a stage are finished."""
-    for stage in sweep.experiment.stages:
-        longer = f", {stage.longer} times as long" if stage.longer > 1 else ""
-        console.say(
-            f"then     {stage.name}: the best {stage.best} arms and the baseline{longer}; chosen once these runs are finished"
-        )
-
-
-def say_pace(sweep: Sweep, *, at_once: int) -> None:
-    """Measure a step of the first run that is left, and say how long all that are left take. Raises RlvrError, Interrupted."""
-    left = [job for job in sweep.jobs if sweep.status_of(job) not in ENDED]
-    if not left:
-        return console.say("hours    0: all runs are finished")
-    check_steps(left[0].command)
-    console.say(f"probe    begins {left[0].name} in a temporary directory, and ends it after its first step")
-    pace = measured_pace(left[0].command)
-    rounds = -(-len(left) // at_once)
-    together = f", {at_once} at a time" if at_once > 1 else ""
-    console.say(f"probe    {pace}")
-    console.say(
-        f"hours    about {rounds * pace.run / 3600:.2g} for the {len(left)} runs that are left{together}: {pace.run / 60:.2g} minutes for this "
-        "one; other arms may take another time"
-    )
-
-
 def slots_of(sweep: Sweep, config: SweepConfig) -> list[Slot]:
     """Where its runs are made; of a cluster, it is said. Raises RlvrError if the cluster has too little."""
     if not config.cluster:
@@ -219,29 +157,6 @@ def run_stage(sweep: Sweep, config: SweepConfig, mirror: Mirror | None) -> list[
         return run_jobs(sweep.jobs, sweep.folder, slots, ended=ended)
     finally:
         lock.release()
-
-
-def list_experiments(config: SweepConfig) -> None:
-    """Print the built-in experiments."""
-    rows = []
-    for name in experiment_names():
-        experiment = load_experiment(name)
-        varied = ", ".join(experiment.varied) or "none"
-        rows.append((name, experiment.command, experiment.title, varied, len(experiment.arms), len(experiment.seeds)))
-    tables.print_table(("experiment", "command", "question", "varies", "arms", "seeds"), rows, output=config.format)
-
-
-def say_experiment(sweep: Sweep) -> None:
-    """Print what the sweep asks, and how many runs it takes."""
-    experiment = sweep.experiment
-    problem = f" (the handout's problem {experiment.problem})" if experiment.problem else ""
-    console.say(f"question {experiment.title or experiment.name}{problem}")
-    if experiment.look_at:
-        console.say(f"look at  {experiment.look_at}")
-    console.say(
-        f"runs     {len(sweep.jobs)}: {len(experiment.arms)} arms ({', '.join(experiment.names)}) with "
-        f"{len(experiment.seeds)} seeds, in {sweep.folder}"
-    )
 
 
 def results(sweep: Sweep, failed: Sequence[str]) -> list[Table]:

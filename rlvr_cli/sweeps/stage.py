@@ -1,0 +1,35 @@
+"""A stage of an experiment: its runs, and what has become of them.
+
+Enters: an experiment, and the directory of its runs. Leaves: the status of a run, and the finished runs of each arm.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlvr_cli.runs.readers import RunInfo, read_run
+from rlvr_cli.sweeps.experiment import Experiment, SweepRun
+from rlvr_cli.sweeps.schedule import Job, status_of
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """An experiment, or a stage of one, with its runs and their directory."""
+
+    experiment: Experiment
+    folder: Path
+    runs: Sequence[SweepRun]
+    jobs: Sequence[Job]
+
+    def status_of(self, job: Job) -> str:
+        return status_of(self.folder / job.name, job.lengths)
+
+    def finished_arms(self, *, without: Sequence[str] = ()) -> dict[str, list[RunInfo]]:
+        """The runs of each arm, without the arms that have none."""
+        names = [
+            name for name in self.experiment.names if any(r.arm == name and r.name not in without for r in self.runs)
+        ]
+        return {
+            name: [read_run(self.folder / r.name) for r in self.runs if r.arm == name and r.name not in without]
+            for name in names
+        }
