@@ -1096,6 +1096,7 @@ MATHEMATICS = [
     ),
 ]  # fmt: skip
 
+TOKEN_ENDPOINT = "tests/samplers/test_token_endpoint.py -k"
 PLAYED = "tests/samplers/episodes/test_sampler.py -k"
 IN_A_RUN = "tests/commands/across/test_episodes.py -k"
 TURNS = "tests/training/credit/test_turns.py"
@@ -1208,9 +1209,22 @@ EPISODES = [
         ("failed calls are of no turn", "self.failed_turns += (len(self.spoken) - 1,)", "self.failed_turns += (7,)", f"{PLAYED} however_a_policy"),
         ("forged answers are of no turn", "self.forged_turns += (len(self.spoken) - 1,)", "self.forged_turns += (7,)", f"{PLAYED} however_a_policy"),
         ("a turn ends in the text where its tokens do", "ends = tuple(accumulate(map(len, self.texts)))", "ends = tuple(turn.end for turn in self.turns)", f"{PLAYED} whatever_a_tool"),
+        ("the turns' log-probabilities are of other tokens", "self.logprobs if scored else ()", "self.logprobs", f"{PLAYED} has_none"),
         ("a reward of turns that is low has no kind", '"low_reward")', "None)", f"{IN_A_RUN} gives_the_rewards"),
         ("rewards of turns are the grader's to give", "if grade is None and gives_rewards:", "if False:", f"{PLAYED} gives_the_reward"),
     ),
+    *mutations_of(
+        "samplers/token_endpoint.py",
+        ("an endpoint without token ids is asked on", "tuple(ids))).token_ids:", "tuple(ids))).text:", f"{TOKEN_ENDPOINT} lacks_something"),
+        ("an endpoint may have another tokenizer", "if theirs and theirs != tuple(ids):", "if False:", f"{TOKEN_ENDPOINT} lacks_something"),
+        ("an endpoint gets text", "replace(r, prompt_ids=tuple(ids)) for r, ids", "r for r, ids", f"{TOKEN_ENDPOINT} text_is_that"),
+        ("an answer without token ids is a turn", "if not completion.token_ids:", "if False:", f"{TOKEN_ENDPOINT} text_is_that"),
+        ("an endpoint's text is its own", "yield as_every_engine(completion, self._tokenizer, params)", "yield completion", f"{TOKEN_ENDPOINT} text_is_that"),
+    ),
+    Mutation("an endpoint that samples turns need not give token ids", "samplers/openai.py", "if not settings.episodes:", "if True:", "tests/commands/across/test_episodes_on_vllm.py -k at_an_endpoint"),
+    Mutation("each call asks an endpoint alone first", "samplers/openai.py", "failed_in_a_row, self._knows_endpoint = 0, True", "failed_in_a_row = 0", "tests/samplers/test_openai.py -k once_it_has_answered"),
+    Mutation("a chat model has no endpoint for its episodes", "config/eval.py", "chat=self.chat and not self.plays_episodes", "chat=self.chat", "tests/config/test_config.py -k would_do_nothing"),
+    Mutation("messages are sent where ids must be", "config/shared/episodes.py", 'if getattr(config, "base_url", "") and getattr(config, "endpoint", "") == "chat":', "if False:", f"{IN_A_RUN} cannot_go_together"),
     *mutations_of(
         "samplers/episodes/open.py",
         ("8 turns whatever is asked", "max_turns=config.max_turns", "max_turns=8", f"{IN_A_RUN} grades_the_last", "max_turns"),

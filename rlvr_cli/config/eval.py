@@ -74,7 +74,7 @@ class EvalConfig(EndpointOptions, RunOptions, EpisodeOptions, ShotOptions, Quest
     def __post_init__(self) -> None:
         if is_partial(self):
             return
-        check_endpoint(self, chat=self.chat)
+        check_endpoint(self, chat=self.chat and not self.plays_episodes)  # whose tokens an endpoint gets
         check_values(self)
         check_prompt(self)
         check_sampling(self)
@@ -136,7 +136,7 @@ class EvalConfig(EndpointOptions, RunOptions, EpisodeOptions, ShotOptions, Quest
             )
         if self.base_url:
             raise RlvrError(
-                "--thinking-budget goes on from token ids, which an endpoint does not report.",
+                "--thinking-budget goes on from token ids, which an endpoint is not asked for.",
                 "Load the model here (--engine vllm), or name vLLM servers with --sampler-urls.",
             )
         if self.chat and self.chat_thinking == "off":

@@ -39,7 +39,7 @@ from rlvr_cli.samplers.openai_answer import Answer
 from rlvr_cli.samplers.openai_client import EndpointClient, Refused, Unanswered, check_installed
 from rlvr_cli.samplers.stop_strings import first_stop
 from rlvr_cli.text import printable, storable
-from rlvr_cli.types import Completion, Request, SamplingParams
+from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +133,7 @@ class OpenAISampler:
         self._refused = leaves_out  # of OPTIONAL_FIELDS
         self._length_field = "max_tokens"
         self._sends_stop = True
+        self._knows_endpoint = processed_logprobs
         _ = self._key
 
     @property
@@ -146,7 +147,7 @@ class OpenAISampler:
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they arrive.
 
-        The first sample is requested alone, to learn what the endpoint supports. Closing the generator cancels the
+        Until one is answered, samples are requested alone, to learn what the endpoint supports. Closing the generator cancels the
         requests in progress; what has arrived by then is in `arrived`.
 
         Log-probabilities are those of the endpoint. They are requested only at temperature 1 (or 0) and top_p 1: most
@@ -227,7 +228,7 @@ class OpenAISampler:
                 item = waiting.popleft()
                 try:
                     outbox.put(await self._request_sample(client, item, params))
-                    failed_in_a_row = 0
+                    failed_in_a_row, self._knows_endpoint = 0, True
                 except Unanswered as failure:
                     failures.append((item, failure))
                     failed_in_a_row += 1
@@ -242,7 +243,7 @@ class OpenAISampler:
         client = self.connect()
         workers: list[asyncio.Task[None]] = []
         try:
-            if not self._processed_logprobs:
+            if not self._knows_endpoint:
                 await work(1)
             workers += [asyncio.create_task(work(len(items))) for _ in range(min(self.max_concurrency, len(waiting)))]
             await asyncio.gather(*workers)
@@ -447,12 +448,19 @@ def _fold(seed: int) -> int:
     return (seed * 0x9E3779B97F4A7C15 % 2**64) >> 33
 
 
-def open_engine(settings: EngineSettings) -> OpenAISampler:
-    """Connect to the endpoint."""
-    return OpenAISampler(
+def open_engine(settings: EngineSettings) -> Sampler:
+    """Connect to the endpoint. One that samples the turns of episodes must give token ids: see `TokenEndpoint`."""
+    sampler = OpenAISampler(
         settings.model,
         base_url=settings.base_url,
         endpoint=settings.endpoint,
         api_key_env=settings.api_key_env,
         timeout=settings.request_timeout,
     )
+    if not settings.episodes:
+        return sampler
+    from rlvr_cli.models.identity import model_path
+    from rlvr_cli.models.pretrained import load_tokenizer  # here: endpoints do without transformers
+    from rlvr_cli.samplers.token_endpoint import TokenEndpoint
+
+    return TokenEndpoint(sampler, load_tokenizer(model_path(settings.model)), model=settings.model)

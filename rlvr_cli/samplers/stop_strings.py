@@ -94,6 +94,18 @@ def first_stop(text: str, stop: Sequence[str], *, start: int = 0) -> tuple[str, 
     return best
 
 
+def as_every_engine(completion: Completion, tokenizer: Any, params: SamplingParams) -> Completion:
+    """A completion of a server with the text that every engine gives: its ids decoded, up to the stop string."""
+    text, reason = response_text(tokenizer, completion.token_ids), completion.stop_reason
+    if reason in params.stop:
+        protected = response_text(tokenizer, completion.token_ids[: params.min_tokens])
+        found = first_stop(text, params.stop, start=len(protected) if params.min_tokens else 0)
+        if found is not None:
+            reason, end = found
+            text = text[:end]
+    return replace(completion, text=text, stop_reason=reason, num_tokens=len(completion.token_ids))
+
+
 def continued(completion: Completion, tokenizer: Any, params: SamplingParams, *, begun: int) -> Completion:
     """A continuation by an engine that saw only the new tokens, as one by an engine that sees the whole response.
 

@@ -18,7 +18,11 @@ class SamplerWrapper:
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self.engine, self.seeding = sampler.engine, sampler.seeding
+        self.engine = sampler.engine
+
+    @property
+    def seeding(self) -> str:
+        return self._sampler.seeding
 
     @property
     def policy_version(self) -> int:

@@ -394,6 +394,8 @@ def test_chat_options_that_would_do_nothing_are_refused(config, values, hint):
         config(**values)
     assert hint in error.value.hint
     config(**{"chat": True} | {name: value for name, value in values.items() if name != "base_url"})
+    if "base_url" in values:
+        config(**values, environment="calculator")  # whose turns become tokens here
 
 
 def test_a_rejected_key_is_not_suggested(tmp_path):

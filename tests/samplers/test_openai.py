@@ -483,6 +483,14 @@ def test_requests_go_on_while_the_caller_is_busy(endpoint):
     assert len(list(stream)) == 7
 
 
+def test_once_it_has_answered_an_endpoint_is_asked_for_several_samples_at_once(endpoint):
+    endpoint.answer = lambda body: Reply(completion("4 </answer>").body, wait=0.3)
+    sampler = open_sampler(endpoint)
+    for most in (1, 3):
+        list(sampler.sample([Request("p", tuple(range(most)))], SamplingParams()))
+    assert endpoint.most_under_way == 3
+
+
 def test_closing_the_stream_cancels_running_requests(endpoint):
     endpoint.answer = in_turn(completion("4 </answer>"), then=Reply(wait=30))
     threads = threading.active_count()

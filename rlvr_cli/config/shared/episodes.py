@@ -12,7 +12,6 @@ from rlvr_cli.errors import RlvrError
 
 REFUSED = {  # options that cannot go with episodes, and why
     "thinking_budget": "both put text into a response",
-    "base_url": "an episode goes on from token ids, which an endpoint does not report",
     "partial_rollout_tokens": "an episode is played in one step",
 }
 
@@ -84,3 +83,8 @@ def check_episodes(config: EpisodeOptions) -> None:
     for name, why in REFUSED.items():
         if getattr(config, name, None):
             raise RlvrError(f"{flag(name)} and episodes exclude each other: {why}.", "Leave one of them out.")
+    if getattr(config, "base_url", "") and getattr(config, "endpoint", "") == "chat":
+        raise RlvrError(
+            "--endpoint chat takes messages, and an episode goes on from token ids.",
+            "Use --endpoint completions; with --chat the turns of a chat model become tokens on this machine.",
+        )

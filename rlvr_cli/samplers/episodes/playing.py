@@ -101,6 +101,7 @@ class Playing:
             graded_to=ends[last_own],
         )
         whole = len(self.turns) == 1
+        scored = all(len(turn.logprobs) == len(turn.token_ids) for turn in self.spoken)  # an endpoint may not do it
         return replace(
             last,
             request_index=self.request_index,
@@ -109,7 +110,7 @@ class Playing:
             prompt_ids=self.prompt_ids,
             num_prompt_tokens=len(self.prompt_ids),
             token_ids=self.ids,
-            logprobs=self.logprobs,
+            logprobs=self.logprobs if scored else (),
             num_tokens=len(self.ids),
             finish_reason="length" if cut else "stop",
             stop_reason=None if cut else last.stop_reason,

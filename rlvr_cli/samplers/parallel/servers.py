@@ -32,7 +32,7 @@ from rlvr_cli.samplers.open import EngineSettings
 from rlvr_cli.samplers.openai import CHECK_SECONDS, FRAME_BYTES, OpenAISampler
 from rlvr_cli.samplers.openai_answer import Unreadable, error_message, read_answer
 from rlvr_cli.samplers.parallel.several import SeveralSamplers
-from rlvr_cli.samplers.stop_strings import continued, first_stop, prompt_token_ids, response_text
+from rlvr_cli.samplers.stop_strings import as_every_engine, continued, prompt_token_ids
 from rlvr_cli.samplers.weight_check import Probe, probe_prompts, take_probe, verify_weights
 from rlvr_cli.text import printable
 from rlvr_cli.types import Completion, Request, SamplingParams
@@ -212,7 +212,7 @@ class _Server:
                 self._check(completion)
                 begun = requests[completion.request_index].begun
                 rest = replace(params, min_tokens=max(params.min_tokens - begun, 0))
-                completion = self._as_everywhere(completion, rest)
+                completion = as_every_engine(completion, self._tokenizer, rest)
                 yield continued(completion, self._tokenizer, params, begun=begun) if begun else completion
         finally:
             completions.close()
@@ -224,17 +224,6 @@ class _Server:
             raise odd_answer(
                 self.url, f"a completion of {len(ids)} token ids and {len(completion.logprobs)} log-probabilities"
             )
-
-    def _as_everywhere(self, completion: Completion, params: SamplingParams) -> Completion:
-        """Give a completion the text that every engine gives: its ids decoded, up to the stop string."""
-        text, reason = response_text(self._tokenizer, completion.token_ids), completion.stop_reason
-        if reason in params.stop:
-            protected = response_text(self._tokenizer, completion.token_ids[: params.min_tokens])
-            found = first_stop(text, params.stop, start=len(protected) if params.min_tokens else 0)
-            if found is not None:
-                reason, end = found
-                text = text[:end]
-        return replace(completion, text=text, stop_reason=reason, num_tokens=len(completion.token_ids))
 
     def load(self, folder: str) -> None:
         """Let the server load the weights in a directory. Raises RlvrError."""

@@ -410,7 +410,11 @@ def test_an_environment_that_is_no_function_is_refused_before_it_trains(folder, 
     ("config", "given", "problem"),
     [
         (EvalConfig, {"thinking_budget": "8"}, "--thinking-budget and episodes exclude each other"),
-        (EvalConfig, {"base_url": "http://localhost:1/v1", "model": "m"}, "--base-url and episodes exclude each other"),
+        (
+            EvalConfig,
+            {"base_url": "http://localhost:1/v1", "model": "m", "endpoint": "chat"},
+            "--endpoint chat takes messages",
+        ),
         (GrpoConfig, {"partial_rollout_tokens": 256}, "--partial-rollout-tokens and episodes exclude each other"),
     ],
 )

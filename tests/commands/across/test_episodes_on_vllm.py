@@ -1,15 +1,19 @@
-"""Episodes whose turns vLLM samples, in this process and on servers: rows fit, training replays. A stand-in for servers, and vLLM itself."""
+"""Episodes whose turns vLLM samples, in this process, on servers and at endpoints: rows fit, training replays. A stand-in, and vLLM itself."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
 from checks import findings
 from killed import metrics_of, rows_of
+from rlvr_cli.commands import eval as evaluate
+from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.models.identity import builtin_model_path
+from rlvr_cli.models.load import load_policy
 from rlvr_cli.replay.run import replay_run
 from rlvr_cli.replay.stored import read_stored
 from rlvr_cli.runs.readers import read_run
@@ -66,6 +70,47 @@ def check_trained(forks, folder: Path, engine: str, *options: object) -> None:
     assert replay_run(read_stored(run), most=None).problems == []
 
 
+def check_evaluated(folder: Path, url: str) -> list[dict]:
+    """Evaluate at an endpoint: episodes of several turns, with exact tokens and log-probabilities of the model. Returns the rows."""
+    (folder / "sums.py").write_text(SUMS)
+    how = {
+        "environment": f"{folder}/sums.py:Sums",
+        "environment_workers": 1,
+        "max_turns": 3,
+        "sampling_max_tokens": 24,
+        "sampling_min_tokens": 0,
+    }
+    where = {"model": str(builtin_model_path()), "base_url": f"{url}/v1", "runs_dir": str(folder), "run": "e"}
+    evaluate.run(EvalConfig(dataset="arithmetic:8", grader_workers=1, **how, **where))
+    run = folder / "e"
+    assert read_run(run).metadata["sampler"]["engine"] == "openai"
+    assert findings(run) == []
+    rows = rows_of(run, phase="eval")
+    assert max(row["episode"]["num_turns"] for row in rows) == 3
+    assert any(row["episode"]["tool_calls"] for row in rows)
+    model = load_policy(builtin_model_path(), device="cpu")
+    for row in rows:
+        start, ids = len(row["prompt_ids"]), torch.tensor([*row["prompt_ids"], *row["response_ids"]])
+        with torch.no_grad():
+            scores = model.forward(input_ids=ids[None]).logits[0, start - 1 : -1].double().log_softmax(-1)
+        expected = scores.gather(-1, ids[start:, None]).flatten()
+        own = torch.tensor(row["response_mask"] or [True] * len(row["response_ids"]))
+        assert torch.allclose(torch.tensor(row["sampled_logprobs"]).double(), expected * own, atol=1e-3)
+    return rows
+
+
+def test_turns_of_episodes_are_sampled_at_an_endpoint(tmp_path):
+    with vllm_servers(builtin_model_path(), 1) as (server,):
+        rows = check_evaluated(tmp_path, server.url)
+        asked = {tuple(body["prompt"]) for body in server.endpoint.bodies if not isinstance(body["prompt"], str)}
+        for row in rows:
+            for turn in row["turns"] or ():
+                if turn["role"] == "policy":
+                    assert (*row["prompt_ids"], *row["response_ids"][: turn["start"]]) in asked
+        turns = sum(row["episode"]["num_turns"] for row in rows)
+        assert len(server.endpoint.bodies) == turns + 2  # two to try the endpoint
+
+
 @pytest.mark.slow
 def test_servers_sample_the_turns_of_episodes(forks, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -83,6 +128,7 @@ def start_real(tmp_path_factory) -> Iterator[Callable[..., list[Real]]]:
 def test_vllm_servers_sample_the_turns_of_episodes(forks, start_real, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ((url, _),) = start_real(1)
+    check_evaluated(tmp_path, url)
     check_trained(forks, tmp_path, "vllm-servers", "--sampler-urls", url)
 
 

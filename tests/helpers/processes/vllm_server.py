@@ -66,7 +66,8 @@ def vllm_servers(model: Path, count: int) -> Iterator[list[StandIn]]:
 @contextmanager
 def _one(model: Path) -> Iterator[StandIn]:
     base = load_policy(model, device="cpu")
-    served, lock = {"the-model": (base, TransformersSampler(base))}, threading.Lock()
+    served = dict.fromkeys(("the-model", str(model)), (base, TransformersSampler(base)))
+    lock = threading.Lock()
 
     def load_adapter(name: str, folder: str) -> Reply:
         if name in server.adapters:
@@ -90,7 +91,9 @@ def _one(model: Path) -> Iterator[StandIn]:
             temperature=body["temperature"], top_p=body.get("top_p", 1.0), max_tokens=most, min_tokens=least,
             stop=tuple(body.get("stop", ())),
         )  # fmt: skip
-        asked = Request(prompt="", seeds=(body.get("seed", 0),), prompt_ids=tuple(body["prompt"]))
+        text = isinstance(body["prompt"], str)
+        ids = None if text else tuple(body["prompt"])
+        asked = Request(body["prompt"] if text else "", (body.get("seed", 0),), prompt_ids=ids)
         (found,) = engine.sample([asked], params)
         logprobs = list(found.logprobs)
         # The engine bars EOS where it may not end; vLLM, which goes on after it, does not.
@@ -110,7 +113,7 @@ def _one(model: Path) -> Iterator[StandIn]:
             "prompt_logprobs": of_prompt, "index": 0, "text": found.text, "finish_reason": found.finish_reason,
             "stop_reason": None if found.stop_reason == "eos" else found.stop_reason,
             "token_ids": list(found.token_ids), "prompt_token_ids": list(found.prompt_ids),
-            "logprobs": {"tokens": [""] * len(logprobs), "token_logprobs": logprobs},
+            "logprobs": {"tokens": [""] * len(logprobs), "token_logprobs": logprobs} if "logprobs" in body else None,
         }  # fmt: skip
         return Reply({"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": len(logprobs)}})
 

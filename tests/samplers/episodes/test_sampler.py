@@ -253,6 +253,23 @@ def test_a_failed_environment_costs_its_own_episode(pools, engine, tiny_tokenize
     assert [found[1, j].token_ids for j in range(3)] == [alone[0, j].token_ids for j in range(3)]
 
 
+def test_without_the_log_probabilities_of_a_turn_an_episode_has_none(pools, engine, tiny_tokenizer):
+    """As at an endpoint that does not know the distribution that it samples from."""
+
+    class Unscored(Alone):
+        def sample(self, requests, params):
+            for completion in super().sample(requests, params):
+                yield replace(completion, logprobs=())
+
+    sampler = EpisodeSampler(Unscored(engine), tiny_tokenizer, pools["Script"], max_turns=3, longest=longest(90))
+    played = play(sampler, requests_of(*SAYS)).values()
+    assert max(found.episode.num_turns for found in played) == 3
+    for found in played:
+        assert found.logprobs == ()
+        said = {"tokens": len(found.token_ids), "policy_tokens": found.episode.num_policy_tokens}
+        assert broken_turns(found.turns, found.response_mask, **said) is None
+
+
 def test_an_environment_gives_the_prompt(pools, engine, tiny_tokenizer):
     sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=2, longest=longest(200))
     found = play(sampler, requests_of({"text": "1"}, prompt="Its own prompt"))

@@ -1,0 +1,65 @@
+"""Endpoints that give token ids, and those that lack something for it: refused after two tokens, with what is missing."""
+
+import pytest
+
+from endpoint import Reply, completion, error, serving
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.samplers.openai import OpenAISampler
+from rlvr_cli.samplers.token_endpoint import TokenEndpoint
+from rlvr_cli.types import Request, SamplingParams
+
+pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+
+
+def opened(endpoint, tokenizer) -> TokenEndpoint:
+    return TokenEndpoint(OpenAISampler("m", base_url=endpoint.url, timeout=10.0, max_retries=0), tokenizer, model="m")
+
+
+def only_text(body: dict) -> Reply:
+    return completion("4") if isinstance(body["prompt"], str) else error(400, "Invalid type for 'prompt': a string")
+
+
+def known_fields(body: dict) -> Reply:
+    return error(400, "unknown field: return_token_ids") if "return_token_ids" in body else completion("4")
+
+
+def of_another_tokenizer(body: dict) -> Reply:
+    ids = body["prompt"] if isinstance(body["prompt"], list) else [5, 6, 7]
+    return completion("4", token_ids=[5], prompt_token_ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (lambda body: completion("4"), "does not say which tokens it sampled"),
+        (known_fields, "does not say which tokens it sampled"),
+        (only_text, "takes prompts as token ids.*Invalid type for 'prompt'"),
+        (of_another_tokenizer, "tokenizer is not that of --model m: it makes 3 tokens"),
+        (lambda body: error(401, "no such key"), "401 .*no such key"),
+    ],
+)
+def test_an_endpoint_that_lacks_something_is_refused_before_it_is_asked_much(tiny_tokenizer, answer, problem):
+    with serving(answer) as endpoint:
+        with pytest.raises(RlvrError, match=problem) as caught:
+            opened(endpoint, tiny_tokenizer)
+        assert "vLLM gives token ids" in caught.value.hint or "Name the model" in caught.value.hint
+        assert [body["max_tokens"] for body in endpoint.bodies] == [1] * len(endpoint.bodies)
+        assert len(endpoint.bodies) <= 2
+
+
+def test_text_is_that_of_the_ids_and_an_answer_without_them_ends_the_call(tiny_tokenizer):
+    ids = tiny_tokenizer("12</answer> 7")["input_ids"]
+
+    def answer(body: dict) -> Reply:
+        if body["prompt"] == [9]:
+            return completion("12")
+        mine = body["prompt"] if isinstance(body["prompt"], list) else tiny_tokenizer(body["prompt"])["input_ids"]
+        return completion("the server's", token_ids=ids, prompt_token_ids=mine, stop_reason="</answer>")
+
+    with serving(answer) as endpoint:
+        sampler = opened(endpoint, tiny_tokenizer)
+        (found,) = sampler.sample([Request("2+2=", (1,))], SamplingParams(stop=("</answer>",)))
+        assert (found.text, found.token_ids) == ("12</answer>", tuple(ids))
+        assert endpoint.bodies[-1]["prompt"] == list(found.prompt_ids) == tiny_tokenizer("2+2=")["input_ids"]
+        with pytest.raises(RlvrError, match="without its token ids"):
+            list(sampler.sample([Request("", (1,), prompt_ids=(9,))], SamplingParams()))
