@@ -1455,6 +1455,7 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
     *mutations_of(
         "samplers/embedded/engine.py",
         ("graphs are recorded again in every call", "not spare.step.refresh(self._policy)", "True", f"{SAMPLED_ON_CUDA} -k next_call"),
+        ("all prompts are padded to the longest", " or tokens - known > padding", "", f"{ENGINE} -k padded_to_the_longest"),
     ),
     *mutations_of(
         "samplers/parallel/process.py",

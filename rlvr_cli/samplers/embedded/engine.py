@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 _WINDOWED = ("gemma2", "gemma3_text", "mistral", "phi3")
 _MAX_ROWS = 256  # more rows hardly raise the rate: the fixed cost of a step is small by then
 _PREFILL_TOKENS = 4096  # prompt tokens per prefill, padding included
+_PADDING_TOKENS, _PADDING_TOKENS_ELSEWHERE = 128, 2048  # more cost more than another prefill: on a CPU, on other devices
 _GATHER_SECONDS = 0.03  # how long a completion waits for others before it is yielded
 _COMPACT_BELOW = 0.8  # share of live rows under which moving rows costs less than computing dead ones
 _KEPT_BYTES = 128 * 2**20  # the largest workspace that is kept for the next call on a CPU
@@ -361,13 +362,17 @@ class TransformersSampler:
     def _prefill(self, upcoming: deque[Question], free: int) -> list[Question]:
         """Prefill the next questions in one pass: enough for `free` rows, or as many as a pass may hold.
 
-        They are padded on the right, so causal attention needs no mask.
+        They are padded on the right, so causal attention needs no mask. Those that would need much padding are left for the
+        next pass.
         """
         questions = [upcoming.popleft()]
-        length = len(questions[0].prompt_ids)  # the longest
+        length = known = len(questions[0].prompt_ids)  # of the longest, and of all
+        padding = _PADDING_TOKENS if self._policy.device.type == "cpu" else _PADDING_TOKENS_ELSEWHERE
         while upcoming and sum(len(q.samples) for q in questions) < free:
             length = max(length, len(upcoming[0].prompt_ids))
-            if (len(questions) + 1) * length > _PREFILL_TOKENS:
+            known += len(upcoming[0].prompt_ids)
+            tokens = (len(questions) + 1) * length
+            if tokens > _PREFILL_TOKENS or tokens - known > padding:
                 break
             questions.append(upcoming.popleft())
         prefixes = self._prefixes([question.prompt_ids[:-1] for question in questions])

@@ -187,6 +187,21 @@ def test_one_prefill_serves_all_samples_of_a_question(tiny_model, tiny_tokenizer
         assert completion.token_ids == shared[divmod(index, 5)].token_ids
 
 
+def test_prompts_of_other_lengths_are_not_padded_to_the_longest(tiny_model, tiny_tokenizer):
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
+    lengths, shapes = [120, 119, 60, 58, 57, 10, 9, 8, 7], []
+    asked = [Request("", (i,), prompt_ids=tuple(range(20, 20 + length))) for i, length in enumerate(lengths)]
+    handle = tiny_model.get_input_embeddings().register_forward_hook(
+        lambda module, args, out: shapes.append(tuple(args[0].shape))
+    )
+    together = collect(sampler, asked, FREE)
+    handle.remove()
+    assert [shape for shape in shapes if shape[1] > 1] == [(4, 119), (3, 56), (2, 7)]
+    for index, request in enumerate(asked):
+        (alone,) = sampler.sample([request], FREE)
+        assert together[index, 0].token_ids == alone.token_ids
+
+
 def test_first_tokens_have_the_policys_distribution(tiny_model, sampler):
     n = 6000
     params = SamplingParams(max_tokens=1, min_tokens=0, stop=())
