@@ -44,7 +44,10 @@ logger = logging.getLogger(__name__)
 _WINDOWED = ("gemma2", "gemma3_text", "mistral", "phi3")
 _MAX_ROWS = 256  # more rows hardly raise the rate: the fixed cost of a step is small by then
 _PREFILL_TOKENS = 4096  # prompt tokens per prefill, padding included
-_PADDING_TOKENS, _PADDING_TOKENS_ELSEWHERE = 128, 2048  # more cost more than another prefill: on a CPU, on other devices
+_PADDING_TOKENS, _PADDING_TOKENS_ELSEWHERE = (
+    128,
+    2048,
+)  # more cost more than another prefill: on a CPU, on other devices
 _GATHER_SECONDS = 0.03  # how long a completion waits for others before it is yielded
 _COMPACT_BELOW = 0.8  # share of live rows under which moving rows costs less than computing dead ones
 _KEPT_BYTES = 128 * 2**20  # the largest workspace that is kept for the next call on a CPU
