@@ -1337,7 +1337,8 @@ EPISODES = [
         "rollouts/grading.py",
         ("a format that is wrong is a missing call", "if episode and kind in WRONG_KINDS:", "if episode and kind:", "tests/rollouts/test_grading.py"),
         ("any failed call is the last", "turn >= last for", "turn >= 0 for", "tests/rollouts/test_grading.py"),
-        ("an environment that failed is a grader that failed", 'return "environment_error"', "return None", f"{IN_A_RUN} limits_of_episodes"),
+        ("an environment that always failed is a grader that failed", "    if kind == ENVIRONMENT_ERROR:", "    if False:", f"{IN_A_RUN} always_fails"),
+        ("an environment that failed is a grader that failed", "return ENVIRONMENT_ERROR", "return None", f"{IN_A_RUN} limits_of_episodes"),
     ),
     *mutations_of(
         "rollouts/metrics.py",

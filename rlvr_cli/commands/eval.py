@@ -83,7 +83,7 @@ def run(config: EvalConfig) -> None:
             evaluated[path] = datasets[one.dataset]
     print_result(config, evaluated)
     for path in evaluated:
-        check_graded(path)
+        check_graded(path, config)
 
 
 def evaluate(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlvr_cli.config.shared.prompt import PromptOptions, is_judge
 from rlvr_cli.config.store.grade import GradeConfig
@@ -22,8 +22,16 @@ GRADING_AHEAD = 4  # batches that may be pending before sampling waits for the g
 UNFINISHED_KINDS = {
     "no_think_close", "no_answer_tags", "malformed_tags", "no_format", "no_code", "empty", "unparsed_answer",
 }  # fmt: skip
+ENVIRONMENT_ERROR = "environment_error"
 WRONG_KINDS = {"wrong_answer", "low_reward"}  # which say no more than that the answer is wrong
-GradeError = tuple[str | None, str | None]  # `error` and `error_detail` of a grade; None: it did not fail
+
+
+class GradeError(NamedTuple):
+    """Why a response has no grade: fields of its `Rollout`."""
+
+    grade_error: str | None  # None: it has one
+    grade_error_detail: str | None
+    failure_kind: str | None
 
 
 def choose_grader(grader: str, *, dataset_grader: str | None, prompt: str) -> str:
@@ -68,33 +76,36 @@ def say_failure(sentence: str) -> None:
 
 def stored_errors(run: Path, *, phase: Phase, step: int) -> list[GradeError]:
     """The error of each grade of a phase and step."""
-    columns = ("grade_error", "grade_error_detail")
     return [
-        (row[columns[0]], row[columns[1]])
-        for part in read_parts(run, phase=phase, step=step, columns=columns)
+        GradeError(**row)
+        for part in read_parts(run, phase=phase, step=step, columns=GradeError._fields)
         for row in part.to_pylist()
     ]
 
 
-def check_grade_errors(errors: Iterable[GradeError], *, at_most: float, of: str, hint: str) -> None:
+def check_grade_errors(
+    errors: Iterable[GradeError], *, at_most: float, of: str, hint: str, environment: str = ""
+) -> None:
     """Raise RlvrError, with the commonest error, if more than this share of grades failed.
 
     Args:
         at_most: a share; 1 never raises.
         of: what the responses are of, such as "the first batch".
         hint: what to do about it.
+        environment: what plays the episodes, if they are such.
     """
     known = list(errors)
-    failed = [(error, detail) for error, detail in known if error is not None]
+    failed = [(e.grade_error, e.failure_kind, e.grade_error_detail) for e in known if e.grade_error is not None]
     if not failed or len(failed) <= at_most * len(known):
         return
-    commonest = Counter(error for error, _ in failed).most_common(1)[0][0]
-    ((detail, times),) = Counter(detail for error, detail in failed if error == commonest).most_common(1)
-    raise RlvrError(
-        f"{len(failed)} of the {len(known)} responses of {of} could not be graded; {times} of them: "
-        f"{described_error(commonest, detail)}",
-        hint,
-    )
+    error, kind = Counter((error, kind) for error, kind, _ in failed).most_common(1)[0][0]
+    ((detail, times),) = Counter(d for e, k, d in failed if (e, k) == (error, kind)).most_common(1)
+    if kind == ENVIRONMENT_ERROR:
+        mine = sum(k == kind for _, k, _ in failed)
+        what = f"The environment {environment} failed in {mine} of the {len(known)} episodes of {of}"
+    else:
+        what = f"{len(failed)} of the {len(known)} responses of {of} could not be graded"
+    raise RlvrError(f"{what}; {times} of them: {described_error(error, detail)}", hint)
 
 
 def grader_hint(run: Path, *, phase: Phase) -> str:
@@ -212,7 +223,7 @@ def failure_kind_of(
     """
     kind, ended_by = grade.failure_kind, episode["ended_by"] if episode else ""
     if ended_by == "error" and grade.error is not None:
-        return "environment_error"
+        return ENVIRONMENT_ERROR
     unplayed = kind == "low_reward" and ended_by in ("turns", "length")  # more turns might have been rewarded
     if kind in UNFINISHED_KINDS or unplayed:
         return "out_of_turns" if ended_by == "turns" else "truncated" if finish_reason == "length" else kind

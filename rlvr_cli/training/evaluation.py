@@ -12,6 +12,7 @@ from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import log_generations
 from rlvr_cli.rollouts.grading import check_grade_errors, grader_hint, stored_errors
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.samplers.episodes.turns import environment_spec
 from rlvr_cli.terminal import console
 from rlvr_cli.types import Graders, Sampler, SamplingParams
 
@@ -77,6 +78,7 @@ class Evaluator:
                 at_most=self.config.max_grade_errors,
                 of="the first evaluation",
                 hint=grader_hint(self.run.path, phase="eval"),
+                environment=environment_spec(self.config).title,
             )
         if new == len(examples):  # with only a few questions left, the fixed cost would dominate the average
             self.seconds_per_question = max(self.seconds_per_question, seconds / new)

@@ -14,6 +14,7 @@ from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.rollouts.grading import check_grade_errors, stored_errors
 from rlvr_cli.runs.readers import read_run
+from rlvr_cli.samplers.episodes.turns import environment_spec
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.types import Table
 
@@ -44,14 +45,15 @@ def dataset_table(evaluated: Mapping[Path, Dataset]) -> Table:
     return Table(columns, rows, title="datasets")
 
 
-def check_graded(path: Path) -> None:
+def check_graded(path: Path, config: EvalConfig) -> None:
     """Raise RlvrError if not one response of a run could be graded."""
     errors = stored_errors(path, phase="eval", step=0)
-    if all(error is not None for error, _ in errors):
+    if all(each.grade_error is not None for each in errors):
         check_grade_errors(
             errors,
             at_most=0,
             of="the run",
             hint=f"rlvr analyze failures {path} shows them. Correct the grader; rlvr grade {path} --grader grades them again. If it "
             "was the environment, correct that, and evaluate again under another --run.",
+            environment=environment_spec(config).title,
         )

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from rlvr_cli.rollouts.collect import Credit, sample_groups, stored_stats
-from rlvr_cli.rollouts.grading import check_grade_errors, grader_hint
+from rlvr_cli.rollouts.grading import GradeError, check_grade_errors, grader_hint
 from rlvr_cli.rollouts.metrics import SamplingStats, rollout_metrics
+from rlvr_cli.samplers.episodes.turns import environment_spec
 from rlvr_cli.training.loop import Place, RolloutBatch
 from rlvr_cli.training.question_order import Order, QuestionOrder
 from rlvr_cli.training.session import Inputs
@@ -100,10 +101,11 @@ class Sampling:
         )
         if not trainer.updates:
             check_grade_errors(
-                ((r.grade_error, r.grade_error_detail) for r in rollouts),
+                (GradeError(r.grade_error, r.grade_error_detail, r.failure_kind) for r in rollouts),
                 at_most=trainer.config.max_grade_errors,
                 of="the first batch",
                 hint=grader_hint(trainer.run.path, phase="train"),
+                environment=environment_spec(trainer.config).title,
             )
         return rollouts
 

@@ -79,6 +79,10 @@ class Kills(Sums):
             time.sleep(60)
         return super().answer(turn)
 
+class Broken(Sums):
+    def begin(self, example, seed):
+        raise KeyError("no such game")
+
 class Slow(Sums):
     def answer(self, turn):
         time.sleep(30)
@@ -243,6 +247,20 @@ def test_limits_of_episodes_reach_the_environment_and_the_sampler(folder):
     named = read_run(folder / "tool").metadata["facts"]["environment"]
     assert named["name"] == f"calculator {folder}/mine.py:teacher"
     assert len(named["sha256"]) == 1
+
+
+@pytest.mark.parametrize("command", ["eval", "grpo"])
+def test_an_environment_that_always_fails_is_what_the_last_error_names(folder, command):
+    given = {**COMMON, "environment": f"{folder}/mine.py:Broken", "runs_dir": str(folder), "run": f"{command}-broken"}
+    config = EvalConfig(**given, limit=4) if command == "eval" else GrpoConfig(**given, **TRAINED)
+    line = 1 + SUMS.splitlines().index('        raise KeyError("no such game")')
+    with pytest.raises(RlvrError) as caught:
+        (evaluate if command == "eval" else grpo).run(config)
+    episodes, of = (4, "the run") if command == "eval" else (16, "the first batch")
+    assert caught.value.problem == (
+        f"The environment {folder}/mine.py:Broken failed in {episodes} of the {episodes} episodes of {of}; {episodes} of them: "
+        f"KeyError: {folder}/mine.py:{line}: 'no such game'"
+    )
 
 
 def test_grading_again_reads_the_last_turn(folder, forks):
