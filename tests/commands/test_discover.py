@@ -16,6 +16,7 @@ import pytest
 
 from endpoint import Endpoint, Reply, error, serving
 from forks import Done, Forks
+from killed import KILLS
 from rlvr_cli.analysis.summary import summarize
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.rollouts.requests import request_seed
@@ -340,8 +341,8 @@ def test_a_search_can_be_made_longer_and_ctrl_c_keeps_what_is_done(forks: Forks,
     assert attempts_of(tmp_path / "runs/whole") == attempts_of(whole)
 
 
-@pytest.mark.slow
-def test_a_search_killed_at_20_random_points_ends_the_same(forks: Forks, tmp_path: Path, whole: Path):
+@pytest.mark.parametrize("kills", KILLS)
+def test_a_search_killed_at_random_points_ends_the_same(forks: Forks, tmp_path: Path, whole: Path, kills: int):
     generator, killed, number = random.Random(0), 0, 0
     points = (
         "create",
@@ -354,12 +355,12 @@ def test_a_search_killed_at_20_random_points_ends_the_same(forks: Forks, tmp_pat
         "manifest.done",
         "sampled",
     )
-    while killed < 20:
+    while killed < kills:
         folder = tmp_path / str(number)
         folder.mkdir()
         run, status = folder / "runs/whole", -signal.SIGKILL
         while status:
-            fault = f"{generator.choice(points)}:{generator.randint(1, 12)}" if killed < 20 else ""
+            fault = f"{generator.choice(points)}:{generator.randint(1, 12)}" if killed < kills else ""
             call = (
                 discover(forks, folder, "--resume whole", fault=fault)
                 if run.exists()

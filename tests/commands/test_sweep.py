@@ -354,11 +354,15 @@ def test_a_signal_ends_the_sweep_with_its_run_saved_and_the_same_command_goes_on
 
 
 @pytest.mark.parametrize(
-    "number",
-    [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), pytest.param(signal.SIGINT, marks=pytest.mark.full)],
+    ("number", "kills"),
+    [
+        pytest.param(signal.SIGKILL, 4, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, 10, marks=pytest.mark.full),
+        pytest.param(signal.SIGINT, 10, marks=pytest.mark.full),
+    ],
 )
-def test_twenty_kills_change_nothing(tmp_path, tiny_model_dir, number):
-    found, expected = killed_and_resumed(tmp_path, tiny_model_dir, kills=10, number=number)
+def test_kills_at_random_moments_change_nothing(tmp_path, tiny_model_dir, number, kills):
+    found, expected = killed_and_resumed(tmp_path, tiny_model_dir, kills=kills, number=number)
     assert found == expected
 
 

@@ -36,7 +36,6 @@ ON_POLICY = shlex.split(
 )
 EVAL = shlex.split("eval --dataset arithmetic:600 --num-samples 4 --sampling-max-tokens 24")
 KILLS = 25  # of each of the eight
-SLOW, FULL, IN_CI = pytest.mark.slow, pytest.mark.full, ("off-policy", "async")
 TRAINING = {
     "sft": SFT,
     "ei": EI,
@@ -48,14 +47,25 @@ TRAINING = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW if name in IN_CI else FULL) for name in TRAINING])
-def test_training_killed_at_25_points_ends_the_same(
-    forks: Forks, tmp_path: Path, name: str, figures: dict[str, object]
-):
+def killed_at_random(forks: Forks, tmp_path: Path, name: str, kills: int) -> None:
     command, run = TRAINING[name], tmp_path / "runs/whole"
     go_on(forks, run, command)
     whole = Whole(run, run, seconds=read_run(run).metadata["wall_seconds"])
-    kill_at_random(forks, tmp_path, whole, kills=KILLS, seed=len(name), command=command)
+    kill_at_random(forks, tmp_path, whole, kills=kills, seed=len(name), command=command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["off-policy", "async"])
+def test_training_killed_at_random_ends_the_same(forks: Forks, tmp_path: Path, name: str):
+    killed_at_random(forks, tmp_path, name, kills=8)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", list(TRAINING))
+def test_training_killed_at_25_points_ends_the_same(
+    forks: Forks, tmp_path: Path, name: str, figures: dict[str, object]
+):
+    killed_at_random(forks, tmp_path, name, KILLS)
     figures |= {"training": name, "kills": KILLS, "runs that differ in a row, a metric or a byte of weights": 0}
 
 

@@ -168,6 +168,10 @@ class Whole:
     seconds: float
 
 
+# For a test that kills at random moments: a few in `-m slow`, all that are promised in `-m full`.
+KILLS = [pytest.param(6, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.full)]
+
+
 def kill_at_random(
     forks: Forks,
     root: Path,

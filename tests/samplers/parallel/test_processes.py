@@ -16,6 +16,7 @@ from killed import (
     DPO,
     EI,
     GRPO,
+    KILLS,
     ONLINE_DPO,
     SFT,
     assert_ended_as,
@@ -278,20 +279,20 @@ def test_expert_iteration_adapters_and_half_precision(forks: Forks, tmp_path: Pa
     assert_same_bytes(tmp_path / "runs/two", tmp_path / "runs/one")
 
 
-@pytest.mark.slow
-def test_a_process_killed_at_20_random_moments_changes_nothing(forks: Forks, whole: Path, tmp_path: Path):
+@pytest.mark.parametrize("kills", KILLS)
+def test_a_process_killed_at_random_moments_changes_nothing(forks: Forks, whole: Path, tmp_path: Path, kills: int):
     """Where all died at once the run ends with an error, and goes on."""
-    moments, kills, finished = random.Random(0), 0, 0
-    while kills < 20 or not finished:
+    moments, killed, finished = random.Random(0), 0, 0
+    while killed < kills or not finished:
         run = tmp_path / f"runs/run-{finished}"
         call = forks.start(*begin_or_resume(run, [*RUN, *TWO]), cwd=tmp_path)
         while forks.status(call) is None:
             time.sleep(moments.uniform(0.2, 2))
             there = [pid for pid, command in processes_in(tmp_path).items() if "parallel.serve" in command]
-            if there and kills < 20:
+            if there and killed < kills:
                 with suppress(ProcessLookupError):
                     os.kill(moments.choice(there), signal.SIGKILL)
-                    kills += 1
+                    killed += 1
         done = forks.wait(call)
         assert not done.hung
         assert "Traceback" not in done.said, done.said

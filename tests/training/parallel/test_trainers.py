@@ -18,6 +18,7 @@ from killed import (
     DPO,
     EI,
     GRPO,
+    KILLS,
     PACKED,
     PPO,
     SFT,
@@ -206,14 +207,15 @@ def test_a_run_goes_on_with_another_number_of_trainers_and_says_so(forks: Forks,
     assert_readable(run)
 
 
-@pytest.mark.parametrize(
-    "victim", [pytest.param("first", marks=pytest.mark.slow), pytest.param("second", marks=pytest.mark.full)]
-)
-def test_trainers_killed_at_20_random_moments_end_the_same(forks: Forks, whole: Path, tmp_path: Path, victim: str):
+@pytest.mark.parametrize("kills", KILLS)
+@pytest.mark.parametrize("victim", ["first", "second"])
+def test_trainers_killed_at_random_moments_end_the_same(
+    forks: Forks, whole: Path, tmp_path: Path, victim: str, kills: int
+):
     """After each kill the run goes on, and is killed again somewhere in what is left."""
     random_moments = random.Random(victim)
-    run, kills = tmp_path / "runs/cut", 0
-    while kills < 20:
+    run = tmp_path / "runs/cut"
+    for _ in range(kills):
         call = forks.start(*begin_or_resume(run, GRPO_2), cwd=tmp_path)
         time.sleep(random_moments.uniform(0.5, 8))
         others = [pid for pid, command in processes_in(tmp_path).items() if "parallel.follow" in command]
@@ -224,7 +226,6 @@ def test_trainers_killed_at_20_random_moments_end_the_same(forks: Forks, whole: 
         assert "Traceback" not in done.said, done.said
         assert_nothing_runs_in(tmp_path)
         assert_readable(run)
-        kills += 1
         if done.status == 0 or (run.exists() and read_run(run).metadata["status"] == "finished"):
             assert_ended_as(whole, run)
             shutil.rmtree(run)
