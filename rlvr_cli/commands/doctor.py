@@ -194,16 +194,9 @@ def on_cluster(config: DoctorConfig) -> Section:
     """Start a process on each node of the cluster, and say what does not fit with this machine."""
     from rlvr_cli.training.planning.nodes import examined, facts_here, findings_of, marker
 
-    section, runs_dir = Section("Cluster"), Path(config.runs_dir)
-    if is_address(config.runs_dir):
-        problem = (
-            f"{config.runs_dir} is in object storage, and it is the runs' directory of each node that is looked at."
-        )
-        section.add(
-            config.cluster, problem, "problem", "Leave --runs-dir out, or name a directory that all nodes share."
-        )
-        return section
+    section, text = Section("Cluster"), config.runs_dir
     try:
+        runs_dir = work_folder(text) if is_address(text) else Path(text)
         with marker(runs_dir) as mark:
             nodes = join(config.cluster).nodes
             console.say(f"trying     a process on each of {len(nodes)} nodes")

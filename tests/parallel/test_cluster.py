@@ -42,7 +42,13 @@ class Sums:
     def answer(self, turn):
         return Reply(f"(said) {len(turn)} {self.seed % 7}", reward=float(len(turn) % 2), role="teacher")
 """
-IMPATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}  # else a minute until Ray gives its head up
+IMPATIENT = {
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",  # else a minute until Ray gives its head up
+    "RAY_health_check_period_ms": "300",  # five refused connections are a death: else after 15 seconds
+    "RAY_health_check_initial_delay_ms": "500",
+    "RAY_enable_worker_prestart": "0",  # else each command starts six processes that nobody needs
+    "RAY_prestart_worker_first_driver": "0",
+}
 EACH_ITS_OWN = """
 import json, sys
 from rlvr_cli.errors import RlvrError
@@ -224,18 +230,27 @@ def test_each_worker_sees_the_gpu_that_is_kept_for_it_and_its_last_words_arrive(
 
 
 def test_the_doctor_looks_at_each_node(cluster, tmp_path: Path):
-    """It looks for few packages here: each is imported in a process of its own."""
+    """It looks for few packages here: each is imported in a process of its own. Runs for object storage are made on this machine."""
+    pytest.importorskip("obstore", reason="needs the extra storage")
+    pytest.importorskip("moto", reason="needs the extra storage-test")
+    from s3 import s3_server, variables
+
     code = "from rlvr_cli.commands import doctor as d; d.PACKAGES, d.EXTRA_PACKAGES = ('pyarrow',), ('ray',)"
     words = ["doctor", "--quick", "--format", "json", "--model", "./nowhere", "--cluster", cluster.address]
+    words += ["--runs-dir", "s3://bucket/runs"]
     command = [sys.executable, "-c", f"{code}; from rlvr_cli.cli import main; main()", *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=2 * SECONDS, check=False)
+    with s3_server() as server:
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, **variables(server), "RLVR_CACHE_DIR": str(tmp_path)},
+            capture_output=True, text=True, timeout=2 * SECONDS, check=False,
+        )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert "2 things do not work: n1: model; n2: model" in done.stderr
     rows = json.loads(done.stdout)["Cluster"]
     assert [row["what"].partition(" ")[0] for row in rows] == ["n1", "n1:", "n2", "n2:"]
     assert {(row["verdict"], row["found"]) for row in rows[::2]} == {("ok", "3 CPUs, 0 GPUs")}
     assert {row["verdict"] for row in rows[1::2]} == {"problem"}
-    assert list(tmp_path.iterdir()) == []
+    assert not list(tmp_path.rglob("*doctor*")), "the file that the nodes looked for"
 
 
 def test_a_node_that_dies_costs_no_row(forks, cluster, one_sampler: Path, tmp_path: Path):
