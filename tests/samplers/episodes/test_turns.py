@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chat_models import write_chat_model
+from chat_models import CHAT_MODELS, write_chat_model
 from rlvr_cli.environments.calculator import calculate
 from rlvr_cli.environments.open import EnvironmentSpec
 from rlvr_cli.environments.pool import EnvironmentPool
@@ -39,7 +39,7 @@ class Stopped(Script):
     stop = ("?",)
 """
 QUESTION = {"role": "user", "content": "1 + 1?"}
-NAMES = ["qwen3", "llama3_2", "mistral"]
+NAMES = ["qwen3", "llama3_2", "mistral"]  # that are played with tools, too
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +57,9 @@ def pools(tmp_path_factory):
 def chats(tmp_path_factory):
     """For each model how its turns go on, without tools and with the calculator."""
     folder, made = tmp_path_factory.mktemp("models"), {}
-    for name in NAMES:
+    for name in CHAT_MODELS:
         path = write_chat_model(folder / name, name)
-        for tools in (False, True):
+        for tools in (False, True)[: 1 + (name in NAMES)]:
             chat = ChatTemplate(path, tools=[schema_of("calc", calculate)] * tools)
             made[name, tools] = NextTurn(chat, ends=load_end_tokens(path, chat.tokenizer))
     return made
@@ -246,8 +246,8 @@ def keeps_the_invariant(turns, pool, policy, replies, longest):
     assert found.graded_text == response_text(turns.chat.tokenizer, own[-1])
 
 
-@pytest.mark.parametrize("episodes", [100, pytest.param(3400, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("episodes", [40, pytest.param(1400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", CHAT_MODELS)
 def test_whatever_is_said_the_tokens_are_exact(chats, pools, name, episodes):
     @given(policy=st.lists(POLICY, min_size=1, max_size=3), replies=st.lists(SAID, max_size=3))
     @settings(max_examples=episodes, deadline=None)
