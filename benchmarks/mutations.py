@@ -1213,6 +1213,10 @@ EPISODES = [
         ("a reward of turns that is low has no kind", '"low_reward")', "None)", f"{IN_A_RUN} gives_the_rewards"),
         ("rewards of turns are the grader's to give", "if grade is None and gives_rewards:", "if False:", f"{PLAYED} gives_the_reward"),
     ),
+    Mutation("the report's list has the environment's tokens, too", "analysis/report/rollouts.py", 'if row.get("episode"):', "if False:", CONVERSATION),
+    Mutation("the live list has the environment's tokens, too", "analysis/live/rollouts.py", '"policy_tokens(episode, num_response_tokens) AS num_response_tokens"', '"num_response_tokens"', "tests/analysis/live/test_server.py -k its_policy_wrote"),
+    Mutation("an environment that failed is a grader's alarm", "analysis/statistics/alarms.py", 'if "episodes/turns" in training.curves else ""', 'if False else ""', "tests/analysis/statistics/test_alarms.py -k each_alarm"),
+    Mutation("the page does not show what was measured", "analysis/report/rollouts.py", 'for each in row["measured"] or ()', "for each in ()", CONVERSATION),
     *mutations_of(
         "samplers/token_endpoint.py",
         ("an endpoint without token ids is asked on", "tuple(ids))).token_ids:", "tuple(ids))).text:", f"{TOKEN_ENDPOINT} lacks_something"),

@@ -42,18 +42,19 @@ _SORTS = {
     **{name: name for name in ("sample_index", "advantage", "num_response_tokens")},
     "outcome": "coalesce(failure_kind, category)",
 }
-_SORTED = ("reward", "advantage", "num_response_tokens", "extracted_answer", "ground_truth", "category", "failure_kind")
+_TOKENS = "policy_tokens(episode, num_response_tokens) AS num_response_tokens"  # as `list_entry` has them
+_SORTED = ("reward", "advantage", _TOKENS, "extracted_answer", "ground_truth", "category", "failure_kind")
 _NEWEST = (("step", True), ("phase", False), ("run_id", False), ("example_id", False), ("sample_index", False))
 _PLACES = f"""
     SELECT run_id, phase, step, count(*) AS samples, count(*) FILTER ({_RIGHT}) AS "right"
     FROM rollouts WHERE example_id = $example_id GROUP BY ALL ORDER BY ALL
 """
-_LISTED = """
+_LISTED = f"""
     WITH wanted AS (
         SELECT unnest($runs) AS run_id, unnest($phases) AS phase, unnest($steps) AS step, unnest($examples) AS example_id,
             unnest($samples) AS sample_index
     )
-    SELECT run_id, phase, step, example_id, sample_index, category, failure_kind, reward, advantage, num_response_tokens,
+    SELECT run_id, phase, step, example_id, sample_index, category, failure_kind, reward, advantage, {_TOKENS},
         extracted_answer, ground_truth, prompt
     FROM rollouts SEMI JOIN wanted USING (run_id, phase, step, example_id, sample_index)
 """

@@ -417,8 +417,9 @@
         judge: all.judgement.model, "judge's score": all.judgement.score ?? "none", "judge's tokens": judgedTokens(all.judgement),
       }),
       ...(all.episode && {
-        "episode ended by": all.episode.ended_by, "tool calls": all.episode.tool_calls, "failed calls": all.episode.tool_errors,
+        "tokens with the environment's": all.episode.tokens, "episode ended by": all.episode.ended_by, "tool calls": all.episode.tool_calls, "failed calls": all.episode.tool_errors,
         "forged answers": all.episode.forged, "environment's seconds": all.episode.environment_seconds,
+        ...Object.fromEntries(all.episode.measured.map(([name, value]) => [`measured ${spelled(name)}`, value])),
       }),
     };
     const entries = Object.entries(facts).filter(([name, data]) => data !== null || name === "extracted answer" || name === "reward")

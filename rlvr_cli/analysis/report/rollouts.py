@@ -55,7 +55,7 @@ _ROLLOUTS = f"""
     WITH wanted AS (
         SELECT unnest($runs) AS run_id, unnest($phases) AS phase, unnest($steps) AS step, unnest($examples) AS example_id
     )
-    SELECT {", ".join(dict.fromkeys(LIST_COLUMNS + TEXT_COLUMNS))}, response_ids, turns, episode, judgement, turn_facts, {_LOGPROBS}
+    SELECT {", ".join(dict.fromkeys(LIST_COLUMNS + TEXT_COLUMNS))}, response_ids, turns, episode, measured, judgement, turn_facts, {_LOGPROBS}
     FROM rollouts SEMI JOIN wanted USING (run_id, phase, step, example_id)
 """
 
@@ -117,8 +117,10 @@ def pack_rollouts(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_
 
 
 def list_entry(row: Row, *, template: str) -> dict[str, Any]:
-    """What the list shows of a rollout: `LIST_COLUMNS` and the question, long texts cut."""
+    """What the list shows of a rollout: `LIST_COLUMNS` and the question, long texts cut; of an episode the policy's tokens."""
     entry = {name: _listed(name, row[name]) for name in LIST_COLUMNS}
+    if row.get("episode"):
+        entry["num_response_tokens"] = row["episode"]["num_policy_tokens"]
     return entry | {"question": _listed("question", question_in(row["prompt"], template))}
 
 
@@ -128,12 +130,13 @@ def detail_of(row: Row, *, pieces: Mapping[int, bytes]) -> dict[str, Any]:
     detail = {name: _plain(row[name]) for name in TEXT_COLUMNS}
     turns, lengths = turns_of(row, pieces=pieces)
     episode = row["episode"] and {name: _plain(row["episode"][name]) for name in EPISODE_FACTS}
+    measured = [[each["name"], each["value"]] for each in row["measured"] or ()]
     judgement = row["judgement"] and {name: _plain(row["judgement"][name]) for name in JUDGED}
     own = {
         "centinats": row["centinats"],
         "lengths": lengths,
         "turns": turns,
-        "episode": episode,
+        "episode": episode and episode | {"tokens": row["num_response_tokens"], "measured": measured},
         "judgement": judgement,
     }
     return detail | own

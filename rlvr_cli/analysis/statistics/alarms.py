@@ -238,9 +238,10 @@ def _skipped_updates(training: _Training) -> Iterator[_Finding]:
 def _grade_errors(training: _Training) -> Iterator[_Finding]:
     failed, samples = (sum(training.curves.get(f"reward/{n}", {}).values()) for n in ("grade_errors", "samples"))
     if failed:
+        played = ", or their environment failed," if "episodes/turns" in training.curves else ""
         yield _Finding(
             "error" if failed > 0.01 * samples else "warning",
-            f"{failed:.0f} of {samples:.0f} training responses could not be graded and counted as wrong",
+            f"{failed:.0f} of {samples:.0f} training responses could not be graded{played} and counted as wrong",
             "rlvr analyze grade_errors RUN --phase train",
         )
 

@@ -16,7 +16,7 @@ pytest.importorskip("httpx2", reason="httpx2 is not installed: pip install -e '.
 
 from starlette.testclient import TestClient
 
-from factories import a_rollout
+from factories import a_conversation, a_rollout
 from rlvr_cli.analysis.live import rollouts as live_rollouts
 from rlvr_cli.analysis.live.server import Library, is_local, listen, open_app
 from rlvr_cli.analysis.queries.database import open_runs
@@ -65,6 +65,16 @@ def make_run(root, name, *, steps=3, learning_rate=0.1):
             commit(run, step, some_rollouts(name, step), reward=step / 10)
         commit(run, steps, some_rollouts(name, steps, phase="eval"), phase="eval")
     return root / name
+
+
+def test_an_episode_is_as_long_as_what_its_policy_wrote(tmp_path):
+    said = a_conversation(("policy", "ab"), ("environment", "much more than that"), ("policy", "c"))
+    with RunDir.create(tmp_path, "grpo", name="e", metadata=metadata()) as run:
+        commit(run, 0, [rollout("e", "q", 0, response="four"), rollout("e", "q", 1, **said)])
+    databases = live_rollouts.Databases()
+    found = live_rollouts.page(databases, [read_run(tmp_path / "e")], {"sort": "num_response_tokens"})
+    databases.close()
+    assert [(row["sample_index"], row["num_response_tokens"]) for row in found["rows"]] == [(1, 3), (0, 4)]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from rlvr_cli.analysis.report.page import Browser, Grid, Report, Setting, Share,
 from rlvr_cli.analysis.report.rollouts import Group, choose_groups
 from rlvr_cli.analysis.report.token_spans import token_lengths, token_pieces
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.types import Judgement
+from rlvr_cli.types import Judgement, Measured
 
 VOID = {"meta"}
 PAYLOADS = [
@@ -308,6 +308,7 @@ def test_an_episode_is_a_conversation(tmp_path, tokenizer):
     said = a_conversation(
         *SAID, turn_rewards=(0.5, None, 1.0), failed_turns=(0,), forged_turns=(1,), tool_errors=1, forged=1
     )
+    said["measured"] = (Measured("moves", 3.0),)
     run = make_run(tmp_path, "r", [rollout("r", "q", 0, **said), rollout("r", "q", 1, response="one turn")])
     if tokenizer:
         (run / "model").mkdir()
@@ -323,8 +324,11 @@ def test_an_episode_is_a_conversation(tmp_path, tokenizer):
     assert [turn["reward"] for turn in turns] == [0.5, None, None, None, 1.0]
     assert [turn["marks"] for turn in turns] == [["its call failed"], [], ["forged answer"], [], []]
     assert texts["episode"][0] == {
-        "ended_by": "policy", "tool_calls": 2, "tool_errors": 1, "forged": 1, "environment_seconds": 0.5
+        "ended_by": "policy", "tool_calls": 2, "tool_errors": 1, "forged": 1, "environment_seconds": 0.5, "tokens": len(said["response_ids"]),
+        "measured": [["moves", 3.0]],
     }  # fmt: skip
+    listed = read(path).data("rollout-index")["columns"]["num_response_tokens"]
+    assert listed["values"][listed["codes"][0]] == sum(said["response_mask"])
     assert texts["episode"][1] is None
     (lengths, _) = read(path).data("tokens-0")["lengths"]
     assert lengths is None if not tokenizer else sum(lengths) == ends[-1]

@@ -50,7 +50,8 @@ def test_nothing_sounds_when_nothing_is_wrong():
         ("format_without_answers", {"reward__format": (0.2, 0.9), "reward__answer": (0.1, 0.1)}, "0.85"),
         ("format_without_answers", {"reward__format": (0.2, 0.9), "reward__answer": (0.1, 0.3)}, "from 0.12 to 0.29"),
         ("mismatch_grows", {"mismatch__logprob_mean_abs": (0.001, 0.05)}, "0.046"),
-        ("grade_errors", {"reward__grade_errors": (1, 1)}, "21 of 5376"),
+        ("grade_errors", {"reward__grade_errors": (1, 1)}, "21 of 5376 training responses could not be graded and"),
+        ("grade_errors", {"reward__grade_errors": (1, 1), "episodes__turns": (2, 2)}, ", or their environment failed, and"),
     ],
 )  # fmt: skip
 def test_each_alarm_sounds_on_its_curve(name, ends, shown):
