@@ -373,7 +373,7 @@ TWO_STEPS = {
     "grpo": "--n-grpo-steps 2 --gradient-accumulation-steps 1",
 }
 SIZES = {  # values of what varies for this size
-    "ei_rollouts": ["--dataset", "arithmetic:2100", "--train-batch-size", "512", "--sampling-max-tokens", "4"],
+    "ei_rollouts": "--dataset arithmetic:2100 --train-batch-size 512 --sampling-max-tokens 4 --n-ei-steps 1".split(),
     "sft_dataset_size": ["--dataset", "arithmetic:1100"],
     "leaderboard": ["--eval-max-tokens", "8", "--final-eval-examples", "4"],
     "grpo_off_policy_sweep": [
@@ -389,7 +389,7 @@ SIZES = {  # values of what varies for this size
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", experiment_names())
-def test_each_built_in_experiment_at_two_steps(name, tmp_path, tiny_model_dir):
+def test_each_built_in_experiment_of_few_steps(name, tmp_path, tiny_model_dir):
     from rlvr_cli.sweeps.experiment import load_experiment
 
     kind = load_experiment(name).command
