@@ -121,6 +121,16 @@ def assert_readable(run: Path) -> None:
     assert check_run(run).problems == []
 
 
+def assert_same_rows(
+    whole: Path, run: Path, *, phase: str, near: tuple[str, ...] = ROUNDED, within: float = 1e-5
+) -> None:
+    """The rows of one run are those of another; some columns as near as this (nats)."""
+    for a, b in zip(rows_of(run, phase=phase), rows_of(whole, phase=phase), strict=True):
+        assert {k: v for k, v in a.items() if k not in near} == {k: v for k, v in b.items() if k not in near}
+        for name in near:
+            assert a[name] == pytest.approx(b[name], abs=within), name
+
+
 def assert_ended_as(
     whole: Path, run: Path, *, checkpoints: tuple[int, ...] = (2,), rounded: tuple[str, ...] = ("eval",)
 ) -> None:
@@ -135,11 +145,7 @@ def assert_ended_as(
     assert findings(run) == []
     assert weights_of(run) == weights_of(whole)
     for phase in ("train", "eval"):
-        near = ROUNDED if phase in rounded else ()
-        for a, b in zip(rows_of(run, phase=phase), rows_of(whole, phase=phase), strict=True):
-            assert {k: v for k, v in a.items() if k not in near} == {k: v for k, v in b.items() if k not in near}
-            for name in near:
-                assert a[name] == pytest.approx(b[name], abs=within), name
+        assert_same_rows(whole, run, phase=phase, near=ROUNDED if phase in rounded else (), within=within)
     metrics, expected = metrics_of(run), metrics_of(whole)
     assert metrics.keys() == expected.keys()
     for key, value in metrics.items():
