@@ -112,6 +112,7 @@ BUDGETS = "tests/commands/test_end_to_end.py -k each_thinking_budget"
 EVALUATED = "tests/replay/test_wiring.py::test_an_evaluation_is_what_its_options_give"
 LOSSES = "tests/training/losses/test_losses.py"
 WORKED = "tests/training/losses/test_worked_numbers.py"
+SHARED = "tests/samplers/embedded/test_shared.py"
 JOINING = "tests/samplers/embedded/test_joining.py"
 SHAPING = "tests/training/credit/test_shaping.py"
 LANGUAGE = "tests/graders/test_language.py"
@@ -1460,6 +1461,10 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
     *mutations_of(
         "samplers/embedded/engine.py",
         ("graphs are recorded again in every call", "not spare.step.refresh(self._policy)", "True", f"{SAMPLED_ON_CUDA} -k next_call"),
+        ("long prompts are copied", "if saved >= _SHARED_TOKENS * len(questions):", "if False:", f"{SHARED} -k holds_shared"),
+        ("short prompts are not copied", "if saved >= _SHARED_TOKENS * len(questions):", "if True:", f"{SHARED} -k are_copied"),
+        ("prompts that rows share take no memory", "_PADDED_SHARE * cache * max(", "0 * cache * max(", f"{SHARED} -k holds_shared"),
+        ("prompts come beyond the memory", "batch.live and batch.cache.shared_bytes >= shared_bytes", "False", f"{SHARED} -k memory_is_full"),
         ("all prompts are padded to the longest", " or tokens - known > padding", "", f"{ENGINE} -k padded_to_the_longest"),
     ),
     *mutations_of(
@@ -1467,6 +1472,14 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
         ("a sampling process gets no examples to play with", "asdict(request if self.plays_episodes else replace(request, example=None))", "asdict(replace(request, example=None))", f"{IN_A_RUN} processes_play"),
     ),
     Mutation("sampling processes play no episodes", "samplers/parallel/serve.py", "    if not episodes:\n", "    if True:\n", f"{IN_A_RUN} processes_play"),
+    *mutations_of(
+        "samplers/embedded/shared.py",
+        ("parts of attention weigh the same", "torch.sigmoid(other.log_sum - one.log_sum)", "torch.full_like(one.log_sum, 0.5)", SHARED),
+        ("a row reads the prompt of another question", "prefix.rows] = own.", "prefix.rows] = places_of[index - 1, :, : len(prefix.rows)].", SHARED),
+        ("prompts that are kept are the first ones", "torch.tensor(kept, device", "torch.arange(len(kept), device", SHARED),
+        ("a row without a prompt reads another's", "log_sum.masked_fill_(self._lacking, -torch.inf)", "pass", SHARED),
+        ("padding of prompts is read", "row[:, length:] = -torch.inf", "row[:, length:] = 0", SHARED),
+    ),
     *mutations_of(
         "samplers/embedded/prefill.py",
         ("a row that goes on reads what others wrote into it", "(columns < end[:, None])", "(columns <= end[:, None])", JOINING),
@@ -1479,6 +1492,8 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
     ),
     *mutations_of(
         "samplers/embedded/cache.py",
+        ("a row that moves leaves its prompt behind", "shared.rows[shared.rows.index(mover)] = hole", "pass", f"{SHARED} -k tokens_of_copies"),
+        ("a row has the place of its own tokens alone", "self.positions[at] = len(prompt_ids) - 1", "self.positions[at] = length", f"{SHARED} -k tokens_of_copies"),
         ("a row that waits is given to others", "rows = np.flatnonzero(~self.used)[:most]", "rows = np.flatnonzero(~self.alive)[:most]", JOINING),
         ("a row that waits is lost when columns move", "for array in (self._start, self._end):", "for array in (self._start,):", JOINING),
         ("the mask is in float32", "-torch.inf, dtype=keys.dtype, device=self.device)", "-torch.inf, device=self.device)", f"{SAMPLED_ON_CUDA} -k next_call"),

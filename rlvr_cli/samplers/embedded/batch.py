@@ -16,6 +16,7 @@ from rlvr_cli.models.compute.device import to_device, to_host
 from rlvr_cli.samplers.embedded.cache import RowCache
 from rlvr_cli.samplers.embedded.draw import draw_tokens, uniforms
 from rlvr_cli.samplers.embedded.prefill import Prefix
+from rlvr_cli.samplers.embedded.shared import SharedPrefix
 from rlvr_cli.samplers.stop_strings import StopStrings, response_text
 from rlvr_cli.types import Completion, FinishReason, SamplingParams
 
@@ -31,10 +32,16 @@ class Question:
     request_index: int
     prompt_ids: list[int]
     samples: deque[tuple[int, int]]  # (sample index, seed)
-    prefix: Prefix | None = None  # None before the prefill
+    prefix: Prefix | SharedPrefix | None = None  # None before the prefill
+    shares: bool = False  # whether its samples read one copy of the prefix
     begun: int = 0  # see `types.Request`
     max_tokens: int | None = None  # of each sample; None: those of the parameters
     after: tuple[int, int] | None = None  # see `types.Request`
+
+    @property
+    def kept(self) -> int:
+        """The tokens of the prompt that each of its rows has for itself."""
+        return 1 if self.shares else len(self.prompt_ids)
 
     @property
     def beginning(self) -> list[int]:
@@ -172,6 +179,8 @@ class Batch:
         assert question.prefix is not None
         for row in self.cache.seat(question.prompt_ids, question.prefix, most=len(question.samples)):
             self._begin(row, question)
+        if isinstance(question.prefix, SharedPrefix):
+            question.prefix.awaited = bool(question.samples)
 
     def resume(self, upcoming: deque[Question]) -> None:
         """Remove the questions that come after a row which is parked, and go on there, as many in a pass as it may hold."""

@@ -21,6 +21,7 @@ from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers.embedded.cuda_graphs import FixedShapeStep
 from rlvr_cli.samplers.embedded.decode_step import BLOCK, DecodeStep, Window
 from rlvr_cli.samplers.embedded.prefill import Prefix, extend
+from rlvr_cli.samplers.embedded.shared import Readers, SharedPrefix
 
 _WORTH_BLOCKS = 0.1  # the least share of columns that reading blocks of rows separately must save
 
@@ -150,6 +151,9 @@ class RowCache:
         self._start = np.zeros(rows, dtype=np.int64)  # the row's first column
         self._end = np.zeros(rows, dtype=np.int64)  # the column behind its last one, of a parked row
         self._changed = False  # whether the rows or columns in use may have changed
+        self._shared: list[SharedPrefix | None] = [None] * rows  # what each row begins with
+        self._readers: Readers | None = None  # None: no row has one
+        self._regroup = False  # whether the readers may have changed
 
     @property
     def recording_failure(self) -> str:
@@ -164,24 +168,35 @@ class RowCache:
     def on_device(self, array: np.ndarray) -> torch.Tensor:
         return to_device(torch.from_numpy(array), self.inputs.device)
 
-    def seat(self, prompt_ids: Sequence[int], prefix: Prefix, *, most: int) -> np.ndarray:
-        """Give free rows the prompt, at most so many. Returns them."""
-        w, length = self.window, len(prompt_ids) - 1
+    @property
+    def shared_bytes(self) -> int:
+        """The bytes of the prefixes that rows share."""
+        return sum(block.nbytes for block in {shared.block for shared in self._shared if shared is not None})
+
+    def seat(self, prompt_ids: Sequence[int], prefix: Prefix | SharedPrefix, *, most: int) -> np.ndarray:
+        """Give free rows the prompt, at most so many. Returns them. A shared prefix is not copied."""
+        shared = isinstance(prefix, SharedPrefix)
+        w, length = self.window, 0 if shared else len(prompt_ids) - 1
         if w.column < length or w.column == self.columns:
             self._move_columns(length)
         rows = np.flatnonzero(~self.used)[:most]
         together = rows[-1] - rows[0] == len(rows) - 1  # contiguous, as at the start
         at = slice(rows[0], rows[-1] + 1) if together else self.on_device(rows)
-        for (all_keys, all_values), (keys, values) in zip(self.slots, prefix, strict=True):
-            all_keys[at, :, w.column - length : w.column] = keys
-            all_values[at, :, w.column - length : w.column] = values
+        if shared:
+            prefix.rows += rows.tolist()
+            for row in rows:
+                self._shared[row] = prefix
+        else:
+            for (all_keys, all_values), (keys, values) in zip(self.slots, prefix, strict=True):
+                all_keys[at, :, w.column - length : w.column] = keys
+                all_values[at, :, w.column - length : w.column] = values
         self._mask[at] = -torch.inf
         self._mask[at, :, :, w.column - length :] = 0
         self.inputs[at] = prompt_ids[-1]
-        self.positions[at] = length
+        self.positions[at] = len(prompt_ids) - 1
         self.alive[rows], self._start[rows] = True, w.column - length
         w.rows = max(w.rows, int(rows[-1]) + 1)
-        self._changed = True
+        self._changed = self._regroup = True
         return rows
 
     def forward(self) -> torch.Tensor:
@@ -190,13 +205,15 @@ class RowCache:
         if w.column == self.columns:
             self._move_columns(0)
         self._shrink_window()
+        self._group_readers()
         inputs, positions = self.inputs[: w.rows], self.positions[: w.rows]
         mask = self._mask[: w.rows, :, :, w.low : w.column + 1]
         window = Window(w.rows, w.low, w.column + 1, w.lows)
         if self._fixed_step is not None:
             logits = self._fixed_step(window, rows=len(self.alive), columns=self.columns)
         elif self._step is not None:
-            logits = self._step(inputs[:, 0], positions[:, 0], mask=mask, cache=self.slots, window=window)
+            seen = {"mask": mask, "cache": self.slots, "window": window, "readers": self._readers}
+            logits = self._step(inputs[:, 0], positions[:, 0], **seen)
         else:
             out = self._policy.forward(
                 input_ids=inputs,
@@ -218,6 +235,10 @@ class RowCache:
     def release(self, rows: Sequence[int]) -> None:
         """Free rows."""
         self.alive[rows] = self.parked[rows] = False
+        for row in rows:
+            if (shared := self._shared[row]) is not None:
+                shared.rows.remove(int(row))
+                self._shared[row], self._regroup = None, True
         used = self.window.rows
         self.positions[:used][self.on_device(~self.alive[:used])] = 0
         self._changed = True
@@ -268,8 +289,12 @@ class RowCache:
             for array in (self._start, self._end, self.alive, self.parked):
                 array[holes] = array[movers]
             self.alive[movers] = self.parked[movers] = False
+            for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):
+                if (shared := self._shared[mover]) is not None:
+                    shared.rows[shared.rows.index(mover)] = hole
+                self._shared[hole], self._shared[mover] = shared, None
         w.rows = used
-        self._changed = True
+        self._changed = self._regroup = True
         return holes, movers
 
     def _shrink_window(self) -> None:
@@ -283,6 +308,17 @@ class RowCache:
         w.low = int(lows.min())
         saved = (lows - w.low).mean() / (w.column + 1 - w.low)
         w.lows = tuple(lows.tolist()) if saved > _WORTH_BLOCKS else ()
+
+    def _group_readers(self) -> None:
+        """Group the rows by what they begin with."""
+        if not self._regroup:
+            return
+        self._regroup, self._readers = False, None
+        those = self._shared[: self.window.rows]
+        if any(shared is not None for shared in those):
+            assert self._step is not None, "the model itself reads no shared prefixes"
+            kv_heads, device = self.slots[0][0].shape[1], self.inputs.device
+            self._readers = Readers(those, heads=self._step.heads, kv_heads=kv_heads, device=device)
 
     def _move_columns(self, room: int) -> None:
         """Move the columns in use to the beginning, but leave at least `room` columns before the next one."""

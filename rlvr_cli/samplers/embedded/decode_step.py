@@ -11,7 +11,7 @@ the matrix products are cast once. What an adapter adds stays apart from them, s
 A step therefore keeps the weights that it was made from: `refresh` it for every batch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from transformers.cache_utils import DynamicLayer
 from rlvr_cli.models.compute.device import as_operand, product
 from rlvr_cli.models.compute.onednn import linear
 from rlvr_cli.models.policy import LowRank, Policy
+from rlvr_cli.samplers.embedded.shared import Part, Readers, attend_to_part, merged
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # values of `model_type`
 BLOCK = 32  # rows
@@ -206,6 +207,9 @@ class DecodeStep:
         policy: one that `unsupported_reason` accepts.
         dtype: of the matrix products.
         positions: the number of positions; every token's position is below it.
+
+    Attributes:
+        heads: of the queries.
     """
 
     def __init__(self, policy: Policy, *, dtype: torch.dtype, positions: int) -> None:
@@ -233,9 +237,10 @@ class DecodeStep:
             for layer in (f"model.layers.{number}" for number in range(config.num_hidden_layers))
         ]
         attention = inner.layers[0].self_attn
+        self.positions = positions
         self._size: int = attention.head_dim
         self._scaling: float = attention.scaling
-        self._heads: int = config.num_attention_heads
+        self.heads: int = config.num_attention_heads
         self._kv_heads: int = config.num_key_value_heads
         every = torch.arange(positions, device=self._embedding.device)[None]
         cos, sin = inner.rotary_emb(self._embedding, every)
@@ -261,6 +266,7 @@ class DecodeStep:
         cache: Sequence[tuple[torch.Tensor, torch.Tensor]],
         window: Window,
         at: torch.Tensor | None = None,
+        readers: Readers | None = None,
     ) -> torch.Tensor:
         """Write the keys and values of the tokens into the cache, and return the logits of the next tokens.
 
@@ -269,6 +275,7 @@ class DecodeStep:
             mask: (rows, 1, 1, columns), added to attention scores.
             cache: keys and values of each layer; only `window` is read.
             at: the window's column to write the new ones to, (1,); default: its last one.
+            readers: of prefixes that are not in the cache; None: there are none.
 
         Returns:
             (rows, vocab) float32.
@@ -276,16 +283,22 @@ class DecodeStep:
         rows = len(tokens)
         x = F.embedding(tokens, self._embedding)  # (rows, hidden)
         cos, sin = self._cos[positions], self._sin[positions]  # (rows, 1, head size)
-        for layer, (all_keys, all_values) in zip(self._layers, cache, strict=True):
+        for number, (layer, (all_keys, all_values)) in enumerate(zip(self._layers, cache, strict=True)):
             heads = _applied(layer.heads, self._normed(x, layer.before_attention)).view(rows, -1, self._size)
-            turning, value = heads.split((self._heads + self._kv_heads, self._kv_heads), 1)
+            turning, value = heads.split((self.heads + self._kv_heads, self._kv_heads), 1)
             if layer.query_norm is not None and layer.key_norm is not None:
-                query, key = turning.split((self._heads, self._kv_heads), 1)
+                query, key = turning.split((self.heads, self._kv_heads), 1)
                 turning = torch.cat((self._normed(query, layer.query_norm), self._normed(key, layer.key_norm)), 1)
             turning = turning * cos + turning.roll(self._size // 2, -1) * sin
-            query, key = turning.split((self._heads, self._kv_heads), 1)
+            query, key = turning.split((self.heads, self._kv_heads), 1)
             keys, values = _written(window.select(all_keys), key, at), _written(window.select(all_values), value, at)
-            attended = self._attended(query.to(keys.dtype), keys, values, mask, window)
+            query = query.to(keys.dtype)
+            if readers is None:
+                attended = self._attended(query, keys, values, mask, window)
+            else:
+                asked = as_operand(query, keys.dtype) * self._scaling
+                own = self._own_part(asked, keys, values, mask, window)
+                attended = merged(own, readers.attend(number, asked)).view(rows, -1).to(query.dtype)
             x = x + _applied(layer.attended, attended)
             gate, up = _applied(layer.gate_up, self._normed(x, layer.before_mlp)).chunk(2, -1)
             x = x + _applied(layer.down, F.silu(gate) * up)
@@ -298,17 +311,37 @@ class DecodeStep:
     ) -> torch.Tensor:
         if not window.lows:
             return attend(query, keys, values, mask, scaling=self._scaling)
-        blocks = []
-        for index, low in enumerate(window.lows):
-            rows, columns = slice(index * BLOCK, (index + 1) * BLOCK), slice(low - window.low, None)
-            seen = keys[rows, :, columns], values[rows, :, columns], mask[rows, :, :, columns]
-            blocks.append(attend(query[rows], *seen, scaling=self._scaling))
-        return torch.cat(blocks)
+        seen = (attend(*states, scaling=self._scaling) for states in _in_blocks(window, query, keys, values, mask))
+        return torch.cat([*seen])
+
+    def _own_part(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, window: Window
+    ) -> Part:
+        """Return what the queries, scaled, attend to in the cache."""
+
+        def part(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> Part:
+            queries = query.reshape(len(query) * self._kv_heads, -1, self._size)
+            out, log_sum = attend_to_part(queries, keys.flatten(0, 1), values.flatten(0, 1), mask[:, 0])
+            return Part(out.view(query.shape), log_sum.view(query.shape[:2]))
+
+        if not window.lows:
+            return part(query, keys, values, mask)
+        parts = [part(*states) for states in _in_blocks(window, query, keys, values, mask)]
+        return Part(*(torch.cat(both) for both in zip(*parts, strict=True)))
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if x.dtype == torch.float64:  # as in transformers, the norm is computed in float32
             return weight * F.rms_norm(x.float(), weight.shape, None, self._epsilon).to(x.dtype)
         return F.rms_norm(x.to(weight.dtype), weight.shape, weight, self._epsilon)
+
+
+def _in_blocks(
+    window: Window, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Cut the window into its blocks, each from its own first column."""
+    for index, low in enumerate(window.lows):
+        rows, columns = slice(index * BLOCK, (index + 1) * BLOCK), slice(low - window.low, None)
+        yield query[rows], keys[rows, :, columns], values[rows, :, columns], mask[rows, :, :, columns]
 
 
 def _applied(linears: Sequence[_Linear], x: torch.Tensor) -> torch.Tensor:

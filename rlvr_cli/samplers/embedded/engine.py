@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import signature
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from transformers import DynamicCache
@@ -34,6 +34,7 @@ from rlvr_cli.samplers.embedded.cache import RowCache, Workspace, make_slots
 from rlvr_cli.samplers.embedded.cuda_graphs import COLUMNS, first_sentence
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep, unsupported_reason
 from rlvr_cli.samplers.embedded.prefill import Prefix, prefill
+from rlvr_cli.samplers.embedded.shared import Block
 from rlvr_cli.samplers.stop_strings import StopStrings, prompt_token_ids
 from rlvr_cli.samplers.weight_check import Probe, probe_params, probe_prompts, take_probe, verify_weights
 from rlvr_cli.types import Completion, MoreRequests, Request, SamplingParams
@@ -48,11 +49,24 @@ _PADDING_TOKENS, _PADDING_TOKENS_ELSEWHERE = (
     128,
     2048,
 )  # more cost more than another prefill: on a CPU, on other devices
+_SHARED_TOKENS = 256  # copies of a prompt's tokens, on average, that one copy must save to be faster
 _GATHER_SECONDS = 0.03  # how long a completion waits for others before it is yielded
 _COMPACT_BELOW = 0.8  # share of live rows under which moving rows costs less than computing dead ones
 _KEPT_BYTES = 128 * 2**20  # the largest workspace that is kept for the next call on a CPU
+_PADDED_SHARE = (
+    1.25  # memory of prefixes that rows share, of what they take without padding and without those of rows that ended
+)
 _CHECKED = ([3, 1, 4, 1, 5, 9], [2, 7, 1])  # prompts on which steps are compared with a plain forward pass
 _PROBE_PROMPTS, _PROBE_LENGTH, _PROBE_TOKENS = 2, 8, 4  # few, since the probe runs after every update
+
+
+class _Plan(NamedTuple):
+    """A batch."""
+
+    rows: int
+    columns: int
+    questions: deque[Question]
+    shared_bytes: int  # for prompts that rows share
 
 
 class _Joining:
@@ -132,6 +146,7 @@ class TransformersSampler:
         self._sleep_mode = sleep_mode and policy.device.type == "cuda"
         self._step_rejection = ""  # why `DecodeStep` must not replace the model; empty if it may
         self._resumes = policy.model.config.model_type not in _WINDOWED  # see `cache.RowCache.resume`
+        self._shares = policy.device.type == "cpu"  # whether samples of a question may read one copy of its prompt
         self._fixed = cuda_graphs and policy.device.type == "cuda"  # whether steps run in fixed shapes
         self.notes: tuple[str, ...] = ()
         self._vocab_size, self._empty_prefix = self._check()
@@ -162,8 +177,10 @@ class TransformersSampler:
                 f"The engine's weights are in doubt: {self._weights_error}", "Load the weights again, or restart."
             )
         questions = self._questions(requests, params)
+        if not more and self._shares and self._may_step():
+            _share(questions)
         # Longest first: neighbors then need similar numbers of columns, and the first cache is the widest one.
-        questions.sort(key=lambda question: -len(question.prompt_ids))
+        questions.sort(key=lambda question: (-question.kept, -len(question.prompt_ids)))
         stops = self._stop_strings(params.stop)
         joining = _Joining(more, partial(self._questions, params=params), first=len(requests)) if more else None
         return self._stream(deque(questions), params, eos=self._eos, stops=stops, joining=joining)
@@ -260,10 +277,12 @@ class TransformersSampler:
     ) -> Generator[Completion]:
         version = self.policy_version
         while waiting:
-            rows, columns, upcoming = self._plan(waiting, params, most_tokens=joining.most_tokens if joining else 0)
+            plan = self._plan(waiting, params, most_tokens=joining.most_tokens if joining else 0)
+            rows, columns, upcoming, _ = plan
+            longest = max(len(question.prompt_ids) for question in upcoming) + params.max_tokens
             ready: deque[Question] = deque()
             with self._sampling():
-                workspace = self._workspace(rows, columns)
+                workspace = self._workspace(rows, columns, positions=max(columns, longest))
                 cache = RowCache(self._policy, workspace, rows=rows, columns=columns)
                 awaits = joining.awaits if joining and self._resumes else None
                 batch = Batch(cache, params=params, eos=eos, stops=stops, awaits=awaits)
@@ -274,7 +293,7 @@ class TransformersSampler:
                     while time.monotonic() < due and (upcoming or ready or batch.live):
                         if joining:
                             joining.add(upcoming)
-                        self._admit(batch, ready, upcoming)
+                        self._admit(batch, ready, upcoming, shared_bytes=plan.shared_bytes)
                         done += batch.advance()
                         if done and due == math.inf:  # those that finish at almost the same time are yielded together
                             due = time.monotonic() + (0 if joining else _GATHER_SECONDS)
@@ -290,20 +309,20 @@ class TransformersSampler:
                 self._spare = workspace
             del workspace
 
-    def _plan(
-        self, waiting: deque[Question], params: SamplingParams, *, most_tokens: int = 0
-    ) -> tuple[int, int, deque[Question]]:
-        """Return the rows and columns of the next batch's cache, and its questions, which are removed from `waiting`.
+    def _plan(self, waiting: deque[Question], params: SamplingParams, *, most_tokens: int = 0) -> "_Plan":
+        """Return the next batch, whose questions are removed from `waiting`.
 
         The longest question determines the columns, and `most_tokens` those of questions that join later. If they are so many that
         memory limits the rows, questions that
         need fewer than half of the columns wait for a later batch with fewer columns and more rows.
         """
-        longest = max(len(waiting[0].prompt_ids) + params.max_tokens, most_tokens)
+        longest = max(waiting[0].kept + params.max_tokens, most_tokens)
         columns = longest + max(16, longest // 8)  # spare ones, so that moving back to the beginning is rare
         columns += -columns % (COLUMNS if self._fixed else 8)  # CUDA kernels want masks aligned
         cache = sum(t.shape[0] * t.shape[2] * t.element_size() for pair in self._empty_prefix for t in pair)
-        row_bytes = columns * cache + 5 * 4 * self._vocab_size  # logits, and the memory to draw from them
+        own_bytes = columns * cache + 5 * 4 * self._vocab_size  # logits, and the memory to draw from them
+        shares = [len(question.prompt_ids) / len(question.samples) for question in waiting if question.shares]
+        row_bytes = own_bytes + int(_PADDED_SHARE * cache * max(shares, default=0))
         budget = self._kv_memory_bytes or self._memory_budget()
         affordable = budget // row_bytes
         if affordable == 0:
@@ -315,15 +334,14 @@ class TransformersSampler:
         samples = sum(len(question.samples) for question in waiting)
         limited = affordable < min(self._max_rows, samples)
         upcoming: deque[Question] = deque()
-        while waiting and (
-            not limited or most_tokens or 2 * (len(waiting[0].prompt_ids) + params.max_tokens) >= longest
-        ):
+        while waiting and (not limited or most_tokens or 2 * (waiting[0].kept + params.max_tokens) >= longest):
             upcoming.append(waiting.popleft())
         samples = sum(len(question.samples) for question in upcoming)
-        return min(self._max_rows, affordable, samples), columns, upcoming
+        rows = min(self._max_rows, affordable, samples)
+        return _Plan(rows, columns, upcoming, budget - rows * own_bytes)
 
-    def _workspace(self, rows: int, columns: int) -> Workspace:
-        """Return a workspace with at least this many rows and columns, whose step has the policy's weights.
+    def _workspace(self, rows: int, columns: int, *, positions: int) -> Workspace:
+        """Return a workspace with at least this many rows, columns and positions, whose step has the policy's weights.
 
         The last batch's is used again if it is large enough: new pages from the operating system cost a short call a
         tenth of its time, and recording graphs on CUDA costs seconds. Its memory always holds finite numbers: a masked
@@ -335,24 +353,27 @@ class TransformersSampler:
         if spare is not None and spare.rows >= rows and spare.columns >= columns and spare.device == device:
             if not may_step:
                 spare.take(None)
-            elif spare.step is None or not spare.step.refresh(self._policy):
-                spare.take(self._new_step(spare.columns), fixed=self._fixed)
+            elif spare.step is None or spare.step.positions < positions or not spare.step.refresh(self._policy):
+                spare.take(self._new_step(max(spare.columns, positions)), fixed=self._fixed)
             elif (spare.fixed_step is not None) != self._fixed:
                 spare.take(spare.step, fixed=self._fixed)
             return spare
         del spare  # frees its memory before more is taken
         slots = make_slots(self._empty_prefix, rows=rows, columns=columns, device=device)
-        return Workspace(slots, step=self._new_step(columns) if may_step else None, fixed=self._fixed)
+        return Workspace(slots, step=self._new_step(positions) if may_step else None, fixed=self._fixed)
 
-    def _admit(self, batch: Batch, ready: deque[Question], upcoming: deque[Question]) -> None:
+    def _admit(self, batch: Batch, ready: deque[Question], upcoming: deque[Question], *, shared_bytes: int) -> None:
         """Go on in parked rows; once a fifth of the rows is free, assign them to waiting samples.
 
+        No more prompts are prefilled while those that rows share take `shared_bytes` or more.
         If too few wait, compact the rows that are used.
         """
         batch.resume(upcoming)
         if batch.live <= _COMPACT_BELOW * len(batch.cache.alive):
             while batch.free and (ready or upcoming):
                 if not ready:
+                    if batch.live and batch.cache.shared_bytes >= shared_bytes:
+                        break
                     ready.extend(self._prefill(upcoming, batch.free))
                 question = ready[0]
                 batch.seat(question)
@@ -381,6 +402,10 @@ class TransformersSampler:
         prefixes = self._prefixes([question.prompt_ids[:-1] for question in questions])
         for question, prefix in zip(questions, prefixes, strict=True):
             question.prefix = prefix
+        if sharing := [question for question in questions if question.shares]:
+            block = Block([prefix for question, prefix in zip(questions, prefixes, strict=True) if question.shares])
+            for question, shared in zip(sharing, block.prefixes, strict=True):
+                question.prefix = shared
         return questions
 
     def _prefixes(self, prompts: list[list[int]]) -> list[Prefix]:
@@ -415,8 +440,8 @@ class TransformersSampler:
             self._note(f"Sampling is slower than it could be, since the model's own code runs each step: {reason}.")
         return not reason
 
-    def _new_step(self, columns: int) -> DecodeStep:
-        return DecodeStep(self._policy, dtype=self._policy.compute_dtype, positions=columns)
+    def _new_step(self, positions: int) -> DecodeStep:
+        return DecodeStep(self._policy, dtype=self._policy.compute_dtype, positions=positions)
 
     def _memory_budget(self) -> int:
         """Return the bytes that a batch may take: half of a CUDA device's free memory, else a quarter of this process's.
@@ -465,7 +490,13 @@ class TransformersSampler:
             return plain.shape[-1], _without_tokens(prefixes[0])
 
     def _gap(
-        self, plain: torch.Tensor, prefixes: list[Prefix], *, step: DecodeStep | None = None, fixed: bool = False
+        self,
+        plain: torch.Tensor,
+        prefixes: list[Prefix],
+        *,
+        step: DecodeStep | None = None,
+        fixed: bool = False,
+        shared: bool = False,
     ) -> float:
         """Return the largest difference from the plain logits, relative to the largest plain logit.
 
@@ -477,7 +508,7 @@ class TransformersSampler:
         # ones would show if the mask were ignored
         slots = make_slots(_without_tokens(prefixes[0]), rows=len(_CHECKED), columns=8, value=1.0)
         cache = RowCache(self._policy, Workspace(slots, step=step, fixed=fixed))
-        for prompt, prefix in zip(_CHECKED, prefixes, strict=True):
+        for prompt, prefix in zip(_CHECKED, Block(prefixes).prefixes if shared else prefixes, strict=True):
             cache.seat(prompt[:-1], prefix, most=1)
         first = cache.forward().clone()
         if cache.recording_failure:
@@ -491,6 +522,9 @@ class TransformersSampler:
         if step is not None and gap(step=step) > bound:
             self._step_rejection, step = "the faster one gives different logits", None
             self._may_step()  # notes it
+        if step is not None and self._shares and gap(step=step, shared=True) > bound:
+            self._shares = False
+            self._note("Each sample has a copy of its prompt's keys and values: reading one gives different logits.")
         if step is not None and self._fixed:
             try:
                 failure = "they give different logits" if gap(step=step, fixed=True) > bound else ""
@@ -499,6 +533,14 @@ class TransformersSampler:
             if failure:
                 self._fixed = False
                 self._note(f"Sampling is slower than it could be, since CUDA graphs do not work here: {failure}.")
+
+
+def _share(questions: Sequence[Question]) -> None:
+    """Let the samples of a question read one copy of its prompt, if that makes steps of all of them faster."""
+    saved = sum((len(question.samples) - 1) * (len(question.prompt_ids) - 1) for question in questions)
+    if saved >= _SHARED_TOKENS * len(questions):
+        for question in questions:
+            question.shares = len(question.samples) > 1 < len(question.prompt_ids)
 
 
 def _without_tokens(prefix: Prefix) -> Prefix:
