@@ -463,4 +463,9 @@ def open_engine(settings: EngineSettings) -> Sampler:
     from rlvr_cli.models.pretrained import load_tokenizer  # here: endpoints do without transformers
     from rlvr_cli.samplers.token_endpoint import TokenEndpoint
 
-    return TokenEndpoint(sampler, load_tokenizer(model_path(settings.model)), model=settings.model)
+    try:
+        tokenizer = load_tokenizer(model_path(settings.model))
+    except RlvrError as error:
+        hint = f"Episodes become tokens on this machine: serve the model under the name of its files. {error.hint}"
+        raise RlvrError(error.problem, hint) from error
+    return TokenEndpoint(sampler, tokenizer, model=settings.model)

@@ -76,6 +76,6 @@ class TokenEndpoint(SamplerWrapper):
             (found,) = self._sampler.sample([request], SamplingParams(max_tokens=1, stop=()))
         except RlvrError as error:
             raise RlvrError(
-                f"Episodes need an endpoint that takes prompts as token ids. {error.problem}", HINT
+                f"The endpoint did not answer a prompt of token ids, which episodes send. {error.problem}", HINT
             ) from error
         return found

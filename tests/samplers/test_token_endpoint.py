@@ -4,7 +4,8 @@ import pytest
 
 from endpoint import Reply, completion, error, serving
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.samplers.openai import OpenAISampler
+from rlvr_cli.samplers.open import EngineSettings
+from rlvr_cli.samplers.openai import OpenAISampler, open_engine
 from rlvr_cli.samplers.token_endpoint import TokenEndpoint
 from rlvr_cli.types import Request, SamplingParams
 
@@ -33,7 +34,7 @@ def of_another_tokenizer(body: dict) -> Reply:
     [
         (lambda body: completion("4"), "does not say which tokens it sampled"),
         (known_fields, "does not say which tokens it sampled"),
-        (only_text, "takes prompts as token ids.*Invalid type for 'prompt'"),
+        (only_text, "did not answer a prompt of token ids.*Invalid type for 'prompt'"),
         (of_another_tokenizer, "tokenizer is not that of --model m: it makes 3 tokens"),
         (lambda body: error(401, "no such key"), "401 .*no such key"),
     ],
@@ -45,6 +46,15 @@ def test_an_endpoint_that_lacks_something_is_refused_before_it_is_asked_much(tin
         assert "vLLM gives token ids" in caught.value.hint or "Name the model" in caught.value.hint
         assert [body["max_tokens"] for body in endpoint.bodies] == [1] * len(endpoint.bodies)
         assert len(endpoint.bodies) <= 2
+
+
+def test_a_name_without_a_tokenizer_here_is_refused_before_anything_is_asked():
+    with serving(lambda body: completion("4")) as endpoint:
+        settings = EngineSettings("no-such-model", base_url=endpoint.url, episodes={"max_turns": 3})
+        with pytest.raises(RlvrError, match="no tokenizer 'no-such-model'") as caught:
+            open_engine(settings)
+        assert caught.value.hint.startswith("Episodes become tokens on this machine")
+        assert not endpoint.bodies
 
 
 def test_text_is_that_of_the_ids_and_an_answer_without_them_ends_the_call(tiny_tokenizer):
