@@ -45,17 +45,14 @@ logger = logging.getLogger(__name__)
 _WINDOWED = ("gemma2", "gemma3_text", "mistral", "phi3")
 _MAX_ROWS = 256  # more rows hardly raise the rate: the fixed cost of a step is small by then
 _PREFILL_TOKENS = 4096  # prompt tokens per prefill, padding included
-_PADDING_TOKENS, _PADDING_TOKENS_ELSEWHERE = (
-    128,
-    2048,
-)  # more cost more than another prefill: on a CPU, on other devices
+# More padding costs more than another prefill: on a CPU, on other devices.
+_PADDING_TOKENS, _PADDING_TOKENS_ELSEWHERE = 128, 2048
 _SHARED_TOKENS = 256  # copies of a prompt's tokens, on average, that one copy must save to be faster
 _GATHER_SECONDS = 0.03  # how long a completion waits for others before it is yielded
 _COMPACT_BELOW = 0.8  # share of live rows under which moving rows costs less than computing dead ones
 _KEPT_BYTES = 128 * 2**20  # the largest workspace that is kept for the next call on a CPU
-_PADDED_SHARE = (
-    1.25  # memory of prefixes that rows share, of what they take without padding and without those of rows that ended
-)
+# The memory of prefixes that rows share, of what they take without padding and without those of rows that ended.
+_PADDED_SHARE = 1.25
 _CHECKED = ([3, 1, 4, 1, 5, 9], [2, 7, 1])  # prompts on which steps are compared with a plain forward pass
 _PROBE_PROMPTS, _PROBE_LENGTH, _PROBE_TOKENS = 2, 8, 4  # few, since the probe runs after every update
 
