@@ -662,6 +662,7 @@ WIRING = [
     ),
     *mutations_of(
         "rollouts/collect.py",
+        ("all samples of a question are asked for at once", "(*range(ASKED_ROWS, num_samples, ASKED_ROWS), num_samples)", "(num_samples,)", "tests/rollouts/test_collect.py -k in_slices_too"),
         ("advantages are not stored", "graded = list(credit(graded))", "graded = list(graded)", replays("grpo-on-policy")),
         ("the wrong policy version is stored", "policy_version=self.sampler.policy_version,", "policy_version=self.sampler.policy_version + 1,", replays("ei-once")),
         ("rows are stored in the order in which they finish", "graded = sorted(collector.graded, key=lambda r: (place[r.example_id], r.sample_index))", "graded = collector.graded", replays("grpo-clip", "grpo-no baseline")),
@@ -1002,6 +1003,7 @@ MATHEMATICS = [
         "analysis/statistics/estimators.py",
         ("best@k picks the least likely", "reverse=True)\n    expected", "reverse=False)\n    expected", "tests/analysis/statistics/test_estimators.py -k best_at_k"),
         ("pass@k is off by one", "range(n - c + 1, n + 1)", "range(n - c + 2, n + 2)", "tests/analysis/statistics/test_estimators.py -k pass_at_k"),
+        ("a drawn majority of ties", "(unbeaten / (1 + (rivals == votes[:, None]).sum(axis=1))).sum()", "unbeaten.sum()", "tests/analysis/statistics/test_estimators.py -k drawn"),
         ("a majority of ties", "(draws * (1 + ties))", "draws", "tests/analysis/statistics/test_estimators.py -k majority"),
         ("McNemar's test has one side", "return min(1.0, 2 * math.fsum(", "return min(1.0, math.fsum(", "tests/analysis/statistics/test_estimators.py -k mcnemar"),
     ),

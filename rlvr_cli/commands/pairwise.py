@@ -90,7 +90,7 @@ def report(path: Path, *, names: Sequence[str], output: str) -> None:
     table, sentence = pairwise_table(read_run(path), names=names)
     tables.print_tables([table], output=output)
     console.say(sentence)
-    errors = stored_errors(path, phase="eval", step=0)
+    errors = list(stored_errors(path, phase="eval", step=0))
     if all(each.grade_error is not None for each in errors):
         hint = "Correct the rubric or the judge, and compare again under another --run."
         check_grade_errors(errors, at_most=0, of="the comparison", hint=hint)

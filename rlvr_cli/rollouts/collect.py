@@ -349,7 +349,8 @@ def log_generations(
         The averages by metric name; a mean over no rows is absent.
     """
     for some in slice_examples(examples, num_samples=num_samples, rows=ASKED_ROWS):
-        collect_rollouts(run, phase=phase, step=step, examples=some, num_samples=num_samples, **collecting)
+        for so_far in (*range(ASKED_ROWS, num_samples, ASKED_ROWS), num_samples):  # what is stored is not asked again
+            collect_rollouts(run, phase=phase, step=step, examples=some, num_samples=so_far, **collecting)
     parts = read_parts(run.path, phase=phase, step=step, columns=AVERAGED)
     averages = generation_metrics(row for part in parts for row in part.to_pylist())
     run.commit_metrics(step, phase, averages | stored_stats(run, phase=phase, step=step).metrics)

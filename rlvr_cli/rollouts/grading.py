@@ -74,13 +74,10 @@ def say_failure(sentence: str) -> None:
     console.say(f"note: {sentence}")
 
 
-def stored_errors(run: Path, *, phase: Phase, step: int) -> list[GradeError]:
-    """The error of each grade of a phase and step."""
-    return [
-        GradeError(**row)
-        for part in read_parts(run, phase=phase, step=step, columns=GradeError._fields)
-        for row in part.to_pylist()
-    ]
+def stored_errors(run: Path, *, phase: Phase, step: int) -> Iterator[GradeError]:
+    """The error of each grade of a phase and step, read part by part."""
+    for part in read_parts(run, phase=phase, step=step, columns=GradeError._fields):
+        yield from (GradeError(**row) for row in part.to_pylist())
 
 
 def check_grade_errors(
@@ -94,17 +91,19 @@ def check_grade_errors(
         hint: what to do about it.
         environment: what plays the episodes, if they are such.
     """
-    known = list(errors)
-    failed = [(e.grade_error, e.failure_kind, e.grade_error_detail) for e in known if e.grade_error is not None]
-    if not failed or len(failed) <= at_most * len(known):
+    failed, total = [], 0
+    for total, each in enumerate(errors, start=1):
+        if each.grade_error is not None:
+            failed.append((each.grade_error, each.failure_kind, each.grade_error_detail))
+    if not failed or len(failed) <= at_most * total:
         return
     error, kind = Counter((error, kind) for error, kind, _ in failed).most_common(1)[0][0]
     ((detail, times),) = Counter(d for e, k, d in failed if (e, k) == (error, kind)).most_common(1)
     if kind == ENVIRONMENT_ERROR:
         mine = sum(k == kind for _, k, _ in failed)
-        what = f"The environment {environment} failed in {mine} of the {len(known)} episodes of {of}"
+        what = f"The environment {environment} failed in {mine} of the {total} episodes of {of}"
     else:
-        what = f"{len(failed)} of the {len(known)} responses of {of} could not be graded"
+        what = f"{len(failed)} of the {total} responses of {of} could not be graded"
     raise RlvrError(f"{what}; {times} of them: {described_error(error, detail)}", hint)
 
 

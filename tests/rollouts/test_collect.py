@@ -79,12 +79,12 @@ def pool():
         yield pool
 
 
-def collect(run, sampler, pool, *, num_samples=2, stop=None, **more):
+def collect(run, sampler, pool, *, examples=EXAMPLES, num_samples=2, stop=None, **more):
     collect_rollouts(
         run,
         phase="eval",
         step=0,
-        examples=EXAMPLES,
+        examples=examples,
         template=TEMPLATE,
         sampler=sampler,
         params=SamplingParams(),
@@ -441,6 +441,32 @@ def test_an_evaluation_samples_in_slices_and_stores_each_sample_once(tmp_path, p
     assert asked == [1, 4, 4]
     assert rows_of(run) == rows_of(whole)
     assert averages["reward/samples"] == 12.0
+
+
+def test_an_evaluation_asks_for_the_samples_of_a_question_in_slices_too(tmp_path, pool, monkeypatch):
+    monkeypatch.setattr(collecting, "ASKED_ROWS", 4)
+    asked = []
+
+    class Counting(ScriptedSampler):
+        def sample(self, requests, params):
+            asked.append(sum(len(request.seeds) for request in requests))
+            return super().sample(requests, params)
+
+    how = {
+        "examples": EXAMPLES[:2], "template": TEMPLATE, "params": SamplingParams(), "num_samples": 9, "grader": pool, "seed": 5,
+        "stop": StopRequest(),
+    }  # fmt: skip
+    with RunDir.create(tmp_path, "eval", name="whole", metadata={}) as whole:
+        collect(whole, ScriptedSampler(), pool, examples=EXAMPLES[:2], num_samples=9)
+    with RunDir.create(tmp_path, "eval", name="parts", metadata={}) as run:
+        with pytest.raises(RlvrError, match="gone"):
+            log_generations(
+                run, phase="eval", step=0, sampler=ScriptedSampler(fail_after=3, error=RlvrError("gone")), **how
+            )
+        averages = log_generations(run, phase="eval", step=0, sampler=Counting(), **how)
+    assert asked == [1, 4, 1, 4, 4, 1]
+    assert rows_of(run) == rows_of(whole)
+    assert averages["reward/samples"] == 18.0
 
 
 @pytest.mark.usefixtures("grading_sizes")

@@ -48,9 +48,9 @@ def dataset_table(evaluated: Mapping[Path, Dataset]) -> Table:
 def check_graded(path: Path, config: EvalConfig) -> None:
     """Raise RlvrError if not one response of a run could be graded."""
     errors = stored_errors(path, phase="eval", step=0)
-    if all(each.grade_error is not None for each in errors):
+    if all(each.grade_error is not None for each in errors):  # mostly the first row decides
         check_grade_errors(
-            errors,
+            stored_errors(path, phase="eval", step=0),
             at_most=0,
             of="the run",
             hint=f"rlvr analyze failures {path} shows them. Correct the grader; rlvr grade {path} --grader grades them again. If it "

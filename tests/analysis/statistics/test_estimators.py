@@ -7,11 +7,12 @@ from itertools import combinations
 from statistics import fmean as mean
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr_cli.analysis.statistics.estimators import (
     Spread,
+    _drawn_majority_at_k,
     best_at_k,
     detectable_difference,
     effective_number,
@@ -154,6 +155,24 @@ def test_majority_at_k_agrees_with_a_simulation_of_many_samples():
     exact = majority_at_k(20, [18, 9, 1, 1, 1], 16, abstained=14)
     simulated = mean([vote(rng.sample(answers, 16)) for _ in range(20000)])
     assert simulated == pytest.approx(exact, abs=4 * math.sqrt(0.25 / 20000))
+
+
+@given(st.integers(0, 40), st.lists(st.integers(1, 30), max_size=8), st.integers(0, 20), st.data())
+@settings(max_examples=20)
+def test_drawn_majorities_are_those_that_are_counted(correct, wrong, abstained, data):
+    n = correct + sum(wrong) + abstained
+    k = data.draw(st.integers(1, n)) if n else 0
+    if k:
+        drawn = _drawn_majority_at_k(correct, sorted(wrong), abstained, k)
+        assert drawn == pytest.approx(majority_at_k(correct, wrong, k, abstained=abstained), abs=5 * 0.016)
+
+
+def test_majorities_of_100_000_samples_are_drawn():
+    wrong = [1000 + i % 400 for i in range(60)]  # to count these would take years
+    n = 20_000 + sum(wrong)
+    assert majority_at_k(20_000, wrong, n) == 1.0
+    assert majority_at_k(1_399, wrong, 1_000) < 0.3 < majority_at_k(20_000, wrong, 4)
+    assert majority_at_k(20_000, wrong, 1) == pytest.approx(20_000 / n)
 
 
 def test_majority_of_1_and_of_all():
