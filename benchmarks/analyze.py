@@ -37,8 +37,22 @@ PANDAS = {
 }
 
 
-def make_run(root: Path, rows: int) -> Path:
-    """Make a run with that many evaluation rollouts, in the files that rlvr writes."""
+def make_run(
+    root: Path,
+    rows: int,
+    *,
+    name: str = "large",
+    per_part: int = PER_PART,
+    words_each: int = 120,
+    one_step: bool = False,
+) -> Path:
+    """Make a run with that many evaluation rollouts, in the files that rlvr writes.
+
+    Args:
+        per_part: rollouts of a part, each of another question.
+        words_each: of a response.
+        one_step: one evaluation of as many questions as rollouts; else each part is a step.
+    """
     import numpy as np
     import pyarrow as pa
 
@@ -47,11 +61,11 @@ def make_run(root: Path, rows: int) -> Path:
     from rlvr_cli.runs.storage.parquet import to_parquet
     from rlvr_cli.runs.storage.schemas import SCHEMA_VERSION, rollout_schema
 
-    RunDir.create(root, "eval", name="large", metadata={"seed": 0, "config": {}, "facts": {}}).close()
+    RunDir.create(root, "eval", name=name, metadata={"seed": 0, "config": {}, "facts": {}}).close()
     rng = np.random.default_rng(0)
     words = np.array(["so", "the", "sum", "is", "therefore", "we", "add", "and", "carry", "one", "digit", "wait"])
-    n = PER_PART
-    texts = [" ".join(words[rng.integers(0, len(words), 120)]) for _ in range(n)]
+    n = min(per_part, rows)
+    texts = [" ".join(words[rng.integers(0, len(words), words_each)]) for _ in range(n)]
     kinds = rng.integers(0, 3, n)
     lengths = rng.integers(20, 60, n)
     ids = [f"question-{i}" for i in range(n)]
@@ -60,7 +74,7 @@ def make_run(root: Path, rows: int) -> Path:
 
     def column(field: pa.Field, step: int) -> pa.Array:
         constant = {
-            "run_id": "large", "phase": "eval", "step": step, "policy_version": step, "sample_index": 0, "prompt": "What is it?",
+            "run_id": name, "phase": "eval", "step": step, "policy_version": step, "sample_index": 0, "prompt": "What is it?",
             "ground_truth": "7", "finish_reason": "stop", "stop_reason": "</answer>", "num_prompt_tokens": 16, "grader": "r1_zero",
             "extracted_answer": "7", "seed": 1, "sampled_at": datetime(2026, 1, 1),
         }  # fmt: skip
@@ -87,13 +101,16 @@ def make_run(root: Path, rows: int) -> Path:
         value = constant.get(field.name) if field.nullable else constant[field.name]
         return pa.array([value] * n, field.type)
 
-    path = root / "large"
+    path = root / name
     columns = {f.name: column(f, 0) for f in rollout_schema()}
     with (path / "manifest.jsonl").open("ab") as manifest:
-        for step in range(max(rows // n, 1)):
-            columns |= {name: pa.array([step] * n, pa.int64()) for name in ("step", "policy_version")}
+        for number in range(max(rows // n, 1)):
+            step, part = (0, number) if one_step else (number, 0)
+            columns |= {column: pa.array([step] * n, pa.int64()) for column in ("step", "policy_version")}
+            if one_step:
+                columns["example_id"] = pa.array([f"question-{number * n + i}" for i in range(n)], pa.string())
             data = to_parquet(pa.table(list(columns.values()), schema=rollout_schema()))
-            relative = part_path("eval", step, 0)
+            relative = part_path("eval", step, part)
             (path / relative).write_bytes(data)
             manifest.write(
                 line_of(entry_of(data, path=relative, rows=n, phase="eval", step=step, schema_version=SCHEMA_VERSION))

@@ -660,6 +660,18 @@ WIRING = [
         ("one process of the engine whatever is asked", "elif config.samplers > 1:", "elif False:", "tests/samplers/parallel/test_processes.py -k evaluates_with_processes", "sft.samplers ei.samplers grpo.samplers dpo.samplers ppo.samplers distill.samplers"),
         ("a version is loaded once for all", "if self._synced != self._state(version):", "if self._synced is None:", replays("ei-once")),
     ),
+    Mutation("all questions are held in memory", "data/examples.py", "list if self.traces else partial(spilled, record=Example)", "list", "tests/data/test_datasets.py -k few_are_in_memory"),
+    Mutation("the keys of all questions are held in memory", "runs/storage/keys.py", "held: KeyBits = SpillingDict()", "held: KeyBits = {}", "tests/runs/test_run_dir.py -k committed_keys"),
+    Mutation("part numbers are not counted on", "runs/run_dir.py", "self._next_parts[folder, slug, phase, step] = number + 1", "pass", "tests/runs/test_run_dir.py -k committed_keys"),
+    Mutation("a summary does not spill", "analysis/summary.py", ", spills=True", "", "tests/analysis/test_summary.py -k little_memory"),
+    Mutation("what was spilled stays when a query is given up", "process.py", "shutil.rmtree(folder, ignore_errors=True)", "pass", "tests/test_process.py -k given_up"),
+    *mutations_of(
+        "analysis/queries/database.py",
+        ("the footers of all parts are read", "differ=len(known) > 1 or None in known", "differ=True", "tests/analysis/queries/test_database.py -k asked_for"),
+        ("parts of older versions have all columns", "differ=len(known) > 1 or None in known", "differ=False", "tests/analysis/queries/test_database.py -k columns"),
+        ("the footers of many parts are kept", "len(parts) <= CACHED_FILES", "True", "tests/analysis/queries/test_database.py -k footers"),
+        ("every query may fill the disk", '"temp_directory": spill,', '"temp_directory": "/tmp/rlvr-spill",', "tests/analysis/queries/test_database.py -k our_own"),
+    ),
     *mutations_of(
         "rollouts/collect.py",
         ("all samples of a question are asked for at once", "(*range(ASKED_ROWS, num_samples, ASKED_ROWS), num_samples)", "(num_samples,)", "tests/rollouts/test_collect.py -k in_slices_too"),

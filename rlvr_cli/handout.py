@@ -244,7 +244,7 @@ def get_packed_sft_dataset(
 
     texts, _ = usable_rows(file_rows(path), read, name=str(path), skip_bad_lines=False)
     order = torch.randperm(len(texts)).tolist() if shuffle else range(len(texts))
-    encoded = encode_prompts(tokenizer, texts)
+    encoded = encode_prompts(tokenizer, list(texts))
     return PackedDataset([torch.tensor([*encoded[i], eos]) for i in order], seq_length)
 
 

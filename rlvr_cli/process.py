@@ -7,6 +7,7 @@ status 1. The limits apply only in the command line (`limits_apply`); in a noteb
 
 import os
 import resource
+import shutil
 import signal
 import sys
 import threading
@@ -190,6 +191,17 @@ def _prctl(option: int, value: int) -> None:
 GRACE = 1.0  # seconds beyond the limit, in which the code may still end by itself
 
 limits_apply = False  # set by cli.main
+_temporary: set[Path] = set()  # folders to remove when the process gives up
+
+
+@contextmanager
+def removed_if_given_up(folder: Path) -> Iterator[None]:
+    """Have a temporary folder removed if the block is ended by `time_and_memory_limit`, which runs no other cleanup."""
+    _temporary.add(folder)
+    try:
+        yield
+    finally:
+        _temporary.discard(folder)
 
 
 @contextmanager
@@ -201,6 +213,8 @@ def time_and_memory_limit(*, seconds: float, bytes: int, problem: str, hint: str
 
     def give_up() -> None:
         print(f"error: {problem}\n  {hint}", file=sys.stderr, flush=True)
+        for folder in list(_temporary):
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)  # the thread that runs the block cannot be stopped
 
     timer = threading.Timer(seconds + GRACE, give_up)

@@ -126,6 +126,19 @@ def test_an_import_that_an_interrupt_would_break_is_left_at_once(tmp_path):
             begun.kill()
 
 
+def test_what_a_query_that_is_given_up_had_on_disk_is_removed(tmp_path):
+    folder = tmp_path / "spill"
+    folder.mkdir()
+    code = (
+        "import pathlib, time; from rlvr_cli import process as p; p.limits_apply = True\n"
+        f"with p.removed_if_given_up(pathlib.Path({str(folder)!r})):\n"
+        "    with p.time_and_memory_limit(seconds=-p.GRACE, bytes=2**30, problem='Too long.', hint='Less.'): time.sleep(60)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (1, "error: Too long.\n  Less.\n")
+    assert not folder.exists()
+
+
 def test_after_the_imports_an_interrupt_is_an_exception_again():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -110,7 +110,7 @@ def summarize(
     info = run if isinstance(run, RunInfo) else read_run(run)
     without_searches([info])
     query = named_queries()["summary"]
-    with open_runs([info], timeout_seconds=timeout_seconds) as database:
+    with open_runs([info], timeout_seconds=timeout_seconds, spills=True) as database:
         return _summary(database, query, run_id=info.id, phase=phase, step=step)
 
 

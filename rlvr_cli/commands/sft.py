@@ -4,6 +4,7 @@ Enters: an SftConfig. Leaves: a run directory with metrics, the evaluations' rol
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, count
 
@@ -58,7 +59,7 @@ def run(config: SftConfig) -> None:
     report_end(trainer, output=config.format)
 
 
-def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, list[Example]]:
+def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, Sequence[Example]]:
     """Return all traces, and those to train on."""
     traces = load_traces(
         config.dataset,
@@ -90,7 +91,7 @@ def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, li
     return traces, choose_examples(examples, config.num_examples, order=order)
 
 
-def encode(config: SftConfig, examples: list[Example], traces: Traces) -> Sequences:
+def encode(config: SftConfig, examples: Sequence[Example], traces: Traces) -> Sequences:
     """Tokenize the traces; with --packing, pack them."""
     encoded = encode_traces(
         examples,
@@ -108,7 +109,7 @@ def encode(config: SftConfig, examples: list[Example], traces: Traces) -> Sequen
     return Sequences(*encoded, rows=[[row] for row in range(len(examples))])
 
 
-def train(config: SftConfig, trainer: Trainer, examples: list[Example], sequences: Sequences) -> None:
+def train(config: SftConfig, trainer: Trainer, examples: Sequence[Example], sequences: Sequences) -> None:
     """Algorithm 1."""
     prompt_ids, response_ids, masks, rows_of = sequences
     own, note = trainer.policy.context_length or math.inf, trainer.policy.context_note

@@ -54,7 +54,7 @@ class Dataset:
 
     name: str  # the spec; of generated data always NAME:SIZE:SEED
     split: str | None  # None for a file
-    examples: list[Example]
+    examples: Sequence[Example]
     fingerprint: str  # SHA-256, hex, of the examples' content: ids, questions, truths, prompts, responses, in order
     source: str
     license: str | None = None  # None: unknown

@@ -2,8 +2,10 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from typing import Literal, TypeVar
 
 from rlvr_cli.data.conversations import conversation_of
@@ -12,6 +14,7 @@ from rlvr_cli.data.synthetic import countdown_question
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.answers.choices import LETTERS
 from rlvr_cli.graders.multiple_choice import reference_response, truth_of
+from rlvr_cli.runs.storage.spilled import SpillingDict, spilled
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example
 
@@ -39,30 +42,35 @@ def usable_rows(
     name: str,
     limit: int | None = None,
     skip_bad_lines: bool,
-) -> tuple[list[T], list[BadRow]]:
+    collect: Callable[[Iterable[T]], Sequence[T]] = list,
+) -> tuple[Sequence[T], list[BadRow]]:
     """Read rows, at most `limit` usable ones. Returns what they give, and the bad ones among those read.
 
     Args:
         read: raises BadRow for a row that cannot be used.
         name: of the source.
         skip_bad_lines: go on after a bad row.
+        collect: what keeps the usable ones.
 
     Raises:
         RlvrError: a row is bad and `skip_bad_lines` is off, or no row can be used.
     """
-    usable: list[T] = []
     skipped: list[BadRow] = []
-    for row in rows:
-        try:
-            if isinstance(row, BadRow):
-                raise row
-            usable.append(read(row))
-        except BadRow as bad:
-            if not skip_bad_lines:
-                raise RlvrError(str(bad), f"{bad.hint} To leave such rows out: --skip-bad-lines".strip()) from None
-            skipped.append(bad)
-        if len(usable) == limit:
-            break
+
+    def readable() -> Iterator[T]:
+        for row in rows:
+            try:
+                if isinstance(row, BadRow):
+                    raise row
+                found = read(row)
+            except BadRow as bad:
+                if not skip_bad_lines:
+                    raise RlvrError(str(bad), f"{bad.hint} To leave such rows out: --skip-bad-lines".strip()) from None
+                skipped.append(bad)
+            else:
+                yield found
+
+    usable = collect(islice(readable(), limit))
     if not usable and skipped:
         raise RlvrError(f"{name}: none of its {len(skipped)} rows can be used. {skipped[0]}", skipped[0].hint)
     if not usable:
@@ -84,17 +92,21 @@ class RowReader:
     prompt_is_question: bool  # --question-field prompt: it is not formatted yet, even in a row with a response
     traces: bool  # for SFT: a row needs a response but no ground truth
     needs_answers: bool = True  # a grader reads the ground truth
-    where_is: dict[str, str] = field(default_factory=dict)  # id -> FILE:LINE of its row
+    where_is: MutableMapping[str, str] = field(default_factory=SpillingDict)  # id -> FILE:LINE of its row
     num_puzzles: int = 0
     num_choices: int = 0
     num_marked: int = 0  # answers found by #### or a box
-    whole: list[str] = field(default_factory=list)  # FILE:LINE of the rows whose whole text is the answer
+    num_whole: int = 0  # answers that are the whole text
+    first_whole: str = ""  # FILE:LINE of the first of them
 
     def examples(
         self, rows: Iterable[Row | BadRow], *, name: str, limit: int | None, skip_bad_lines: bool
-    ) -> tuple[list[Example], list[BadRow]]:
-        """The usable rows, at most `limit`, and the bad ones among those read."""
-        return usable_rows(rows, self.example, name=name, limit=limit, skip_bad_lines=skip_bad_lines)
+    ) -> tuple[Sequence[Example], list[BadRow]]:
+        """The usable rows, at most `limit`, and the bad ones among those read. Of many questions most are on disk."""
+        collect = (
+            list if self.traces else partial(spilled, record=Example)
+        )  # a trace may have turns, and all are trained on
+        return usable_rows(rows, self.example, name=name, limit=limit, skip_bad_lines=skip_bad_lines, collect=collect)
 
     def example(self, row: Row) -> Example:
         response_field = _first(RESPONSE_FIELDS, row.keys)
@@ -163,7 +175,7 @@ class RowReader:
         if self.answer_form and form != self.answer_form:
             raise BadRow(row.where, f"the answer in {answer_field!r} has no {self.answer_form} mark.")
         if form == "whole":
-            self.whole.append(row.where)
+            self.num_whole, self.first_whole = self.num_whole + 1, self.first_whole or row.where
         else:
             self.num_marked += 1
         return truth
@@ -222,12 +234,12 @@ class RowReader:
         return example_id
 
     def notes(self) -> list[str]:
-        if not self.whole or not self.num_marked:
+        if not self.num_whole or not self.num_marked:
             return []
-        answers = len(self.whole) + self.num_marked
+        answers = self.num_whole + self.num_marked
         return [
-            f"{len(self.whole):,} of {answers:,} answers have neither #### nor \\boxed and were taken whole; "
-            f"the first is {storable(self.whole[0])}."
+            f"{self.num_whole:,} of {answers:,} answers have neither #### nor \\boxed and were taken whole; "
+            f"the first is {storable(self.first_whole)}."
         ]
 
 

@@ -23,7 +23,7 @@ class Traces:
 
     name: str
     fingerprint: str  # sha256 of the source, before any filter
-    examples: list[Example]
+    examples: Sequence[Example]
     default_grader: str | None
     messages: list[str]  # skipped lines and notes, to be shown
     token_ids: Mapping[str, "SampledIds"]  # by example id, where they are known

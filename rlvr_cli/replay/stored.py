@@ -343,7 +343,7 @@ def _packed(responses: list[Response], options: dict[str, Any]) -> tuple[list[Re
     return rows, [[row] for row in range(len(rows))]
 
 
-def traces_of(run: StoredRun) -> tuple[Traces, list[Example]]:
+def traces_of(run: StoredRun) -> tuple[Traces, Sequence[Example]]:
     """Read the traces of `rlvr sft` again. Returns all of them, and those that it trained on.
 
     Raises:

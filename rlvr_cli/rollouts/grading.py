@@ -91,10 +91,11 @@ def check_grade_errors(
         hint: what to do about it.
         environment: what plays the episodes, if they are such.
     """
-    failed, total = [], 0
-    for total, each in enumerate(errors, start=1):
-        if each.grade_error is not None:
-            failed.append((each.grade_error, each.failure_kind, each.grade_error_detail))
+    counts = Counter(errors)
+    total = counts.total()
+    failed = [
+        (e.grade_error, e.failure_kind, e.grade_error_detail) for e in counts.elements() if e.grade_error is not None
+    ]
     if not failed or len(failed) <= at_most * total:
         return
     error, kind = Counter((error, kind) for error, kind, _ in failed).most_common(1)[0][0]

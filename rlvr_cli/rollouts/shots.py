@@ -20,6 +20,7 @@ from rlvr_cli.data.prompts import PromptTemplate, load_prompt, prompt_of
 from rlvr_cli.data.traces import response_from_solution
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.multiple_choice import subject_of
+from rlvr_cli.runs.storage.spilled import spilled
 from rlvr_cli.types import Example
 
 SEPARATOR = "\n\n"
@@ -82,8 +83,8 @@ def with_shots(
             "Leave --shots out, or if it is the question: --question-field prompt",
         )
     shots = load_shots(config, spec=spec, reading=reading)
-    asked = [replace(e, prompt=prompt_of(e, template, shots=shots.before(e))) for e in dataset.examples]
-    return replace(dataset, examples=asked, shots=shots.facts)
+    asked = (replace(e, prompt=prompt_of(e, template, shots=shots.before(e))) for e in dataset.examples)
+    return replace(dataset, examples=spilled(asked, Example), shots=shots.facts)
 
 
 def load_shots(config: ShotOptions, *, spec: str, reading: Mapping[str, Any]) -> Shots:

@@ -23,6 +23,7 @@ from rlvr_cli.runs.readers import (
 from rlvr_cli.runs.storage.files import damaged_file, read_regular, refuse_links, shown
 from rlvr_cli.runs.storage.keys import KeyBits, bits_of_keys, merge, overlap
 from rlvr_cli.runs.storage.parquet import keys_of, version_of
+from rlvr_cli.runs.storage.spilled import SpillingDict
 from rlvr_cli.runs.storage.sums import check_sums
 from rlvr_cli.runs.turns import broken_turns
 from rlvr_cli.text import printable
@@ -190,7 +191,7 @@ def _part_problems(
         fresh = bits_of_keys(keys)
     except ValueError as error:
         return [f"{shown(path)} is damaged: {printable(str(error), keep='')}."]
-    committed = held.setdefault(name[:4], {})
+    committed = held.setdefault(name[:4], SpillingDict())
     if twice := overlap(committed, fresh):
         found.append(f"repeats a row of another part: {shown(str(twice[0]))}")
     merge(committed, fresh)

@@ -163,6 +163,7 @@ class RunDir:
         self._session_start = time.monotonic()
         self._manifest: OpenManifest | None = None
         self._reserve = Reserve(path / RESERVE)
+        self._next_parts: dict[tuple[str, str, str, int], int] = {}  # of groups, once they were needed
         self._costs: dict[Path, dict[str, float]] = {}  # of parts, once they were needed
         try:
             self._metadata = read_metadata(path)
@@ -626,12 +627,15 @@ class RunDir:
                     path.unlink(missing_ok=True)
             raise
         merge(held, fresh)
+        self._next_parts[folder, slug, phase, step] = number + 1
         return path
 
     def _next_part(self, group: tuple[str, str, str, int]) -> int:
-        """The number of the next part of a folder, grader's slug, phase and step."""
-        names = [part_name(e.path) for e in self._entries if (e.phase, e.step) == group[2:]]
-        return max((n.number for n in names if n and n[:4] == group), default=-1) + 1
+        """The number of the next part of a folder, grader's slug, phase and step, counted once: an evaluation may have thousands."""
+        if group not in self._next_parts:
+            names = [part_name(e.path) for e in self._entries if (e.phase, e.step) == group[2:]]
+            self._next_parts[group] = max((n.number for n in names if n and n[:4] == group), default=-1) + 1
+        return self._next_parts[group]
 
     def _seconds_before(self) -> float:
         recorded = self._metadata.get("wall_seconds")

@@ -45,7 +45,7 @@ class Inputs:
     """The inputs of a training command."""
 
     template: PromptTemplate
-    questions: list[Example]  # that the command samples answers to; empty if it trains on traces
+    questions: Sequence[Example]  # that the command samples answers to; empty if it trains on traces
     eval_dataset: Dataset | None  # the evaluation questions
     pool: Graders  # not started yet
     engine: Engine

@@ -17,7 +17,7 @@ from rlvr_cli.types import Conversation, Example
 
 
 def encode_traces(
-    examples: list[Example],
+    examples: Sequence[Example],
     token_ids: Mapping[str, SampledIds],
     tokenizer: Any,
     *,
@@ -121,7 +121,7 @@ class Sequences(NamedTuple):
 
 
 def pack_whole(
-    examples: list[Example],
+    examples: Sequence[Example],
     prompts: list[list[int]],
     responses: list[list[int]],
     masks: list[list[bool] | None],
@@ -190,7 +190,7 @@ def _packing_order(count: int, *, seed: int) -> tuple[int, ...]:
 
 
 def check_lengths(
-    examples: list[Example],
+    examples: Sequence[Example],
     prompt_ids: list[list[int]],
     response_ids: list[list[int]],
     *,

@@ -237,3 +237,9 @@ def test_a_thousand_questions_take_no_time(tmp_path):
     start = time.process_time()
     assert summarize(run).samples == 4000
     assert time.process_time() - start < 3
+
+
+def test_a_summary_needs_little_memory(tmp_path, monkeypatch):
+    make_run(tmp_path, "r", [rollout("r", "q", 0, 1.0), rollout("r", "q", 1, 0.0)])
+    monkeypatch.setattr("rlvr_cli.analysis.queries.database.MEMORY_LIMIT", "no limit of this database")
+    assert summarize(tmp_path / "r").samples == 2

@@ -529,3 +529,23 @@ def test_reading_a_file_imports_nothing_heavy(tmp_path):
     code += "print([m for m in ('pyarrow', 'datasets', 'torch', 'transformers', 'numpy') if m in sys.modules])"
     command = [sys.executable, "-c", code, lines(tmp_path, GOOD)]
     assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_of_a_million_questions_few_are_in_memory(tmp_path, monkeypatch):
+    import gc
+
+    path = tmp_path / "many.jsonl"
+    path.write_text("".join(f'{{"question": "What is {i} + 0?", "answer": {i}}}\n' for i in range(500)))
+    whole = load_dataset(str(path))
+    monkeypatch.setattr("rlvr_cli.runs.storage.spilled.IN_MEMORY", 20)
+    gc.collect()
+    before = sum(type(o) is Example for o in gc.get_objects())
+    kept = load_dataset(str(path))
+    assert sum(type(o) is Example for o in gc.get_objects()) - before <= 25
+    assert (kept.rows, kept.fingerprint, kept.default_grader) == (500, whole.fingerprint, whole.default_grader)
+    assert list(kept.examples) == whole.examples
+    assert load_dataset(str(path), limit=30).examples[-1] == whole.examples[29]
+    with path.open("a") as file:
+        file.write('{"question": "again", "answer": 1, "id": "many-3"}\n')
+    with pytest.raises(RlvrError, match=r"many\.jsonl:501: the id many-3 is taken: .*many\.jsonl:3 has it too"):
+        load_dataset(str(path))

@@ -215,8 +215,16 @@ def test_a_key_is_committed_once_across_sessions(finished: Path):
         run.commit_rollouts("train", 0, [a_rollout(run.id, 4)])
 
 
-def test_committed_keys(finished: Path):
+@pytest.fixture(params=[20_000, 1])
+def in_memory(request, monkeypatch):
+    """How many questions have their keys in memory: all, or one."""
+    monkeypatch.setattr("rlvr_cli.runs.storage.spilled.IN_MEMORY", request.param)
+    return request.param
+
+
+def test_committed_keys(finished: Path, in_memory: int):
     with RunDir.resume(finished) as run:
+        assert len(run._keys.committed("train", 0)._held) == (6 if in_memory > 6 else 0)  # pyright: ignore
         assert run.committed_keys("train", 0) == {("train", 0, f"q{i}", 0) for i in range(6)}
         assert run.committed_keys("eval") == {("eval", 1, f"q{i}", 0) for i in range(3)}
         assert run.committed_keys("eval", 0) == set()
@@ -225,6 +233,7 @@ def test_committed_keys(finished: Path):
         assert run.committed_keys(step=1) == run.committed_keys("eval") | {("train", 1, "q0", 0)}
 
 
+@pytest.mark.usefixtures("in_memory")
 def test_missing_samples_are_those_not_committed(finished: Path):
     with RunDir.resume(finished) as run:
         assert run.missing_indices("train", 0, "q1", num_samples=3) == [1, 2]

@@ -25,10 +25,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.process import time_and_memory_limit
+from rlvr_cli.process import removed_if_given_up, time_and_memory_limit
 from rlvr_cli.runs.lock import holder_of
 from rlvr_cli.runs.readers import RunInfo, read_metrics
 from rlvr_cli.runs.storage.files import os_errors_as_user_errors
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 MAX_SQL_CHARACTERS = 50_000  # the parser takes quadratic time and memory for parentheses
 MEMORY_LIMIT = "2GB"  # of DuckDB
+SPILLING_LIMIT = "128MB"  # of DuckDB, where it may spill to disk
+CACHED_FILES = 256  # whose Parquet footers are kept between the queries on one database, 160 KB each
 PROCESS_BYTES = 4_000_000_000  # memory that a query may add to the process, including memory that DuckDB does not count
 PARSER_SECONDS, PARSER_BYTES = 1.0, 600_000_000  # for a query's text: parsing one that is meant takes milliseconds
 QUERY_NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
@@ -106,8 +109,11 @@ _RUNS_COLUMNS = """
 
 
 @contextmanager
-def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0) -> Iterator["Database"]:
+def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0, spills: bool = False) -> Iterator["Database"]:
     """Open a sealed database with the views `rollouts`, `segments`, `grades`, `metrics` and `runs` over these runs.
+
+    Args:
+        spills: for trusted queries alone: what needs more memory than `SPILLING_LIMIT` goes to a temporary folder.
 
     Raises:
         RlvrError: two runs have the same id, or a file is not as it was committed.
@@ -120,7 +126,11 @@ def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0) -> Iter
         )
     with (
         tempfile.TemporaryDirectory(prefix="rlvr-") as folder,
-        _connection(timeout_seconds=timeout_seconds) as (database, connection),
+        removed_if_given_up(Path(folder)),
+        _connection(timeout_seconds=timeout_seconds, spill=f"{folder}/spill" if spills else "") as (
+            database,
+            connection,
+        ),
     ):
         # DuckDB opens a file more than once, and a run in progress replaces its metrics file: copy it, to see one version.
         runs = [replace(r, metrics=_copied_metrics(r, Path(folder) / f"{i}.parquet")) for i, r in enumerate(runs)]
@@ -162,13 +172,13 @@ def open_table(
 
 
 @contextmanager
-def _connection(*, timeout_seconds: float) -> Iterator[tuple["Database", "duckdb.DuckDBPyConnection"]]:
+def _connection(*, timeout_seconds: float, spill: str = "") -> Iterator[tuple["Database", "duckdb.DuckDBPyConnection"]]:
     import duckdb
 
     config: dict[str, Any] = {
         "threads": str(min(8, os.cpu_count() or 1)),
-        "memory_limit": MEMORY_LIMIT,
-        "temp_directory": "",  # no spilling to disk
+        "memory_limit": (memory := SPILLING_LIMIT if spill else MEMORY_LIMIT),
+        "temp_directory": spill,  # empty: no spilling to disk
         "autoinstall_known_extensions": "false",
         "autoload_known_extensions": "false",
         "allow_community_extensions": "false",
@@ -177,7 +187,7 @@ def _connection(*, timeout_seconds: float) -> Iterator[tuple["Database", "duckdb
     }
     connection = duckdb.connect(":memory:", config=config)
     try:
-        yield Database(connection, timeout_seconds=timeout_seconds), connection
+        yield Database(connection, timeout_seconds=timeout_seconds, memory=memory), connection
     finally:
         connection.close()
 
@@ -185,9 +195,9 @@ def _connection(*, timeout_seconds: float) -> Iterator[tuple["Database", "duckdb
 class Database:
     """A sealed connection, made by `open_runs`, `open_examples` or `open_table`."""
 
-    def __init__(self, connection: "duckdb.DuckDBPyConnection", *, timeout_seconds: float) -> None:
+    def __init__(self, connection: "duckdb.DuckDBPyConnection", *, timeout_seconds: float, memory: str) -> None:
         self._connection = connection
-        self._timeout_seconds = timeout_seconds
+        self._timeout_seconds, self._memory = timeout_seconds, memory
 
     def select(self, sql: str, parameters: Mapping[str, Any] | None = None, *, limit: int = 0) -> Table:
         """Run one untrusted SELECT.
@@ -351,7 +361,7 @@ class Database:
             ) from e
         except duckdb.OutOfMemoryException as e:
             raise RlvrError(
-                f"The query needed more than {MEMORY_LIMIT} of memory.",
+                f"The query needed more than {self._memory} of memory.",
                 "Select fewer rows or columns, or aggregate.",
             ) from e
         except duckdb.PermissionException as e:
@@ -416,7 +426,9 @@ def _place(sql: str, position: str | None) -> str:
 
 
 def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunInfo]) -> None:
-    connection.execute("SET parquet_metadata_cache = true")
+    parts = [p for r in runs for p in (*r.parts, *r.segments, *r.grades)]
+    connection.execute(f"SET parquet_metadata_cache = {len(parts) <= CACHED_FILES}")
+    versions = {run.path / entry.path: entry.schema_version for run in runs for entry in run.entries}
     connection.execute(_WHY_GRADED)
     connection.execute(_MACROS)
     connection.execute(_POLICY_TOKENS)
@@ -426,14 +438,14 @@ def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunInf
     }
     for name, (record, parts) in sampled.items():
         if parts:
-            connection.execute(f"CREATE VIEW {name} AS {_rows_in(parts, record, connection)}")
+            connection.execute(f"CREATE VIEW {name} AS {_rows_in(parts, record, connection, versions)}")
         else:
             connection.execute(f"CREATE TABLE {name} ({_typed(columns_of(record))})")
     grades = [p for r in runs for p in r.grades]
     if grades:
         key = "run_id, grader, phase, step, example_id, sample_index"
         last = f"QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY attempt DESC) = 1"
-        connection.execute(f"CREATE VIEW grades AS {_rows_in(grades, Regrade, connection)} {last}")
+        connection.execute(f"CREATE VIEW grades AS {_rows_in(grades, Regrade, connection, versions)} {last}")
     else:
         connection.execute(f"CREATE TABLE grades ({_typed(columns_of(Regrade))})")
     metrics = [
@@ -485,9 +497,20 @@ def _sql_type(column: Column) -> str:
             return _SQL_TYPES[kind]
 
 
-def _rows_in(paths: Sequence[Path], record: type, connection: "duckdb.DuckDBPyConnection") -> str:
-    """A SELECT of all rows of these files, with all columns of `record`, even those that files of older schema versions lack."""
-    files = _read_parquet(paths)
+def _rows_in(
+    paths: Sequence[Path],
+    record: type,
+    connection: "duckdb.DuckDBPyConnection",
+    versions: Mapping[Path, int] = MappingProxyType({}),
+) -> str:
+    """A SELECT of all rows of these files, with all columns of `record`, even those that files of older schema versions lack.
+
+    Args:
+        versions: the schema versions of files. Where it is one, the first file has the columns of all; else, or where it is not
+            known, the footers of all are read before the query, and held.
+    """
+    known = {versions.get(path) for path in paths}
+    files = _read_parquet(paths, differ=len(known) > 1 or None in known)
     stored = {row[0] for row in connection.execute(f"DESCRIBE FROM {files}").fetchall()}
     missing, filled = [], []
     for column in columns_of(record):
@@ -524,9 +547,9 @@ def _json(value: Any, *, run: str) -> str:
     return text.encode(errors="replace").decode()  # DuckDB rejects JSON with a lone surrogate
 
 
-def _read_parquet(paths: Sequence[Path]) -> str:
+def _read_parquet(paths: Sequence[Path], *, differ: bool) -> str:
     files = ", ".join(_literal(_pattern(p)) for p in paths)
-    return f"read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
+    return f"read_parquet([{files}], union_by_name = {differ}, hive_partitioning = false)"
 
 
 def _absolute(path: Path) -> str:

@@ -1,10 +1,10 @@
-"""The keys of a run's committed rows, in memory: one bit per row, since a run may have millions.
+"""The keys of a run's committed rows: one bit per row, and of many questions in a temporary file, since a run may have millions.
 
 Enters: the manifest's entries. Leaves: the sample indices of each question for a phase and step, read from the parts on
 first use.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ from rlvr_cli.runs.manifest import ROLLOUTS, Entry, part_name
 from rlvr_cli.runs.readers import read_part
 from rlvr_cli.runs.storage.files import damaged_file
 from rlvr_cli.runs.storage.parquet import keys_of
+from rlvr_cli.runs.storage.spilled import SpillingDict
 
 # example_id, or (example_id, attempt) for grades -> an int whose set bits are the sample indices
-KeyBits = dict[Any, int]
+KeyBits = MutableMapping[Any, int]
 MAX_SAMPLES = 2**24  # per question: a damaged part with a larger index would exhaust memory
 
 
@@ -40,7 +41,7 @@ class CommittedKeys:
         group = (folder, grader, phase, step)
         if group not in self._held:
             columns = ["example_id", "sample_index", *(["attempt"] if grader else [])]
-            held: KeyBits = {}
+            held: KeyBits = SpillingDict()
             for entry in self._entries:
                 same = (entry.folder, entry.phase, entry.step) == (folder, phase, step)
                 if same and (name := part_name(entry.path)) and name.grader == grader:

@@ -2,7 +2,7 @@
 
 import re
 import time
-from dataclasses import field, fields, make_dataclass
+from dataclasses import field, fields, make_dataclass, replace
 from datetime import UTC
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -39,10 +39,11 @@ def rollout(run_id, example, sample=0, *, reward=1.0, phase="eval", step=0, **ch
     return a_rollout(**{**values, **changes})
 
 
-def run_of(name, parts=(), metadata=None):
+def run_of(name, parts=(), metadata=None, versions=None):
     """A run that no directory holds."""
     entries = [
-        entry_of(part.read_bytes(), path=str(part), rows=1, phase="eval", step=0, schema_version=1) for part in parts
+        entry_of(part.read_bytes(), path=str(part), rows=1, phase="eval", step=0, schema_version=version)
+        for part, version in zip(parts, versions or [1] * len(parts), strict=True)
     ]
     return RunInfo(Path(name), name, metadata or {}, [*parts], [], [], None, "", entries, settled=0, notices=())
 
@@ -140,8 +141,39 @@ def test_a_part_with_one_more_column(root, tmp_path):
     first = read_run(root / "a").parts[0]
     wider = pq.read_table(first).append_column("extra", pa.array([1.0, 2.0, 3.0]))
     pq.write_table(wider, tmp_path / "wider.parquet")
-    with open_runs([run_of("a", [first, tmp_path / "wider.parquet"])]) as both:
+    with open_runs([run_of("a", [first, tmp_path / "wider.parquet"], versions=[1, 2])]) as both:
         assert both.select("SELECT count(*), count(extra), sum(extra) FROM rollouts").rows == [(6, 3, 6.0)]
+
+
+def test_parts_of_one_version_are_read_when_they_are_asked_for(root, tmp_path):
+    first, torn = read_run(root / "a").parts[0], tmp_path / "torn.parquet"
+    torn.write_bytes(b"not Parquet")
+    with open_runs([run_of("a", [first, torn])]) as opened, pytest.raises(RlvrError, match="torn"):
+        opened.select("SELECT count(*) FROM rollouts")
+    with pytest.raises(RlvrError, match="torn"), open_runs([run_of("a", [first, torn], versions=[1, 2])]):
+        pass  # all footers are read at once
+
+
+def test_the_footers_of_many_parts_are_not_kept(root, monkeypatch):
+    def kept(run):
+        with open_runs([run]) as opened:
+            ((setting,),) = opened.select("SELECT current_setting('parquet_metadata_cache')").rows
+        return setting
+
+    monkeypatch.setattr("rlvr_cli.analysis.queries.database.CACHED_FILES", 1)
+    info = read_run(root / "a")
+    assert not kept(info)
+    assert kept(replace(info, parts=info.parts[:1]))
+
+
+def test_what_needs_more_than_its_memory_goes_to_disk_in_our_own_queries_alone(root, monkeypatch):
+    sql = "SELECT max(n) FROM (SELECT range % 1000000 AS k, count(*) AS n FROM range(1200000) GROUP BY k)"
+    monkeypatch.setattr("rlvr_cli.analysis.queries.database.SPILLING_LIMIT", "24MB")
+    monkeypatch.setattr("rlvr_cli.analysis.queries.database.MEMORY_LIMIT", "24MB")
+    with open_runs([read_run(root / "a")], spills=True) as opened:
+        assert opened.select(sql).rows == [(2,)]
+    with open_runs([read_run(root / "a")]) as opened, pytest.raises(RlvrError, match="more than 24MB"):
+        opened.select(sql)
 
 
 @pytest.mark.parametrize("mixed", [False, True])
