@@ -166,10 +166,12 @@ def test_a_runs_directory_that_cannot_be_written(tmp_path):
     assert str(tmp_path / "file") in row(found, "runs directory")["found"]
 
 
-def test_runs_in_object_storage_are_no_directory_of_a_node():
-    found = doctor.on_cluster(DoctorConfig(cluster="auto", runs_dir="s3://bucket/runs"))
-    assert found.problems == ["auto"]
-    assert "s3://bucket/runs is in object storage" in row(found, "auto")["found"]
+def test_runs_in_object_storage_are_made_in_a_folder_of_each_node(monkeypatch, tmp_path):
+    monkeypatch.setenv("RLVR_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "cache").write_text("no directory")
+    found = doctor.on_cluster(DoctorConfig(cluster="127.0.0.1:1", runs_dir="s3://bucket/runs"))
+    assert found.problems == ["127.0.0.1:1"]
+    assert str(tmp_path / "cache") in row(found, "127.0.0.1:1")["found"]
 
 
 def test_an_engine_that_does_not_start(monkeypatch):

@@ -123,7 +123,7 @@ def test_each_budget_of_each_dataset_is_a_run(tmp_path, rlvr):
         ({"thinking_budget": "1e3"}, "not a number of tokens"),
         ({"thinking_budget": "8,8"}, "twice"),
         ({"thinking_budget": "4,1024"}, "no tokens for the answer"),
-        ({"thinking_budget": "4", "base_url": "http://localhost:1/v1", "model": "m"}, "endpoint does not report"),
+        ({"thinking_budget": "4", "base_url": "http://localhost:1/v1", "model": "m"}, "endpoint is not asked for"),
         ({"thinking_budget": "4", "chat": True, "chat_thinking": "off"}, "exclude each other"),
         ({"stop_thinking": "</think>"}, "no effect without"),
         ({"thinking_budget": "4", "stop_thinking": "stop"}, "does not end the thinking"),
