@@ -664,6 +664,7 @@ WIRING = [
     Mutation("the keys of all questions are held in memory", "runs/storage/keys.py", "held: KeyBits = SpillingDict()", "held: KeyBits = {}", "tests/runs/test_run_dir.py -k committed_keys"),
     Mutation("part numbers are not counted on", "runs/run_dir.py", "self._next_parts[folder, slug, phase, step] = number + 1", "pass", "tests/runs/test_run_dir.py -k committed_keys"),
     Mutation("a summary does not spill", "analysis/summary.py", ", spills=True", "", "tests/analysis/test_summary.py -k little_memory"),
+    Mutation("waiting for a busy processor ends a query", "process.py", "time.process_time if computing else time.monotonic", "time.monotonic", "tests/test_process.py -k no_waiting"),
     Mutation("what was spilled stays when a query is given up", "process.py", "shutil.rmtree(folder, ignore_errors=True)", "pass", "tests/test_process.py -k given_up"),
     *mutations_of(
         "analysis/queries/database.py",

@@ -205,8 +205,14 @@ def removed_if_given_up(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def time_and_memory_limit(*, seconds: float, bytes: int, problem: str, hint: str) -> Iterator[None]:
-    """Run a block under a time limit, and a memory limit in bytes on top of what the process uses already."""
+def time_and_memory_limit(
+    *, seconds: float, bytes: int, problem: str, hint: str, computing: bool = False
+) -> Iterator[None]:
+    """Run a block under a time limit, and a memory limit in bytes on top of what the process uses already.
+
+    Args:
+        computing: count the seconds for which the process computes: on a busy machine it may wait for longer.
+    """
     if not limits_apply:
         yield
         return
@@ -217,19 +223,25 @@ def time_and_memory_limit(*, seconds: float, bytes: int, problem: str, hint: str
             shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)  # the thread that runs the block cannot be stopped
 
-    timer = threading.Timer(seconds + GRACE, give_up)
-    timer.daemon = True
+    over, clock = threading.Event(), time.process_time if computing else time.monotonic
+    until = clock() + seconds + GRACE
+
+    def watch() -> None:
+        while not over.wait(max(until - clock(), 0.01)):
+            if clock() >= until:
+                give_up()
+
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     ceiling = _data_bytes() + bytes
     with suppress(ValueError, OSError):
         resource.setrlimit(
             resource.RLIMIT_DATA, (ceiling if hard == resource.RLIM_INFINITY else min(ceiling, hard), hard)
         )
-    timer.start()
+    threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
+        over.set()
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 

@@ -139,6 +139,15 @@ def test_what_a_query_that_is_given_up_had_on_disk_is_removed(tmp_path):
     assert not folder.exists()
 
 
+@pytest.mark.parametrize(("work", "status"), [("time.sleep(0.5)", 0), ("\n      while True: pass", 1)])
+def test_a_limit_on_what_is_computed_counts_no_waiting(work, status):
+    code = (
+        "import time\nfrom rlvr_cli import process as p\np.limits_apply = True\n"
+        "with p.time_and_memory_limit(seconds=0.1 - p.GRACE, bytes=2**30, problem='', hint='', computing=True):"
+    )
+    assert subprocess.run([sys.executable, "-c", f"{code} {work}"], capture_output=True).returncode == status
+
+
 def test_after_the_imports_an_interrupt_is_an_exception_again():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -308,6 +308,7 @@ class Database:
             bytes=PARSER_BYTES,
             problem="The query takes too long to be read.",
             hint="It may be nested too deeply.",
+            computing=True,
         ):
             ((serialized,),) = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
         try:
