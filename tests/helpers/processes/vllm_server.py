@@ -203,14 +203,15 @@ def real_servers(folder: Path) -> Iterator[Callable[..., list[Real]]]:
                     env=environment, stdout=log, stderr=log, start_new_session=True,
                 )  # fmt: skip
             started.append((f"http://127.0.0.1:{port}", process))
-        until = time.monotonic() + 300
+        until = time.monotonic() + 600  # on a busy machine
         for number in range(len(started) - count, len(started)):
             url, process = started[number]
-            while time.monotonic() < until:
+            while True:
                 assert process.poll() is None, (folder / f"{number}.log").read_text()[-2000:]
                 with suppress(OSError):
                     urllib.request.urlopen(f"{url}/health", timeout=5)
                     break
+                assert time.monotonic() < until, "a server does not answer"
                 time.sleep(0.5)
         return started[-count:]
 
