@@ -675,7 +675,7 @@ WIRING = [
     ),
     *mutations_of(
         "rollouts/collect.py",
-        ("all samples of a question are asked for at once", "(*range(ASKED_ROWS, num_samples, ASKED_ROWS), num_samples)", "(num_samples,)", "tests/rollouts/test_collect.py -k in_slices_too"),
+        ("all samples of a question are asked for at once", "(*range(ASKED_ROWS, num_samples, ASKED_ROWS), num_samples)", "(num_samples,)", "tests/rollouts/test_collect.py -k samples_in_slices"),
         ("advantages are not stored", "graded = list(credit(graded))", "graded = list(graded)", replays("grpo-on-policy")),
         ("the wrong policy version is stored", "policy_version=self.sampler.policy_version,", "policy_version=self.sampler.policy_version + 1,", replays("ei-once")),
         ("rows are stored in the order in which they finish", "graded = sorted(collector.graded, key=lambda r: (place[r.example_id], r.sample_index))", "graded = collector.graded", replays("grpo-clip", "grpo-no baseline")),
@@ -1357,7 +1357,7 @@ EPISODES = [
         "rollouts/grading.py",
         ("a format that is wrong is a missing call", "if episode and kind in WRONG_KINDS:", "if episode and kind:", "tests/rollouts/test_grading.py"),
         ("any failed call is the last", "turn >= last for", "turn >= 0 for", "tests/rollouts/test_grading.py"),
-        ("an environment that always failed is a grader that failed", "    if kind == ENVIRONMENT_ERROR:", "    if False:", f"{IN_A_RUN} always_fails"),
+        ("an environment that always failed is a grader that failed", "    if worst.failure_kind == ENVIRONMENT_ERROR:", "    if False:", f"{IN_A_RUN} always_fails"),
         ("an environment that failed is a grader that failed", "return ENVIRONMENT_ERROR", "return None", f"{IN_A_RUN} limits_of_episodes"),
     ),
     *mutations_of(

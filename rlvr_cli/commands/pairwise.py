@@ -17,7 +17,7 @@ from rlvr_cli.judges.rubric import PAIRWISE
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import COMMIT_ROWS, COMMIT_SECONDS
 from rlvr_cli.rollouts.comparisons import Comparison, comparisons_of, missing, row_of
-from rlvr_cli.rollouts.grading import check_grade_errors, say_failure, stored_errors
+from rlvr_cli.rollouts.grading import check_some_graded, say_failure
 from rlvr_cli.rollouts.metrics import AVERAGED, generation_metrics
 from rlvr_cli.rollouts.regrade import graded_batches
 from rlvr_cli.runs.provenance import open_run, resumed_config
@@ -90,10 +90,8 @@ def report(path: Path, *, names: Sequence[str], output: str) -> None:
     table, sentence = pairwise_table(read_run(path), names=names)
     tables.print_tables([table], output=output)
     console.say(sentence)
-    errors = list(stored_errors(path, phase="eval", step=0))
-    if all(each.grade_error is not None for each in errors):
-        hint = "Correct the rubric or the judge, and compare again under another --run."
-        check_grade_errors(errors, at_most=0, of="the comparison", hint=hint)
+    hint = "Correct the rubric or the judge, and compare again under another --run."
+    check_some_graded(path, of="the comparison", hint=hint)
 
 
 def _facts(run: RunInfo) -> dict[str, Any]:

@@ -103,9 +103,8 @@ class RowReader:
         self, rows: Iterable[Row | BadRow], *, name: str, limit: int | None, skip_bad_lines: bool
     ) -> tuple[Sequence[Example], list[BadRow]]:
         """The usable rows, at most `limit`, and the bad ones among those read. Of many questions most are on disk."""
-        collect = (
-            list if self.traces else partial(spilled, record=Example)
-        )  # a trace may have turns, and all are trained on
+        # A trace may have turns, and all traces are trained on.
+        collect = list if self.traces else partial(spilled, record=Example)
         return usable_rows(rows, self.example, name=name, limit=limit, skip_bad_lines=skip_bad_lines, collect=collect)
 
     def example(self, row: Row) -> Example:

@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,21 +92,30 @@ def check_grade_errors(
         hint: what to do about it.
         environment: what plays the episodes, if they are such.
     """
-    counts = Counter(errors)
-    total = counts.total()
-    failed = [
-        (e.grade_error, e.failure_kind, e.grade_error_detail) for e in counts.elements() if e.grade_error is not None
-    ]
-    if not failed or len(failed) <= at_most * total:
+    total, failed, kinds = 0, Counter[GradeError](), Counter[tuple[str | None, str | None]]()
+    for error in errors:
+        total += 1
+        if error.grade_error is not None:
+            failed[error] += 1
+            kinds[error.grade_error, error.failure_kind] += 1
+    if failed.total() <= at_most * total:
         return
-    error, kind = Counter((error, kind) for error, kind, _ in failed).most_common(1)[0][0]
-    ((detail, times),) = Counter(d for e, k, d in failed if (e, k) == (error, kind)).most_common(1)
-    if kind == ENVIRONMENT_ERROR:
-        mine = sum(k == kind for _, k, _ in failed)
+    ((commonest, _),) = kinds.most_common(1)
+    worst = max((e for e in failed if (e.grade_error, e.failure_kind) == commonest), key=failed.__getitem__)
+    if worst.failure_kind == ENVIRONMENT_ERROR:
+        mine = sum(n for e, n in failed.items() if e.failure_kind == ENVIRONMENT_ERROR)
         what = f"The environment {environment} failed in {mine} of the {total} episodes of {of}"
     else:
-        what = f"{len(failed)} of the {total} responses of {of} could not be graded"
-    raise RlvrError(f"{what}; {times} of them: {described_error(error, detail)}", hint)
+        what = f"{failed.total()} of the {total} responses of {of} could not be graded"
+    described = described_error(worst.grade_error or "", worst.grade_error_detail)
+    raise RlvrError(f"{what}; {failed[worst]} of them: {described}", hint)
+
+
+def check_some_graded(run: Path, *, of: str, hint: str, environment: str = "") -> None:
+    """Raise RlvrError if not one response of an evaluation could be graded. Arguments as of `check_grade_errors`."""
+    errors = partial(stored_errors, run, phase="eval", step=0)
+    if all(each.grade_error is not None for each in errors()):  # mostly the first row decides
+        check_grade_errors(errors(), at_most=0, of=of, hint=hint, environment=environment)
 
 
 def grader_hint(run: Path, *, phase: Phase) -> str:

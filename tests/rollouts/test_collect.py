@@ -417,33 +417,14 @@ def test_log_generations_logs_the_averages_it_returns(tmp_path, pool):
     assert averages.items() <= stored.items()
 
 
-def test_an_evaluation_samples_in_slices_and_stores_each_sample_once(tmp_path, pool, monkeypatch):
-    monkeypatch.setattr(collecting, "ASKED_ROWS", 4)  # two questions
-    asked = []
-
-    class Counting(ScriptedSampler):
-        def sample(self, requests, params):
-            asked.append(sum(len(request.seeds) for request in requests))
-            return super().sample(requests, params)
-
-    how = {
-        "examples": EXAMPLES, "template": TEMPLATE, "params": SamplingParams(), "num_samples": 2, "grader": pool, "seed": 5,
-        "stop": StopRequest(),
-    }  # fmt: skip
-    with RunDir.create(tmp_path, "eval", name="whole", metadata={}) as whole:
-        collect(whole, ScriptedSampler(), pool)
-    with RunDir.create(tmp_path, "eval", name="parts", metadata={}) as run:
-        with pytest.raises(RlvrError, match="gone"):
-            log_generations(
-                run, phase="eval", step=0, sampler=ScriptedSampler(fail_after=3, error=RlvrError("gone")), **how
-            )
-        averages = log_generations(run, phase="eval", step=0, sampler=Counting(), **how)
-    assert asked == [1, 4, 4]
-    assert rows_of(run) == rows_of(whole)
-    assert averages["reward/samples"] == 12.0
-
-
-def test_an_evaluation_asks_for_the_samples_of_a_question_in_slices_too(tmp_path, pool, monkeypatch):
+@pytest.mark.parametrize(
+    ("examples", "num_samples", "expected"),
+    [(EXAMPLES, 2, [1, 4, 4]), (EXAMPLES[:2], 9, [1, 4, 1, 4, 4, 1])],
+    ids=["two questions at a time", "samples of a question"],
+)
+def test_an_evaluation_samples_in_slices_and_stores_each_sample_once(
+    tmp_path, pool, monkeypatch, examples, num_samples, expected
+):
     monkeypatch.setattr(collecting, "ASKED_ROWS", 4)
     asked = []
 
@@ -453,20 +434,20 @@ def test_an_evaluation_asks_for_the_samples_of_a_question_in_slices_too(tmp_path
             return super().sample(requests, params)
 
     how = {
-        "examples": EXAMPLES[:2], "template": TEMPLATE, "params": SamplingParams(), "num_samples": 9, "grader": pool, "seed": 5,
-        "stop": StopRequest(),
+        "examples": examples, "template": TEMPLATE, "params": SamplingParams(), "num_samples": num_samples, "grader": pool,
+        "seed": 5, "stop": StopRequest(),
     }  # fmt: skip
     with RunDir.create(tmp_path, "eval", name="whole", metadata={}) as whole:
-        collect(whole, ScriptedSampler(), pool, examples=EXAMPLES[:2], num_samples=9)
+        collect(whole, ScriptedSampler(), pool, examples=examples, num_samples=num_samples)
     with RunDir.create(tmp_path, "eval", name="parts", metadata={}) as run:
         with pytest.raises(RlvrError, match="gone"):
             log_generations(
                 run, phase="eval", step=0, sampler=ScriptedSampler(fail_after=3, error=RlvrError("gone")), **how
             )
         averages = log_generations(run, phase="eval", step=0, sampler=Counting(), **how)
-    assert asked == [1, 4, 1, 4, 4, 1]
+    assert asked == expected
     assert rows_of(run) == rows_of(whole)
-    assert averages["reward/samples"] == 18.0
+    assert averages["reward/samples"] == len(examples) * num_samples
 
 
 @pytest.mark.usefixtures("grading_sizes")

@@ -175,9 +175,10 @@ def open_table(
 def _connection(*, timeout_seconds: float, spill: str = "") -> Iterator[tuple["Database", "duckdb.DuckDBPyConnection"]]:
     import duckdb
 
+    memory = SPILLING_LIMIT if spill else MEMORY_LIMIT
     config: dict[str, Any] = {
         "threads": str(min(8, os.cpu_count() or 1)),
-        "memory_limit": (memory := SPILLING_LIMIT if spill else MEMORY_LIMIT),
+        "memory_limit": memory,
         "temp_directory": spill,  # empty: no spilling to disk
         "autoinstall_known_extensions": "false",
         "autoload_known_extensions": "false",

@@ -88,8 +88,9 @@ def _drawn_majority_at_k(correct: int, wrong: Sequence[int], abstained: int, k: 
 
     sizes, generator, won = [correct, *wrong, abstained], np.random.default_rng(0), 0.0
     at_once = max(2**20 // len(sizes), 1)
+    method = "count" if k < len(sizes) else "marginals"  # its time grows with k, or with the number of answers
     for first in range(0, VOTES_DRAWN, at_once):
-        drawn = generator.multivariate_hypergeometric(sizes, k, size=min(at_once, VOTES_DRAWN - first), method="count")
+        drawn = generator.multivariate_hypergeometric(sizes, k, size=min(at_once, VOTES_DRAWN - first), method=method)
         votes, rivals = drawn[:, 0], drawn[:, 1:-1]
         unbeaten = (votes > 0) & (rivals.max(axis=1, initial=0) <= votes)
         won += (unbeaten / (1 + (rivals == votes[:, None]).sum(axis=1))).sum()

@@ -12,7 +12,7 @@ from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.summary import summarize
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.data.datasets import Dataset
-from rlvr_cli.rollouts.grading import check_grade_errors, stored_errors
+from rlvr_cli.rollouts.grading import check_some_graded
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.samplers.episodes.turns import environment_spec
 from rlvr_cli.terminal import console, tables
@@ -47,13 +47,10 @@ def dataset_table(evaluated: Mapping[Path, Dataset]) -> Table:
 
 def check_graded(path: Path, config: EvalConfig) -> None:
     """Raise RlvrError if not one response of a run could be graded."""
-    errors = stored_errors(path, phase="eval", step=0)
-    if all(each.grade_error is not None for each in errors):  # mostly the first row decides
-        check_grade_errors(
-            stored_errors(path, phase="eval", step=0),
-            at_most=0,
-            of="the run",
-            hint=f"rlvr analyze failures {path} shows them. Correct the grader; rlvr grade {path} --grader grades them again. If it "
-            "was the environment, correct that, and evaluate again under another --run.",
-            environment=environment_spec(config).title,
-        )
+    check_some_graded(
+        path,
+        of="the run",
+        hint=f"rlvr analyze failures {path} shows them. Correct the grader; rlvr grade {path} --grader grades them again. If it "
+        "was the environment, correct that, and evaluate again under another --run.",
+        environment=environment_spec(config).title,
+    )

@@ -275,7 +275,7 @@ class TransformersSampler:
         version = self.policy_version
         while waiting:
             plan = self._plan(waiting, params, most_tokens=joining.most_tokens if joining else 0)
-            rows, columns, upcoming, _ = plan
+            rows, columns, upcoming = plan.rows, plan.columns, plan.questions
             longest = max(len(question.prompt_ids) for question in upcoming) + params.max_tokens
             ready: deque[Question] = deque()
             with self._sampling():
@@ -306,7 +306,7 @@ class TransformersSampler:
                 self._spare = workspace
             del workspace
 
-    def _plan(self, waiting: deque[Question], params: SamplingParams, *, most_tokens: int = 0) -> "_Plan":
+    def _plan(self, waiting: deque[Question], params: SamplingParams, *, most_tokens: int = 0) -> _Plan:
         """Return the next batch, whose questions are removed from `waiting`.
 
         The longest question determines the columns, and `most_tokens` those of questions that join later. If they are so many that

@@ -90,12 +90,12 @@ class Block:
         """Forget prefixes without rows, if that frees half of the memory or more."""
         kept = [index for index, prefix in enumerate(self.prefixes) if prefix.rows or prefix.awaited]
         longest = max((self.prefixes[index].length for index in kept), default=0)
-        keys = self.layers[0][0]
-        if not kept or 2 * len(kept) * longest > len(self.prefixes) * keys.shape[2]:
+        first, _ = self.layers[0]
+        if not kept or 2 * len(kept) * longest > len(self.prefixes) * first.shape[2]:
             return
-        self.prefixes, at = [self.prefixes[index] for index in kept], torch.tensor(kept, device=keys.device)
-        self.layers = [tuple(states[at, :, :longest] for states in layer) for layer in self.layers]  # type: ignore[misc]
-        self.mask = _hidden([prefix.length for prefix in self.prefixes], like=keys)
+        self.prefixes, at = [self.prefixes[index] for index in kept], torch.tensor(kept, device=first.device)
+        self.layers = [(keys[at, :, :longest], values[at, :, :longest]) for keys, values in self.layers]
+        self.mask = _hidden([prefix.length for prefix in self.prefixes], like=first)
 
 
 class Readers:
