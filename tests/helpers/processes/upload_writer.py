@@ -6,6 +6,7 @@ sent in parts. Leaves "ready" on stdout once it writes, and "step N" after each.
 
 import os
 import sys
+import time
 from pathlib import Path
 
 from rlvr_cli.runs.readers import is_run, resolve_run
@@ -14,6 +15,7 @@ from rlvr_cli.types import Rollout
 from stores import a_rollout
 
 PARTS = 3  # of a step
+PAUSE = 0.05  # seconds after a step: what waits for an upload need not check hundreds of steps
 
 
 def rows_of(run_id: str, *, step: int, part: int) -> list[Rollout]:
@@ -28,7 +30,7 @@ def checkpoint(run: Path, step: int) -> None:
     temporary, final = folder / f".step-{step:06d}.tmp", folder / f"step-{step:06d}"
     temporary.mkdir(parents=True, exist_ok=True)
     for name, size in (("state.json", 100), ("policy.safetensors", 9_000_000)):
-        (temporary / name).write_bytes(bytes([step]) * size)
+        (temporary / name).write_bytes(bytes([step % 256]) * size)
     if not final.exists():
         os.rename(temporary, final)
     for old in sorted(folder.glob("step-*"))[:-2]:
@@ -56,6 +58,7 @@ def main(address: str, name: str, steps: int) -> None:
             if step % 2:
                 checkpoint(run.path, step)
             print(f"step {step}", flush=True)
+            time.sleep(PAUSE)
 
 
 if __name__ == "__main__":

@@ -382,12 +382,17 @@ def children_of(pid: int) -> list[int]:
 
 
 def killed_at_random(s3, place, folder: Path, *, kills: int, seed: int) -> None:
-    """A writer and its upload are killed together, at random moments; what goes on has an empty folder every second time."""
+    """A writer and its upload are killed together, at random moments; what goes on has an empty folder every second time.
+
+    At every second kill something is there already, however slow the machine is.
+    """
     moments, cache, rows = random.Random(seed), folder / "0", 0
     for number in range(kills):
         writer = begun(s3, place, cache, steps=100_000)
         assert writer.stdout is not None
         assert writer.stdout.readline() == "ready\n"
+        if number % 2:
+            until(is_there(place, 1))
         time.sleep(moments.uniform(0.0, 3.0))
         uploads = children_of(writer.pid)
         for pid in moments.sample([writer.pid, *uploads], 1 + len(uploads)):
