@@ -66,12 +66,15 @@ def tools(results: Results) -> str:
 
 
 def turns(results: Results) -> str:
-    """What turns cost the embedded sampler, as ratios to one turn."""
-    rows = results.get(WIDE, {}).get("episodes", ())
-    return _table(
-        ["256 episodes", *_right("of one turn", "goal"), ""],
-        [[r.work, figure(r.ratio), r.goal, verdict(r)] for r in rows],
-    )
+    """What turns cost the embedded sampler, as ratios, on both kinds of processor."""
+    found = [{row.work: row for row in results.get(kind, {}).get("episodes", ())} for kind in (WIDE, NARROW)]
+    lines = []
+    for work in dict.fromkeys(work for rows in found for work in rows):
+        wide, narrow = (rows.get(work) for rows in found)
+        row = narrow or wide
+        ratios = [figure(each.ratio) if each else "not measured" for each in (wide, narrow)]
+        lines.append([work, *ratios, row.goal if row else "", verdict(row) if row else ""])
+    return _table(["episodes", *_right("ratio", "ratio, without 512-bit units", "goal"), ""], lines)
 
 
 def queries(results: Results) -> str:

@@ -179,10 +179,12 @@ class StopStrings:
         if not self._stop or len(token_ids) <= min_tokens:
             return None
         text = response_text(self.tokenizer, token_ids)
-        if first_stop(text, self._stop) is None:  # true of most candidates: no need to decode the protected part
+        found = first_stop(text, self._stop)
+        if found is None:  # true of most candidates: no need to decode the protected part
             return None
         protected = response_text(self.tokenizer, token_ids[:min_tokens]).rstrip(_UNDECODABLE) if min_tokens else ""
-        found = first_stop(text, self._stop, start=len(protected))
+        if found[1] <= len(protected):
+            found = first_stop(text, self._stop, start=len(protected))
         if found is None:
             return None
         string, end = found

@@ -347,16 +347,20 @@ def slow(given):
     return pytest.param(given, marks=pytest.mark.slow)
 
 
+def full(given):
+    return pytest.param(given, marks=pytest.mark.full)
+
+
 @pytest.mark.parametrize(
     "given",
     [
         slow({}),
         {"loss_type": "grpo_clip", "rollout_batch_size": 64, "train_batch_size": 32, "epochs_per_rollout_batch": 2, "n_grpo_steps": 3},
-        slow({"loss_type": "no_baseline"}),
+        full({"loss_type": "no_baseline"}),
         slow({"length_normalization": "masked_normalize", "importance_correction": "truncated", "use_std_normalization": False}),
         slow({"loss_type": "gspo", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 4e-4, "std_normalization": "batch"}),
-        slow({"loss_type": "cispo", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 4e-4, "length_normalization": "token_mean"}),
-        slow({"loss_type": "kimi", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 2e-4, "std_normalization": "none"}),
+        full({"loss_type": "cispo", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 4e-4, "length_normalization": "token_mean"}),
+        full({"loss_type": "kimi", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 2e-4, "std_normalization": "none"}),
     ],
     ids=["default", "off-policy", "no_baseline", "dr_grpo", "gspo", "cispo", "kimi"],
 )  # fmt: skip

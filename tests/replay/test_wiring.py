@@ -630,8 +630,9 @@ def test_as_many_rows_at_once_as_asked_for(tiny_model, tiny_tokenizer):
     assert sampler._max_rows == 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", TABLES)
+@pytest.mark.parametrize(
+    "command", [pytest.param(c, marks=pytest.mark.slow if c == "grpo" else pytest.mark.full) for c in TABLES]
+)
 def test_every_two_values_together(command, place, tiny_model_dir):
     """The covering array: several hundred pairs of values in a few dozen runs."""
     for number, row in enumerate(pairwise(TABLES[command])):

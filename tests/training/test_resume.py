@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,7 +109,7 @@ def test_grpo_killed_at_every_named_point_in_turn_ends_the_same(forks: Forks, wh
     stopped_in_turn(forks, tmp_path, whole, passages)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_grpo_stopped_and_out_of_disk_at_more_points_ends_the_same(forks: Forks, whole: Whole, tmp_path: Path):
     full = "write:1", "write:5", "write:6", "write:7", "manifest.torn:2", "checkpoint:1"
     stopped = "sampled:3", "updated:1", "write:2", "manifest.torn:2", "checkpoint.torn:1", "prune:1"
@@ -124,49 +125,43 @@ SHAPED = shlex.split(
 )
 
 
+def slow(words: list[str]) -> Any:
+    return pytest.param(words, marks=pytest.mark.slow)
+
+
+def full(words: list[str]) -> Any:
+    return pytest.param(words, marks=pytest.mark.full)
+
+
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(EI, marks=pytest.mark.slow),
-        pytest.param([*SFT, "--num-examples", "24"], marks=pytest.mark.slow),
-        pytest.param([*PACKED, "--num-examples", "24"], marks=pytest.mark.slow),
-        pytest.param([*PACKED, "--packing-attend-across", "--num-examples", "24"], marks=pytest.mark.slow),
-        pytest.param(DPO, marks=pytest.mark.slow),
+        slow(EI),
+        slow([*SFT, "--num-examples", "24"]),
+        slow([*PACKED, "--num-examples", "24"]),
+        full([*PACKED, "--packing-attend-across", "--num-examples", "24"]),
+        slow(DPO),
         PPO,
-        pytest.param(
-            [*PPO, "--critic", "shared", "--critic-warmup-steps", "0", "--kl-in", "loss"], marks=pytest.mark.slow
-        ),
-        pytest.param([*PPO, "--lora-rank", "4", "--learning-rate", "5e-3"], marks=pytest.mark.slow),
-        pytest.param([*DPO, "--loss-type", "dpo_norm", "--lora-rank", "4"], marks=pytest.mark.slow),
-        pytest.param(ONLINE_DPO, marks=pytest.mark.slow),
-        pytest.param(DISTILL, marks=pytest.mark.slow),
-        pytest.param([*DISTILL, "--divergence", "sampled", "--lora-rank", "4"], marks=pytest.mark.slow),
-        pytest.param([*GRPO, "--dynamic-sampling", "--max-sampling-rounds", "4"], marks=pytest.mark.slow),
-        pytest.param([*GRPO, "--kl-coef", "0.1", "--importance-correction", "truncated"], marks=pytest.mark.slow),
-        pytest.param([*GRPO, *SHAPED], marks=pytest.mark.slow),
-        pytest.param(
-            [*GRPO, "--param-dtype", "bfloat16", "--optimizer", "adamw_kahan", "--gradient-checkpointing"],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param([*GRPO, "--param-dtype", "bfloat16", "--offload-optimizer"], marks=pytest.mark.slow),
-        pytest.param([*GRPO, "--optimizer", "adamw_8bit"], marks=pytest.mark.slow),
-        pytest.param([*GRPO, "--async-steps", "1"], marks=pytest.mark.slow),
-        pytest.param(
-            [*GRPO, "--partial-rollout-tokens", "4", "--question-order", "prioritized"], marks=pytest.mark.slow
-        ),
-        pytest.param([*GRPO, "--compute-dtype", "bfloat16", "--kl-coef", "0.1"], marks=pytest.mark.slow),
-        pytest.param(
-            [*GRPO, "--lora-rank", "4", "--learning-rate", "5e-3", "--kl-coef", "0.1", "--lora-merge"],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            [*GRPO, "--lora-rank", "4", "--param-dtype", "bfloat16", "--async-steps", "1"], marks=pytest.mark.slow
-        ),
-        pytest.param([*SFT, "--lora-rank", "4", "--gradient-checkpointing"], marks=pytest.mark.slow),
-        pytest.param([*EI, "--lora-rank", "4"], marks=pytest.mark.slow),
-        pytest.param(
-            [*GRPO, "--async-steps", "1", "--dynamic-sampling", "--max-sampling-rounds", "4"], marks=pytest.mark.slow
-        ),
+        slow([*PPO, "--critic", "shared", "--critic-warmup-steps", "0", "--kl-in", "loss"]),
+        full([*PPO, "--lora-rank", "4", "--learning-rate", "5e-3"]),
+        full([*DPO, "--loss-type", "dpo_norm", "--lora-rank", "4"]),
+        slow(ONLINE_DPO),
+        slow(DISTILL),
+        full([*DISTILL, "--divergence", "sampled", "--lora-rank", "4"]),
+        slow([*GRPO, "--dynamic-sampling", "--max-sampling-rounds", "4"]),
+        full([*GRPO, "--kl-coef", "0.1", "--importance-correction", "truncated"]),
+        slow([*GRPO, *SHAPED]),
+        slow([*GRPO, "--param-dtype", "bfloat16", "--optimizer", "adamw_kahan", "--gradient-checkpointing"]),
+        full([*GRPO, "--param-dtype", "bfloat16", "--offload-optimizer"]),
+        slow([*GRPO, "--optimizer", "adamw_8bit"]),
+        slow([*GRPO, "--async-steps", "1"]),
+        slow([*GRPO, "--partial-rollout-tokens", "4", "--question-order", "prioritized"]),
+        full([*GRPO, "--compute-dtype", "bfloat16", "--kl-coef", "0.1"]),
+        slow([*GRPO, "--lora-rank", "4", "--learning-rate", "5e-3", "--kl-coef", "0.1", "--lora-merge"]),
+        full([*GRPO, "--lora-rank", "4", "--param-dtype", "bfloat16", "--async-steps", "1"]),
+        full([*SFT, "--lora-rank", "4", "--gradient-checkpointing"]),
+        full([*EI, "--lora-rank", "4"]),
+        full([*GRPO, "--async-steps", "1", "--dynamic-sampling", "--max-sampling-rounds", "4"]),
     ],
     ids=[
         "ei",

@@ -3,8 +3,9 @@
 Enters: prompts that have been prefilled, then every row's newest token. Leaves: the logits of the next one.
 
 All rows write the key and value of their newest token into the same column, so a row with n tokens
-occupies the n columns up to that one (a batch padded on the left). A step then needs one slice copy per layer and one
-slice of a mask that rarely changes. When the columns run out, those in use move back to the beginning.
+occupies the n columns up to that one (a batch padded on the left), but for those in which it was parked. A step then
+needs one slice copy per layer and one slice of a mask that rarely changes. When the columns run out, those in use move
+back to the beginning.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from rlvr_cli.models.compute.device import to_device
+from rlvr_cli.models.compute.device import to_device, to_host
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers.embedded.cuda_graphs import FixedShapeStep
 from rlvr_cli.samplers.embedded.decode_step import BLOCK, DecodeStep, Window
@@ -150,6 +151,7 @@ class RowCache:
         self.parked = np.zeros(rows, dtype=bool)
         self._start = np.zeros(rows, dtype=np.int64)  # the row's first column
         self._end = np.zeros(rows, dtype=np.int64)  # the column behind its last one, of a parked row
+        self._gaps = np.zeros(rows, dtype=np.int64)  # columns between those that are hidden from the row
         self._changed = False  # whether the rows or columns in use may have changed
         self._shared: list[SharedPrefix | None] = [None] * rows  # what each row begins with
         self._readers: Readers | None = None  # None: no row has one
@@ -194,7 +196,7 @@ class RowCache:
         self._mask[at, :, :, w.column - length :] = 0
         self.inputs[at] = prompt_ids[-1]
         self.positions[at] = len(prompt_ids) - 1
-        self.alive[rows], self._start[rows] = True, w.column - length
+        self.alive[rows], self._start[rows], self._gaps[rows] = True, w.column - length, 0
         w.rows = max(w.rows, int(rows[-1]) + 1)
         self._changed = self._regroup = True
         return rows
@@ -248,24 +250,48 @@ class RowCache:
         self.release(rows)
         self.parked[rows], self._end[rows] = True, self.window.column
 
+    def known(self, row: int) -> int:
+        """How many tokens a parked row keeps."""
+        return int(self._end[row] - self._start[row] - self._gaps[row])
+
+    def fits(self, row: int, tokens: int) -> bool:
+        """Whether a parked row can go on with so many tokens where it is, see `go_on`."""
+        return bool(self.window.column - self._start[row] + tokens < self.columns)
+
+    def go_on(self, rows: np.ndarray, tokens: Sequence[int]) -> None:
+        """Go on in parked rows with these inputs. The columns since each ended stay hidden from it."""
+        w, at, columns, end = self.window, self.on_device(rows), np.arange(self.columns), self._end[rows]
+        hidden = self.on_device((columns >= end[:, None]) & (columns < w.column))
+        self._mask[at, 0, 0] = self._mask[at, 0, 0].masked_fill_(hidden, -torch.inf)
+        self.inputs[at, 0] = self.on_device(np.array(tokens))
+        self.positions[at, 0] = self.on_device(np.array([self.known(row) for row in rows]))
+        self._gaps[rows] += w.column - end
+        self._unpark(rows)
+
     def resume(self, rows: np.ndarray, prompts: Sequence[Sequence[int]]) -> None:
         """Go on in parked rows, whose tokens the prompts begin with: of the rest, keys and values are computed in one pass.
 
-        Not for models with a sliding window, see `prefill.extend`.
+        The last token of each is its row's next input. Not for models with a sliding window, see `prefill.extend`.
         """
         w, lengths = self.window, np.array([len(prompt) - 1 for prompt in prompts])
         if w.column < lengths.max():
             self._move_columns(int(lengths.max()))
         at = self.on_device(rows)
-        known = [prompt[:-1] for prompt in prompts]
-        extend(self._policy, known, self.slots, rows=at, first=self._start[rows], end=self._end[rows], column=w.column)
+        columns = np.arange(self.columns)
+        seen = to_host([self._mask[at, 0, 0] == 0])[0].numpy()
+        held = seen & (columns < self._end[rows, None])
+        extend(self._policy, [prompt[:-1] for prompt in prompts], self.slots, rows=at, held=held, column=w.column)
         start = w.column - lengths
-        hidden = self.on_device(np.arange(self.columns) < start[:, None])
+        hidden = self.on_device(columns < start[:, None])
         self._mask[at, 0, 0] = torch.zeros_like(hidden, dtype=self._mask.dtype).masked_fill_(hidden, -torch.inf)
         self.inputs[at, 0] = self.on_device(np.array([prompt[-1] for prompt in prompts]))
         self.positions[at, 0] = self.on_device(lengths)
-        self.alive[rows], self.parked[rows], self._start[rows] = True, False, start
-        w.rows = max(w.rows, int(rows.max()) + 1)
+        self._start[rows], self._gaps[rows] = start, 0
+        self._unpark(rows)
+
+    def _unpark(self, rows: np.ndarray) -> None:
+        self.alive[rows], self.parked[rows] = True, False
+        self.window.rows = max(self.window.rows, int(rows.max()) + 1)
         self._changed = True
 
     def compact(self) -> tuple[np.ndarray, np.ndarray]:
@@ -286,7 +312,7 @@ class RowCache:
                     slots[:, :, w.low : w.column][to] = slots[:, :, w.low : w.column][of]
             for tensor in (self._mask, self.inputs, self.positions):
                 tensor[to] = tensor[of]
-            for array in (self._start, self._end, self.alive, self.parked):
+            for array in (self._start, self._end, self._gaps, self.alive, self.parked):
                 array[holes] = array[movers]
             self.alive[movers] = self.parked[movers] = False
             for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):

@@ -37,8 +37,7 @@ def extend(
     slots: Sequence[tuple[torch.Tensor, torch.Tensor]],
     *,
     rows: torch.Tensor,
-    first: np.ndarray,
-    end: np.ndarray,
+    held: np.ndarray,
     column: int,
 ) -> None:
     """Compute the keys and values of tokens that follow those which are known, and move all of them to end before a column.
@@ -49,20 +48,22 @@ def extend(
         prompts: all tokens of each row; the first ones are known.
         slots: per layer, the memory for keys and values, (rows, key-value heads, columns, head size).
         rows: of the slots.
-        first, end: row r's keys and values are in the columns from first[r] to before end[r].
+        held: (rows, columns) bool, which columns of the slots hold the keys and values that are known, in their order.
         column: at least as many as the longest prompt has tokens.
     """
-    known, lengths = end - first, np.array([len(prompt) for prompt in prompts])
+    known, lengths = held.sum(1), np.array([len(prompt) for prompt in prompts])
     news = [prompt[n:] for prompt, n in zip(prompts, known, strict=True)]  # padded on the right
-    after, low, high = max(1, *map(len, news)), int(first.min()), int(end.max())
-    columns, width = np.arange(low, high), high - low
+    some = np.flatnonzero(held.any(0))
+    after, low, high = max(1, *map(len, news)), int(some[0]), int(some[-1]) + 1
+    held, width = held[:, low:high], high - low
     mask = np.full((len(news), 1, after, width + after), -np.inf, dtype=np.float32)
-    is_known = (columns >= first[:, None]) & (columns < end[:, None])
-    mask[..., :width] = np.where(is_known, 0, -np.inf)[:, None, None]
+    mask[..., :width] = np.where(held, 0, -np.inf)[:, None, None]
     mask[..., width:] = np.triu(np.full((after, after), -np.inf), 1)
     # Which token the columns before `column` get, and where it is among the columns from `low` and the new ones behind them.
     token = np.arange(-lengths.max(), 0) + lengths[:, None]
-    order = np.where(token < known[:, None], first[:, None] - low + token, width + token - known[:, None])
+    place_of_known = np.argsort(~held, axis=1, kind="stable")
+    old = np.take_along_axis(place_of_known, token.clip(0, width - 1), axis=1)
+    order = np.where(token < known[:, None], old, width + token - known[:, None])
     order, device = to_device(torch.from_numpy(order.clip(0)), policy.device), policy.device
     # Of padding they are not beyond those of the prompts, for which a model may have a table.
     positions = np.minimum(known[:, None] + np.arange(after), lengths[:, None] - 1)

@@ -7,7 +7,7 @@ and the ids that follow the turn.
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from rlvr_cli import user_code
@@ -55,6 +55,7 @@ class TextTurns:
 
     def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
         self._tokenizer, self._stop = tokenizer, stop
+        self._ids = lru_cache(maxsize=256)(self._tokenized)  # samples of a question are often answered alike
 
     def prompt(self, answer: Answer, request: Request) -> tuple[str, tuple[int, ...] | None]:
         if isinstance(answer.prompt, list):
@@ -67,7 +68,7 @@ class TextTurns:
     def following(self, ids: Sequence[int], completion: Completion, reply: Reply) -> list[Piece]:
         return [Piece(said.role, self._ids(said.text), said.text) for said in reply.calls or (reply,)]
 
-    def _ids(self, text: str) -> list[int]:
+    def _tokenized(self, text: str) -> list[int]:
         """The tokens of an environment's text; a marker of the chat template in it is text like any other."""
         return self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] if text else []
 

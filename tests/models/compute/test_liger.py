@@ -129,11 +129,9 @@ def test_an_adapter_and_its_reference():
     plain, fused = adapted(), adapted()
     fused.use_kernels("liger")
     assert fused.reference().kernels == "liger"
-    for gradient_checkpointing in (False, True):
-        expected = gradients(plain, gradient_checkpointing=gradient_checkpointing)[0]
-        found = gradients(fused, gradient_checkpointing=gradient_checkpointing)[0]
-        for name, gradient in expected.items():
-            assert (found[name] - gradient).norm() <= 0.1 * gradient.norm(), name
+    expected, found = (gradients(policy, gradient_checkpointing=True)[0] for policy in (plain, fused))
+    for name, gradient in expected.items():
+        assert (found[name] - gradient).norm() <= 0.1 * gradient.norm(), name
 
 
 def test_each_layer_is_one_kernel_and_only_within_the_block(calls):
@@ -213,7 +211,7 @@ def test_kernels_that_fail_on_a_gpu_are_not_used_and_a_note_says_so():
 
 def test_a_run_trains_with_them_and_says_so(tmp_path):
     small = {
-        "dataset": "arithmetic:16", "eval_dataset": "arithmetic:4", "n_grpo_steps": 2, "rollout_batch_size": 4, "group_size": 2,
+        "dataset": "arithmetic:16", "eval_dataset": "arithmetic:4", "n_grpo_steps": 1, "rollout_batch_size": 4, "group_size": 2,
         "train_batch_size": 2, "gradient_accumulation_steps": 1, "sampling_max_tokens": 6, "eval_every": 0,
         "checkpoint_every": 0, "kl_coef": 0.1, "loss_type": "grpo_clip", "engine": "transformers", "runs_dir": str(tmp_path),
     }  # fmt: skip

@@ -199,7 +199,9 @@ def markers_are_text(turns, text):
     assert text.strip() in shown or json.dumps(text, ensure_ascii=False) in shown
 
 
-@pytest.mark.parametrize("texts", [30, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "texts", [30, pytest.param(500, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("name", CHAT_MODELS)
 def test_markers_in_a_text_are_text(next_turn, name, texts):
     turns = next_turn(name, tools=CHAT_MODELS[name].knows_tools)

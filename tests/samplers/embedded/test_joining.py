@@ -136,7 +136,8 @@ def test_rows_that_nothing_comes_after_are_freed(tiny_model, tiny_tokenizer):
 
 
 @torch.no_grad()
-def test_a_row_that_waits_may_be_moved_and_its_place_taken(tiny_model, tiny_tokenizer):
+def test_a_row_that_waits_may_be_moved_and_its_place_taken(tiny_model, tiny_tokenizer, monkeypatch):
+    monkeypatch.setattr(batch, "FED_TOKENS", 0)
     sampler, over = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), {(0, 0), (0, 1)}
     with sampler._sampling():
         rows = batch_of(sampler, tiny_tokenizer, rows=4, max_tokens=1, over=over)
@@ -155,6 +156,30 @@ def test_a_row_that_waits_may_be_moved_and_its_place_taken(tiny_model, tiny_toke
     for row, tokens in ((1, ids), (2, [70, 71]), (3, [70, 71])):
         plain = tiny_model(input_ids=torch.tensor([tokens])).logits[0, -1]
         torch.testing.assert_close(logits[row], plain, atol=1e-4, rtol=1e-4)
+
+
+def test_a_row_that_is_fed_what_is_new_may_be_moved(tiny_model, tiny_tokenizer):
+    """A token a step, and no pass; the first draw is that of the turn asked alone."""
+    sampler, over = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), {(0, 0), (0, 1), (1, 0)}
+    with sampler._sampling():
+        rows = batch_of(sampler, tiny_tokenizer, rows=4, max_tokens=1, over=over)
+        rows.seat(question(sampler, 0, [7, 8, 9]))
+        rows.seat(question(sampler, 1, [60, 61, 62, 63]))
+        said = {completion.sample_index: completion for completion in rows.advance() if completion.request_index == 1}
+        ids = (*said[1].prompt_ids, *said[1].token_ids, 80, 81)
+        assert len(ids) - len(said[1].prompt_ids) <= batch.FED_TOKENS
+        calls = []
+        tiny_model.get_input_embeddings().register_forward_hook(lambda module, args, out: calls.append(args[0].shape))
+        rows.resume(deque([batch.Question(3, list(ids), deque([(0, 9)]), after=(1, 1))]))
+        assert (calls, rows.live) == ([], 1)
+        assert rows.advance() == []
+        rows.compact()
+        assert rows.questions[0] is not None
+        assert rows.advance() == []
+        (completion,) = rows.advance()
+    (alone,) = sampler.sample([Request("", (9,), prompt_ids=ids)], SamplingParams(max_tokens=1, min_tokens=0, stop=()))
+    assert (completion.prompt_ids, completion.token_ids) == (alone.prompt_ids, alone.token_ids)
+    torch.testing.assert_close(completion.logprobs, alone.logprobs, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["Mistral", "GPT2"])

@@ -347,7 +347,7 @@ def test_random_episodes_keep_the_invariant(pools, tiny_tokenizer, turns, replie
     keeps_the_invariant(pools["Script"], tiny_tokenizer, turns, replies, max_turns, max_tokens)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @settings(max_examples=10_000)
 @given(**EPISODES)
 def test_ten_thousand_random_episodes_keep_the_invariant(pools, tiny_tokenizer, turns, replies, max_turns, max_tokens):

@@ -398,10 +398,10 @@ def test_a_host_with_too_little_memory_is_noted():
     [
         ("0.5B", 4, 2, {}),
         ("7B", 1, 2, {"param_dtype": "bfloat16", "lora_rank": 32, "gradient_checkpointing": True}),
+        pytest.param("0.5B", None, 4, {}, marks=pytest.mark.full),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                ("0.5B", None, 4, {}),
                 ("1.5B", 4, 2, {"gradient_checkpointing": True}),
                 ("1.5B", 4, 8, {"param_dtype": "bfloat16", "optimizer": "adamw_8bit"}),
                 ("7B", 2, 8, {"param_dtype": "bfloat16", "offload_optimizer": True, "gradient_checkpointing": True}),
@@ -626,10 +626,14 @@ def test_a_gpu_that_holds_the_shards_but_not_the_whole_weights_is_too_small():
         assert plan.fits is fits, (sum(plan.updating.values()) / GIB, sum(plan.sampling.values()) / GIB)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "trainers", "rows", "layers", "checkpointing"),
-    [("7B", 8, 2, 4, "yes"), ("7B", 4, 1, 3, "no"), ("1.5B", 8, 2, 6, "no"), ("0.5B", 2, 2, 4, "yes")],
+    [
+        pytest.param("7B", 8, 2, 4, "yes", marks=pytest.mark.full),
+        pytest.param("7B", 4, 1, 3, "no", marks=pytest.mark.slow),
+        pytest.param("1.5B", 8, 2, 6, "no", marks=pytest.mark.slow),
+        pytest.param("0.5B", 2, 2, 4, "yes", marks=pytest.mark.slow),
+    ],
 )
 def test_the_plan_of_shards_is_near_the_peak_of_its_trace(size, trainers, rows, layers, checkpointing):
     """Traced in a process of its own, because PyTorch has one process group."""
