@@ -18,6 +18,7 @@ from rlvr_cli.replay.run import replay_run
 from rlvr_cli.replay.stored import read_stored
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.samplers.episodes.turns import chat_turns
+from vllm_server import vllm_servers
 
 MINE = """
 from rlvr_cli.environments import Reply
@@ -108,6 +109,28 @@ def test_training_is_on_the_policys_tokens_and_replays(place, trained, rlvr, mon
         assert begins in heard or row["finish_reason"] == "length"
         for logprob, own in zip(row["sampled_logprobs"], row["response_mask"], strict=True):
             assert logprob == 0.0 or own
+
+
+def test_turns_are_sampled_at_an_endpoint_after_the_ids_that_it_gave(place, rlvr):
+    """What is asked for a turn ends with the tokens of the turns before; the answers of tools stand between them as the template has them."""
+    model = place / "qwen3"
+    given = [*COMMON, "--environment", "calculator", "--limit", 8, "--run", "at-endpoint"]
+    with vllm_servers(model, 1) as (server,):
+        rlvr("eval", "--model", model, "--base-url", f"{server.url}/v1", *given)
+    run, tokenizer = place / "runs/at-endpoint", load_tokenizer(model)
+    assert findings(run) == []
+    assert read_run(run).metadata["sampler"]["engine"] == "openai"
+    rows = rows_of(run)
+    assert sum(row["episode"]["tool_errors"] for row in rows) > 2
+    turns = [(row, turn) for row in rows for turn in row["turns"] or ()]
+    asked = {tuple(body["prompt"]) for body in server.endpoint.bodies if not isinstance(body["prompt"], str)}
+    assert asked >= {
+        (*row["prompt_ids"], *row["response_ids"][: turn["start"]]) for row, turn in turns if turn["role"] == "policy"
+    }
+    answers = [
+        tokenizer.decode(row["response_ids"][t["start"] : t["end"]]) for row, t in turns if t["role"] != "policy"
+    ]
+    assert any("<|im_start|>user\n<tool_response>\nerror: " in answer for answer in answers)
 
 
 @pytest.mark.slow
