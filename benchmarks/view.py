@@ -15,6 +15,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -60,6 +62,16 @@ def measure(address: str, path: str, parameters: dict[str, object], *, repeat: i
     return seconds
 
 
+@contextmanager
+def serving(root: Path) -> Iterator[str]:
+    """Run `rlvr view` on a directory of runs; the address it answers at."""
+    command = [sys.executable, "-m", "rlvr_cli", "view", str(root), "--no-open", "--no-token"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.terminate()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
@@ -71,15 +83,11 @@ def main() -> None:
         root.mkdir(parents=True, exist_ok=True)
         if not (root / "large").exists():
             make_run(root, arguments.rows)
-        command = [sys.executable, "-m", "rlvr_cli", "view", str(root), "--no-open", "--no-token"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            address = server.stdout.readline().strip()
+        with serving(root) as address:
             print(f"{'request':<32} {'first':>7} {'then':>7}  seconds")
             for name, (path, parameters) in REQUESTS.items():
                 first, *others = measure(address, path, parameters, repeat=arguments.repeat)
                 print(f"{name:<32} {first:>7.3f} {statistics.median(others):>7.3f}", flush=True)
-            server.terminate()
 
 
 if __name__ == "__main__":
