@@ -157,6 +157,18 @@ def test_the_root_help_builds_no_command():
     assert not [name for name in ("pydantic", "'rich'", "torch") if name in loaded]
 
 
+@pytest.mark.parametrize(
+    "words", [["grpo", "--help"], ["runs", "--runs-dir", "{}", "--limit", "3"], ["runs", "a-*", "b-*"]]
+)
+def test_no_command_imports_pydantic(tmp_path, words):
+    """Typer would, to read values, of which the commands have readers of their own."""
+    words = [word.format(tmp_path) for word in words]
+    code = f"import sys\nfrom rlvr_cli.cli import invoke\ntry: invoke({words})\nexcept Exception: pass\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "rlvr_cli.config.parsing.sources" in done.stdout.split()
+    assert "pydantic" not in done.stdout.split()
+
+
 def test_the_help_of_a_command_imports_only_its_own_config():
     code = "import sys\nfrom rlvr_cli.cli import invoke\ninvoke(['sft', '--help'])\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
