@@ -7,30 +7,17 @@ which they differ.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.config.distill import DistillConfig
-from rlvr_cli.config.dpo import DpoConfig
-from rlvr_cli.config.ei import EiConfig
-from rlvr_cli.config.eval import EvalConfig
-from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config import config_of
 from rlvr_cli.config.parsing.options import options
-from rlvr_cli.config.ppo import PpoConfig
-from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.runs.readers import RunInfo, expanded_by_shell, is_run, resolve_runs
 
 MAX_OPTIONS = 3  # arms that differ in more options are labeled by name
-_CONFIGS = (DistillConfig, DpoConfig, EiConfig, EvalConfig, GrpoConfig, PpoConfig, SftConfig)
-# Options in which runs of the same experiment may differ.
-_SILENT = {
-    option.name
-    for config in _CONFIGS
-    for option in options(config)
-    if option.metadata["group"] == "Run" or option.metadata["free_on_resume"]
-} | {"device", "engine", "eval_every", "final_eval_examples", "skip_bad_lines", "grader_timeout", "fused_kernels"}
-_SILENT -= {"seed", "model", "sft_epochs", "n_sft_steps"}
+_COMMANDS = ("distill", "dpo", "ei", "eval", "grpo", "ppo", "sft")  # whose runs are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +67,8 @@ def arms_of(runs: Sequence[Sequence[RunInfo]]) -> list[Arm]:
     option, or more than `MAX_OPTIONS`, or if the arms are of different commands; the name is also added where two labels are equal.
     An arm of several runs says how many.
     """
-    configs = [[_config(info) for info in arm] for arm in runs]
-    names = dict.fromkeys(name for arm in configs for config in arm for name in config if name not in _SILENT)
+    configs, silent = [[_config(info) for info in arm] for arm in runs], _silent()
+    names = dict.fromkeys(name for arm in configs for config in arm for name in config if name not in silent)
     differing = []
     for name in sorted(names, key=lambda name: name == "seed"):  # the seed last
         values = [{_text(config[name]) if name in config else "" for config in arm} for arm in configs]
@@ -110,6 +97,19 @@ def arm_names(runs: Sequence[Sequence[str]]) -> list[str]:
     """A name for each arm, of the ids of its runs: what they begin with, or all of them where two would have the same."""
     names = [_name(ids) for ids in runs]
     return names if len(set(names)) == len(names) else [", ".join(ids) for ids in runs]
+
+
+@cache
+def _silent() -> set[str]:
+    """The options in which runs of the same experiment may differ."""
+    found = {
+        option.name
+        for command in _COMMANDS
+        for option in options(config_of(command))
+        if option.metadata["group"] == "Run" or option.metadata["free_on_resume"]
+    }
+    more = "device engine eval_every final_eval_examples skip_bad_lines grader_timeout fused_kernels".split()
+    return found.union(more) - {"seed", "model", "sft_epochs", "n_sft_steps"}
 
 
 def _config(info: RunInfo) -> Mapping[str, Any]:
