@@ -505,42 +505,6 @@ def start_real(tmp_path_factory) -> Iterator[Callable[..., list[Real]]]:
         yield start
 
 
-@pytest.mark.vllm
-def test_vllm_servers_train_and_one_may_die(forks: Forks, start_real, policy, tmp_path):
-    real_servers = start_real(2)
-    urls = [url for url, _ in real_servers]
-    for name, trainers in (("one", "1"), ("two", "2"), ("two-again", "2")):
-        options = ("--sampler-urls", ",".join(urls), "--trainers", trainers, "--run", name)
-        forks.run(*GRPO, *options, cwd=tmp_path, status=0)
-        run = tmp_path / "runs" / name
-        assert {(r["step"], r["policy_version"]) for r in rows_of(run, phase="train")} == {(0, 0), (1, 1), (2, 2)}
-        gaps = [value for (_, _, name), value in metrics_of(run).items() if name == "mismatch/logprob_max_abs"]
-        assert len(gaps) == 3
-        assert max(gaps) < 1e-4
-        forks.run("check", str(run), "--replay", "3", cwd=tmp_path, status=0)
-    one, two, again = (tmp_path / "runs" / name for name in ("one", "two", "two-again"))
-    assert weights_of(two) == weights_of(again)
-    assert rows_of(two, phase="train") == rows_of(again, phase="train")
-    first = [metrics_of(run)["train", 0, "optimizer/grad_norm"] for run in (one, two)]
-    assert first[0] == pytest.approx(first[1], rel=1e-4)
-
-    sampler = ServersSampler(urls, policy.tokenizer, timeout=60)
-    sampler.load_weights(policy, 0)
-    # More than a server is asked at once, so that there is work left when the first one has been done.
-    many = [replace(request, seeds=tuple(range(128))) for request in requests_of(policy)]
-    params = replace(PARAMS, max_tokens=40, min_tokens=32, stop=())
-    whole = {(c.request_index, c.sample_index): c for c in sampler.sample(many, params)}
-    found = {}
-    for completion in sampler.sample(many, params):
-        if not found:
-            kill(real_servers[0])
-        found[completion.request_index, completion.sample_index] = completion
-    assert len(sampler.notes) == 1
-    assert found.keys() == whole.keys()
-    assert all(found[key].token_ids == whole[key].token_ids for key in whole)
-    assert all(found[key].logprobs == pytest.approx(whole[key].logprobs, abs=1e-4) for key in whole)
-
-
 # What dies: the whole server, as with its machine; what answers; or vLLM's engine behind it.
 VICTIMS = ("all", "front", "engine")
 
@@ -602,6 +566,42 @@ def test_runs_end_the_same_whenever_a_vllm_server_dies(forks: Forks, start_real,
             time.sleep(0.1)
         assert members(victim) == []
     print(*ended, sep="\n")
+
+
+@pytest.mark.vllm
+def test_vllm_servers_train_and_one_may_die(forks: Forks, start_real, policy, tmp_path):
+    real_servers = start_real(2)
+    urls = [url for url, _ in real_servers]
+    for name, trainers in (("one", "1"), ("two", "2"), ("two-again", "2")):
+        options = ("--sampler-urls", ",".join(urls), "--trainers", trainers, "--run", name)
+        forks.run(*GRPO, *options, cwd=tmp_path, status=0)
+        run = tmp_path / "runs" / name
+        assert {(r["step"], r["policy_version"]) for r in rows_of(run, phase="train")} == {(0, 0), (1, 1), (2, 2)}
+        gaps = [value for (_, _, name), value in metrics_of(run).items() if name == "mismatch/logprob_max_abs"]
+        assert len(gaps) == 3
+        assert max(gaps) < 1e-4
+        forks.run("check", str(run), "--replay", "3", cwd=tmp_path, status=0)
+    one, two, again = (tmp_path / "runs" / name for name in ("one", "two", "two-again"))
+    assert weights_of(two) == weights_of(again)
+    assert rows_of(two, phase="train") == rows_of(again, phase="train")
+    first = [metrics_of(run)["train", 0, "optimizer/grad_norm"] for run in (one, two)]
+    assert first[0] == pytest.approx(first[1], rel=1e-4)
+
+    sampler = ServersSampler(urls, policy.tokenizer, timeout=60)
+    sampler.load_weights(policy, 0)
+    # More than a server is asked at once, so that there is work left when the first one has been done.
+    many = [replace(request, seeds=tuple(range(128))) for request in requests_of(policy)]
+    params = replace(PARAMS, max_tokens=40, min_tokens=32, stop=())
+    whole = {(c.request_index, c.sample_index): c for c in sampler.sample(many, params)}
+    found = {}
+    for completion in sampler.sample(many, params):
+        if not found:
+            kill(real_servers[0])
+        found[completion.request_index, completion.sample_index] = completion
+    assert len(sampler.notes) == 1
+    assert found.keys() == whole.keys()
+    assert all(found[key].token_ids == whole[key].token_ids for key in whole)
+    assert all(found[key].logprobs == pytest.approx(whole[key].logprobs, abs=1e-4) for key in whole)
 
 
 @pytest.mark.vllm
