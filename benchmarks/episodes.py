@@ -33,6 +33,7 @@ from rlvr_cli.samplers.episodes.sampler import EpisodeSampler
 from rlvr_cli.types import Example, Request, SamplingParams
 
 POLICY_TOKENS, QUESTIONS, SAMPLES = 64, 64, 4
+ONE, BARE = "1 turns, a token each", "no environment"
 SLOW = "the same, a tool of 0.5 s in a tenth of the turns"
 WORK, SLOW_WORK = "1,024 episodes, 4 turns, 10 tokens each", "1,024 episodes, that tool, of those without"
 MORE = 4  # times as many episodes, so that there is other work while a tool is slow
@@ -111,7 +112,7 @@ def main() -> None:
             return time.perf_counter() - started
 
         few = every[:QUESTIONS]
-        ways = {f"{n} turns, a token each": (n, short, few) for n in (1, 2, 4, 8)} | {"no environment": (1, None, few)}
+        ways = {f"{n} turns, a token each": (n, short, few) for n in (1, 2, 4, 8)} | {BARE: (1, None, few)}
         ways |= {"4 turns, 10 tokens each": (4, quick, few), SLOW: (4, slow, few)}
         ways |= {WORK: (4, quick, every), SLOW_WORK: (4, slow, every)}
         times: dict[str, list[float]] = {name: [] for name in ways}
@@ -126,11 +127,12 @@ def main() -> None:
     print("| way | seconds | ratio | to |\n|---|--:|--:|---|")
     rows = []
     for name, found in times.items():
-        other = WORK if name == SLOW_WORK else "1 turns, a token each"
+        other = WORK if name == SLOW_WORK else ONE
         ratio = statistics.median(a / b for a, b in zip(found, times[other], strict=True))
         print(f"| {name} | {statistics.median(found):.2f} | {ratio:.2f} | {other} |")
-        one = statistics.median(times[other])
-        rows.append(Row("turns", name, other, "s", ratio * one, one, goals.get(name, "")))
+        if name not in (ONE, BARE, WORK):
+            one = statistics.median(times[other])
+            rows.append(Row("turns", name, other, "s", ratio * one, one, goals.get(name, "")))
     write(arguments.json, rows)
 
 

@@ -1515,6 +1515,8 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
         ("a row that goes on reads what others wrote into it", "seen & (columns < self._end[rows, None])", "seen & (columns <= self._end[rows, None])", JOINING),
         ("a row reads what was written while it waited", "(columns >= end[:, None]) & (columns < w.column)", "columns < 0 * end[:, None]", JOINING),
         ("what a row waited for counts as its tokens", "self._gaps[rows] += w.column - end", "self._gaps[rows] += 0", JOINING),
+        ("a row goes on in place without room for it", "+ tokens < self.columns)", "+ tokens < 10**9)", JOINING),
+        ("a row that was moved together keeps its gaps", "self._start[rows], self._gaps[rows] = start, 0", "self._start[rows] = start", JOINING),
         ("a row that waits is given to others", "rows = np.flatnonzero(~self.used)[:most]", "rows = np.flatnonzero(~self.alive)[:most]", JOINING),
         ("a row that waits is lost when columns move", "for array in (self._start, self._end):", "for array in (self._start,):", JOINING),
         ("the mask is in float32", "-torch.inf, dtype=keys.dtype, device=self.device)", "-torch.inf, device=self.device)", f"{SAMPLED_ON_CUDA} -k next_call"),

@@ -68,8 +68,10 @@ def serving(root: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "rlvr_cli", "view", str(root), "--no-open", "--no-token"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        yield server.stdout.readline().strip()
-        server.terminate()
+        try:
+            yield server.stdout.readline().strip()
+        finally:
+            server.terminate()
 
 
 def main() -> None:

@@ -89,6 +89,7 @@ class _Reader:
 
 
 def _with_readers(parameters: list[Any]) -> list[Any]:
+    """Give each parameter its `_Reader`, in the place where Typer keeps its own. The range of versions in pyproject.toml has this place."""
     for parameter in parameters:
         parameter._runtime_param = _Reader(parameter.type_descriptor.parameter_info.parser)
     return parameters

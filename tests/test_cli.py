@@ -18,6 +18,7 @@ from rlvr_cli.config.parsing.options import flag, options, value_type
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.shared.prompt import GraderName
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.sweeps.experiment import load_experiment
 
 ROOT = Path(__file__).parents[1]
@@ -157,16 +158,14 @@ def test_the_root_help_builds_no_command():
     assert not [name for name in ("pydantic", "'rich'", "torch") if name in loaded]
 
 
-@pytest.mark.parametrize(
-    "words", [["grpo", "--help"], ["runs", "--runs-dir", "{}", "--limit", "3"], ["runs", "a-*", "b-*"]]
-)
+@pytest.mark.parametrize("words", ["grpo --help", "runs r s --limit 3 --size"])
 def test_no_command_imports_pydantic(tmp_path, words):
-    """Typer would, to read values, of which the commands have readers of their own."""
-    words = [word.format(tmp_path) for word in words]
-    code = f"import sys\nfrom rlvr_cli.cli import invoke\ntry: invoke({words})\nexcept Exception: pass\nprint(*sys.modules)"
+    """Typer would, to read values, for which the commands have readers of their own: of arguments, a number, a flag, and nothing."""
+    for name in ("r", "s"):
+        RunDir.create(tmp_path / "runs", "eval", name=name, metadata={}).close()
+    code = f"import sys\nfrom rlvr_cli.cli import invoke\ninvoke({words.split()})\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "rlvr_cli.config.parsing.sources" in done.stdout.split()
-    assert "pydantic" not in done.stdout.split()
+    assert "pydantic" not in done.stdout.splitlines()[-1].split()
 
 
 def test_the_help_of_a_command_imports_only_its_own_config():

@@ -180,15 +180,11 @@ class StopStrings:
             return None
         text = response_text(self.tokenizer, token_ids)
         found = first_stop(text, self._stop)
-        if found is None:  # true of most candidates: no need to decode the protected part
-            return None
-        protected = response_text(self.tokenizer, token_ids[:min_tokens]).rstrip(_UNDECODABLE) if min_tokens else ""
-        if found[1] <= len(protected):
-            found = first_stop(text, self._stop, start=len(protected))
-        if found is None:
-            return None
-        string, end = found
-        return text[:end], string
+        if found is not None and min_tokens:  # most candidates complete none: no need to decode the protected part
+            protected = len(response_text(self.tokenizer, token_ids[:min_tokens]).rstrip(_UNDECODABLE))
+            if found[1] <= protected:
+                found = first_stop(text, self._stop, start=protected)
+        return None if found is None else (text[: found[1]], found[0])
 
 
 def _may_complete(tokenizer: Any, stop: Sequence[str], vocab_size: int) -> list[bool]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from marks import full, slow
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.commands import ei, grpo
@@ -341,14 +342,6 @@ def test_a_failed_grade_counts_as_nothing_and_is_counted(flawed):
     assert failed
     assert {(r["reward"], r["advantage"]) for r in failed} == {(None, 0.0)}
     assert flawed.metrics["train", "reward/grade_errors"][0] == len(failed)
-
-
-def slow(given):
-    return pytest.param(given, marks=pytest.mark.slow)
-
-
-def full(given):
-    return pytest.param(given, marks=pytest.mark.full)
 
 
 @pytest.mark.parametrize(

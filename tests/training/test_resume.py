@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,6 +37,7 @@ from killed import (
     weights_of,
     write_pairs,
 )
+from marks import full, slow
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -123,14 +123,6 @@ SHAPED = shlex.split(
     "--std-normalization batch --loss-type gspo --format-weight 0.5 --length-reward 0.5 --length-reward-after 2 "
     "--language-reward 0.2 --dynamic-sampling --max-sampling-rounds 2 --question-order prioritized"
 )
-
-
-def slow(words: list[str]) -> Any:
-    return pytest.param(words, marks=pytest.mark.slow)
-
-
-def full(words: list[str]) -> Any:
-    return pytest.param(words, marks=pytest.mark.full)
 
 
 @pytest.mark.parametrize(

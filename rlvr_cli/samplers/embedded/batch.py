@@ -214,7 +214,7 @@ class Batch:
     def _feed(self, found: Sequence[Question]) -> None:
         rows = [self._parked.pop(q.after) for q in found if q.after]
         new = [deque(q.prompt_ids[self.cache.known(row) :]) for row, q in zip(rows, found, strict=True)]
-        self.cache.go_on(np.array(rows), [rest.popleft() for rest in new])
+        self.cache.resume_in_place(np.array(rows), [rest.popleft() for rest in new])
         for row, question, rest in zip(rows, found, new, strict=True):
             self._begin(row, question)
             self.born[row] += len(rest)
@@ -244,7 +244,7 @@ class Batch:
         self._give_up()
         logits = self.cache.forward()
         age = self.step - self.born[:rows]
-        drawing, age = age >= 0, age.clip(0)
+        drawing, age = age >= 0, age.clip(0)  # negative: the row is fed what is known
         u = self.cache.on_device(uniforms(self.seed[:rows], age))
         with torch.autocast(logits.device.type, enabled=False):  # drawing is float32 whatever the model ran in
             draw = draw_tokens(

@@ -3,9 +3,9 @@
 Enters: prompts that have been prefilled, then every row's newest token. Leaves: the logits of the next one.
 
 All rows write the key and value of their newest token into the same column, so a row with n tokens
-occupies the n columns up to that one (a batch padded on the left), but for those in which it was parked. A step then
-needs one slice copy per layer and one slice of a mask that rarely changes. When the columns run out, those in use move
-back to the beginning.
+occupies the n columns up to that one (a batch padded on the left), with gaps where it was parked. A step then needs one
+slice copy per layer and one slice of a mask that rarely changes. When the columns run out, those in use move back to
+the beginning.
 """
 
 from collections.abc import Sequence
@@ -255,10 +255,10 @@ class RowCache:
         return int(self._end[row] - self._start[row] - self._gaps[row])
 
     def fits(self, row: int, tokens: int) -> bool:
-        """Whether a parked row can go on with so many tokens where it is, see `go_on`."""
+        """Whether a parked row can go on with so many tokens where it is, see `resume_in_place`."""
         return bool(self.window.column - self._start[row] + tokens < self.columns)
 
-    def go_on(self, rows: np.ndarray, tokens: Sequence[int]) -> None:
+    def resume_in_place(self, rows: np.ndarray, tokens: Sequence[int]) -> None:
         """Go on in parked rows with these inputs. The columns since each ended stay hidden from it."""
         w, at, columns, end = self.window, self.on_device(rows), np.arange(self.columns), self._end[rows]
         hidden = self.on_device((columns >= end[:, None]) & (columns < w.column))

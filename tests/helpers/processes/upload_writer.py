@@ -15,7 +15,7 @@ from rlvr_cli.types import Rollout
 from stores import a_rollout
 
 PARTS = 3  # of a step
-PAUSE = 0.05  # seconds after a step: what waits for an upload need not check hundreds of steps
+PAUSE = 0.05  # seconds after a step, so that a writer has not written hundreds of them when its first upload is there
 
 
 def rows_of(run_id: str, *, step: int, part: int) -> list[Rollout]:

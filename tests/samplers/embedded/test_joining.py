@@ -182,6 +182,36 @@ def test_a_row_that_is_fed_what_is_new_may_be_moved(tiny_model, tiny_tokenizer):
     torch.testing.assert_close(completion.logprobs, alone.logprobs, atol=1e-4, rtol=0)
 
 
+def test_turns_of_a_row_go_on_in_place_and_in_passes(tiny_model, tiny_tokenizer):
+    """A long answer needs a pass, and so does a short one when the gaps in which the row waited leave too little room."""
+    sampler, over = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), set()
+    ids, found, passes, lengths = [7, 8, 9], [], [], []
+    answers = [[60], [*range(60, 69)], [60], [61], [62], [63]]
+    with sampler._sampling():
+        rows = batch_of(sampler, tiny_tokenizer, rows=1, max_tokens=2, over=over)
+        rows.seat(batch.Question(0, ids, deque([(0, 5)]), *sampler._prefixes([ids[:-1]])))
+        tiny_model.get_input_embeddings().register_forward_hook(
+            lambda module, args, out: lengths.append(args[0].shape[1])
+        )
+        for turn, answer in enumerate([[], *answers]):
+            lengths.clear()
+            if turn:
+                ids = [*ids, *found[-1].token_ids, *answer]
+                rows.resume(deque([batch.Question(turn, ids, deque([(0, 5)]), after=(turn - 1, 0))]))
+                passes.append(bool(lengths))
+            while len(found) <= turn:
+                found += rows.advance()
+            for _ in range(20):
+                rows.advance()
+    assert passes[:3] == [False, True, False]
+    assert any(passes[3:])
+    for completion in found:
+        request = Request("", (5,), prompt_ids=completion.prompt_ids)
+        (alone,) = sampler.sample([request], SamplingParams(max_tokens=2, min_tokens=0, stop=()))
+        assert completion.token_ids == alone.token_ids
+        torch.testing.assert_close(completion.logprobs, alone.logprobs, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("name", ["Mistral", "GPT2"])
 def test_models_with_a_window_or_a_table_of_positions(name, tiny_tokenizer):
     """A sliding window: all is computed again. A table: padding is at none of its positions that are not there."""

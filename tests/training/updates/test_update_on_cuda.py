@@ -13,6 +13,7 @@ import torch
 
 import flash
 from fake_cuda import fake_cuda
+from marks import slow
 from policies import make_batch, make_policy
 from rlvr_cli.models import log_probs
 from rlvr_cli.models.adapter import AdaptedPolicy, add_adapter
@@ -59,10 +60,6 @@ def update_and_score(model, batch, **how):
 
     metrics = update(model, batch, seen=see, **how)
     return metrics, gradients | {"log-probabilities": compute_log_probs(model, batch, micro_batch_size=2)}
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def weights_of(model):
