@@ -21,7 +21,6 @@ from rlvr_cli.samplers.stop_strings import StopStrings, response_text
 from rlvr_cli.types import Completion, FinishReason, SamplingParams
 
 PARKED_STEPS = 32  # how long a row waits for what comes after it; the cache has so many columns more
-FED_TOKENS = 4  # of what a row goes on with: so few cost less in steps, one by one, than in a pass
 RESUME_STEPS = 2  # between two passes for rows that go on: a row waits less than its share of another pass costs
 RESUMED_TOKENS = 32768  # whose keys and values are copied at a time when rows go on
 
@@ -148,7 +147,6 @@ class Batch:
         self._awaits = awaits
         self._resumed = -RESUME_STEPS  # the step before which rows went on last
         self._parked: dict[tuple[int, int], int] = {}  # (request index, sample index) of what ended -> row
-        self._fed: dict[int, deque[int]] = {}  # row -> tokens to be fed to it before its first draw
         rows = len(cache.alive)
         self.cache, self._params = cache, params
         self._endings = Endings(params, eos=eos, stops=stops, device=cache.inputs.device)
@@ -185,51 +183,34 @@ class Batch:
             question.prefix.awaited = bool(question.samples)
 
     def resume(self, upcoming: deque[Question]) -> None:
-        """Remove the questions that come after a row which is parked, and go on there.
+        """Remove the questions that come after a row which is parked, and go on there, in passes of as many rows as these may hold.
 
-        A few new tokens are fed in the next steps; more are computed in a pass, of as many rows as it may hold.
+        A row without room, for what it waited, is freed: its question stays, to be prefilled as others are.
         """
-        if not self._parked:
+        due = self._parked and (not self.live or self.step - self._resumed >= RESUME_STEPS)
+        parked = [question for question in upcoming if question.after in self._parked] if due else []
+        if not parked:
             return
-        parked = [question for question in upcoming if question.after in self._parked]
-        fed = [question for question in parked if self._is_fed(question)]
-        if fed:
-            self._feed(fed)
-        due = not self.live or self.step - self._resumed >= RESUME_STEPS
-        passed = [question for question in parked if question.after in self._parked] if due else []
-        if passed:
-            self._pass(sorted(passed, key=lambda question: len(question.prompt_ids)))
-        if going := {question.after for question in (*fed, *passed)}:
-            others = [question for question in upcoming if question.after not in going]
-            upcoming.clear()
-            upcoming.extend(others)
-
-    def _is_fed(self, question: Question) -> bool:
-        """Whether the tokens that are new after a parked row are fed to it."""
-        assert question.after is not None
-        row, most = self._parked[question.after], question.max_tokens or self._params.max_tokens
-        new = len(question.prompt_ids) - self.cache.known(row)
-        return new <= FED_TOKENS and self.cache.fits(row, new + most + PARKED_STEPS)
-
-    def _feed(self, found: Sequence[Question]) -> None:
-        rows = [self._parked.pop(q.after) for q in found if q.after]
-        new = [deque(q.prompt_ids[self.cache.known(row) :]) for row, q in zip(rows, found, strict=True)]
-        self.cache.resume_in_place(np.array(rows), [rest.popleft() for rest in new])
-        for row, question, rest in zip(rows, found, new, strict=True):
-            self._begin(row, question)
-            self.born[row] += len(rest)
-            if rest:
-                self._fed[row] = rest
-
-    def _pass(self, found: Sequence[Question]) -> None:
         self._resumed = self.step
+        crowded = {question.after for question in parked if not self._fits(question)}
+        self.cache.release([self._parked.pop(key) for key in crowded if key])
+        going = sorted((q for q in parked if q.after not in crowded), key=lambda question: len(question.prompt_ids))
         most = max(1, RESUMED_TOKENS // self.cache.columns)
-        for start in range(0, len(found), most):
-            questions = found[start : start + most]
+        for start in range(0, len(going), most):
+            questions = going[start : start + most]
             rows = np.array([self._parked.pop(q.after) for q in questions if q.after])
             self.cache.resume(rows, [question.prompt_ids for question in questions])
             for row, question in zip(rows, questions, strict=True):
                 self._begin(row, question)
+        gone = {question.after for question in going}
+        others = [question for question in upcoming if question.after is None or question.after not in gone]
+        upcoming.clear()
+        upcoming.extend(others)
+
+    def _fits(self, question: Question) -> bool:
+        assert question.after is not None
+        row, most = self._parked[question.after], question.max_tokens or self._params.max_tokens
+        return self.cache.fits(row, len(question.prompt_ids) - self.cache.known(row) + most + PARKED_STEPS)
 
     def _begin(self, row: int, question: Question) -> None:
         """Draw the question's next sample in this row from now on."""
@@ -244,7 +225,6 @@ class Batch:
         self._give_up()
         logits = self.cache.forward()
         age = self.step - self.born[:rows]
-        drawing, age = age >= 0, age.clip(0)  # negative: the row is fed what is known
         u = self.cache.on_device(uniforms(self.seed[:rows], age))
         with torch.autocast(logits.device.type, enabled=False):  # drawing is float32 whatever the model ran in
             draw = draw_tokens(
@@ -254,7 +234,7 @@ class Batch:
                 top_p=params.top_p,
                 barred=self._endings.barred(age + self.begun[:rows] < params.min_tokens),
             )
-        self.cache.feed(self._next_tokens(draw.tokens))
+        self.cache.feed(draw.tokens)
         tokens, logprobs, entropy = (drawn.numpy() for drawn in to_host(draw))
         if not np.isfinite(entropy).all():
             raise RlvrError(
@@ -264,19 +244,11 @@ class Batch:
             )
         self.drawn.add(self.step, tokens, logprobs, entropy)
         self.step += 1
-        may_end = self.cache.alive[:rows] & drawing & self._endings.possible(tokens, self.most[:rows] - age - 1)
+        may_end = self.cache.alive[:rows] & self._endings.possible(tokens, self.most[:rows] - age - 1)
         ended = {int(row): c for row in np.flatnonzero(may_end) if (c := self._completion(int(row))) is not None}
         if ended:
             self._end(ended)
         return [*ended.values()]
-
-    def _next_tokens(self, drawn: torch.Tensor) -> torch.Tensor:
-        """Return what each row is fed next: what was drawn for it, or what is known to come."""
-        if not self._fed:
-            return drawn
-        rows, known = [*self._fed], [rest.popleft() for rest in self._fed.values()]
-        self._fed = {row: rest for row, rest in self._fed.items() if rest}
-        return drawn.index_copy(0, self.cache.on_device(np.array(rows)), self.cache.on_device(np.array(known)))
 
     def _end(self, ended: dict[int, Completion]) -> None:
         for row, completion in ended.items():
@@ -307,7 +279,6 @@ class Batch:
             self.drawn.move(holes, movers)
             moved = dict(zip(movers.tolist(), holes.tolist(), strict=True))
             self._parked = {key: moved.get(row, row) for key, row in self._parked.items()}
-            self._fed = {moved.get(row, row): rest for row, rest in self._fed.items()}
             for mover, hole in moved.items():
                 self.questions[hole], self.questions[mover] = self.questions[mover], None
 

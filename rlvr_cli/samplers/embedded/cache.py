@@ -17,11 +17,11 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from rlvr_cli.models.compute.device import to_device, to_host
+from rlvr_cli.models.compute.device import to_device
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers.embedded.cuda_graphs import FixedShapeStep
 from rlvr_cli.samplers.embedded.decode_step import BLOCK, DecodeStep, Window
-from rlvr_cli.samplers.embedded.prefill import Prefix, extend
+from rlvr_cli.samplers.embedded.prefill import Prefix, extension
 from rlvr_cli.samplers.embedded.shared import Readers, SharedPrefix
 
 _WORTH_BLOCKS = 0.1  # the least share of columns that reading blocks of rows separately must save
@@ -255,43 +255,36 @@ class RowCache:
         return int(self._end[row] - self._start[row] - self._gaps[row])
 
     def fits(self, row: int, tokens: int) -> bool:
-        """Whether a parked row can go on with so many tokens where it is, see `resume_in_place`."""
+        """Whether a parked row can go on with so many tokens more."""
         return bool(self.window.column - self._start[row] + tokens < self.columns)
-
-    def resume_in_place(self, rows: np.ndarray, tokens: Sequence[int]) -> None:
-        """Go on in parked rows with these inputs. The columns since each ended stay hidden from it."""
-        w, at, columns, end = self.window, self.on_device(rows), np.arange(self.columns), self._end[rows]
-        hidden = self.on_device((columns >= end[:, None]) & (columns < w.column))
-        self._mask[at, 0, 0] = self._mask[at, 0, 0].masked_fill_(hidden, -torch.inf)
-        self.inputs[at, 0] = self.on_device(np.array(tokens))
-        self.positions[at, 0] = self.on_device(np.array([self.known(row) for row in rows]))
-        self._gaps[rows] += w.column - end
-        self._unpark(rows)
 
     def resume(self, rows: np.ndarray, prompts: Sequence[Sequence[int]]) -> None:
         """Go on in parked rows, whose tokens the prompts begin with: of the rest, keys and values are computed in one pass.
 
-        The last token of each is its row's next input. Not for models with a sliding window, see `prefill.extend`.
+        Only with a step. The last token of each prompt is its row's next input; where the others go, see `prefill.extension`. What is
+        left of the columns since a row ended stays hidden from it.
         """
-        w, lengths = self.window, np.array([len(prompt) - 1 for prompt in prompts])
-        if w.column < lengths.max():
-            self._move_columns(int(lengths.max()))
-        at = self.on_device(rows)
-        columns = np.arange(self.columns)
-        seen = to_host([self._mask[at, 0, 0] == 0])[0].numpy()
-        held = seen & (columns < self._end[rows, None])
-        extend(self._policy, [prompt[:-1] for prompt in prompts], self.slots, rows=at, held=held, column=w.column)
-        start = w.column - lengths
-        hidden = self.on_device(columns < start[:, None])
-        self._mask[at, 0, 0] = torch.zeros_like(hidden, dtype=self._mask.dtype).masked_fill_(hidden, -torch.inf)
+        assert self._step is not None, "the model itself goes on in no row"
+        self._shrink_window()
+        w, known = self.window, np.array([self.known(row) for row in rows])
+        news = [prompt[n:-1] for prompt, n in zip(prompts, known, strict=True)]
+        spare = w.column - self._end[rows] - [*map(len, news)]  # negative: as many go before its first one
+        lacking = w.low - int((self._start[rows] + spare.clip(max=0)).min())
+        if lacking > w.low:
+            self._move_columns(w.column - w.low + lacking)
+        where = {"start": self._start[rows], "end": self._end[rows], "column": w.column}
+        new = extension(news, rows=rows, known=known, mask=self._mask, **where)
+        if len(new.token):
+            self._step.extend(new.token, new.position, cache=self.slots, places=new.places)
+        hidden = torch.zeros_like(new.visible, dtype=self._mask.dtype).masked_fill_(~new.visible, -torch.inf)
+        at, lengths = new.places.rows, np.array([*map(len, prompts)])
+        self._mask[at, 0, 0, new.places.seen] = hidden
         self.inputs[at, 0] = self.on_device(np.array([prompt[-1] for prompt in prompts]))
-        self.positions[at, 0] = self.on_device(lengths)
-        self._start[rows], self._gaps[rows] = start, 0
-        self._unpark(rows)
-
-    def _unpark(self, rows: np.ndarray) -> None:
+        self.positions[at, 0] = self.on_device(lengths - 1)
+        self._gaps[rows] += spare.clip(0)
+        self._start[rows] += spare.clip(max=0)
         self.alive[rows], self.parked[rows] = True, False
-        self.window.rows = max(self.window.rows, int(rows.max()) + 1)
+        w.rows = max(w.rows, int(rows.max()) + 1)
         self._changed = True
 
     def compact(self) -> tuple[np.ndarray, np.ndarray]:

@@ -1,5 +1,7 @@
 """One decoding step of a Llama-like model: the newest token of every row enters, the logits of the next one leave.
 
+Rows whose episodes go on get the tokens of their environment's answer in a pass of the same layers, without logits.
+
 A second implementation of what `transformers` has, for the case that sampling repeats again and again: one token per
 row, no gradients. It needs a third of the operators, and its shapes can be held fixed, so that a CUDA graph can replay
 it without Python. It supports unmodified Llama, Mistral, Qwen2 and Qwen3 models only (see `unsupported_reason`).
@@ -11,7 +13,7 @@ the matrix products are cast once. What an adapter adds stays apart from them, s
 A step therefore keeps the weights that it was made from: `refresh` it for every batch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,6 +25,7 @@ from transformers.cache_utils import DynamicLayer
 from rlvr_cli.models.compute.device import as_operand, product
 from rlvr_cli.models.compute.onednn import linear
 from rlvr_cli.models.policy import LowRank, Policy
+from rlvr_cli.samplers.embedded.prefill import Places
 from rlvr_cli.samplers.embedded.shared import Part, Readers, attend_to_part, merged
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # values of `model_type`
@@ -50,6 +53,11 @@ class Window(NamedTuple):
     def select(self, slots: torch.Tensor) -> torch.Tensor:
         """Return this part of keys or values, (rows, key-value heads, columns, head size)."""
         return slots[: self.rows, :, self.low : self.high]
+
+
+# (layer, query, key, value), each of the latter (tokens, heads, head size) -> what is attended to, (tokens, heads x head size); None: of
+# the last layer, keys and values were all that is wanted.
+_Attended = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None]
 
 
 def attend(
@@ -281,30 +289,70 @@ class DecodeStep:
             (rows, vocab) float32.
         """
         rows = len(tokens)
-        x = F.embedding(tokens, self._embedding)  # (rows, hidden)
-        cos, sin = self._cos[positions], self._sin[positions]  # (rows, 1, head size)
-        for number, (layer, (all_keys, all_values)) in enumerate(zip(self._layers, cache, strict=True)):
-            heads = _applied(layer.heads, self._normed(x, layer.before_attention)).view(rows, -1, self._size)
+
+        def attended(number: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            all_keys, all_values = cache[number]
+            keys, values = _written(window.select(all_keys), key, at), _written(window.select(all_values), value, at)
+            query = query.to(keys.dtype)
+            if readers is None:
+                return self._attended(query, keys, values, mask, window)
+            asked = as_operand(query, keys.dtype) * self._scaling
+            own = self._own_part(asked, keys, values, mask, window)
+            return merged(own, readers.attend(number, asked)).view(rows, -1).to(query.dtype)
+
+        x = self._hidden(tokens, positions, attended)
+        with torch.autocast(x.device.type, enabled=False):
+            logits = product(as_operand(self._normed(x, self._norm), self._dtype), self._head.weight.T).float()
+        return logits if self._head.bias is None else logits + self._head.bias
+
+    def extend(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        cache: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        places: Places,
+    ) -> None:
+        """Write the keys and values of tokens into the cache, of which a row may get several.
+
+        Args:
+            tokens, positions: (tokens,).
+            cache: keys and values of each layer.
+        """
+
+        def attended(number: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor | None:
+            for slots, new in zip(cache[number], (key, value), strict=True):
+                slots[places.row, :, places.column] = new.to(slots.dtype)
+            if number == len(self._layers) - 1:
+                return None
+            keys, values = (slots[:, :, places.seen].index_select(0, places.rows) for slots in cache[number])
+            asked = query.to(keys.dtype).index_select(0, places.queries.flatten())
+            asked = asked.view(*places.queries.shape, *query.shape[1:]).transpose(1, 2)
+            out = F.scaled_dot_product_attention(
+                asked, keys, values, attn_mask=places.mask, scale=self._scaling, enable_gqa=True
+            )
+            return out.transpose(1, 2).reshape(-1, query[0].numel()).index_select(0, places.back)
+
+        self._hidden(tokens, positions, attended)
+
+    def _hidden(self, tokens: torch.Tensor, positions: torch.Tensor, attended: _Attended) -> torch.Tensor:
+        """Return what leaves the last layer, (tokens, hidden)."""
+        x = F.embedding(tokens, self._embedding)
+        cos, sin = self._cos[positions], self._sin[positions]  # (tokens, 1, head size)
+        for number, layer in enumerate(self._layers):
+            heads = _applied(layer.heads, self._normed(x, layer.before_attention)).view(len(x), -1, self._size)
             turning, value = heads.split((self.heads + self._kv_heads, self._kv_heads), 1)
             if layer.query_norm is not None and layer.key_norm is not None:
                 query, key = turning.split((self.heads, self._kv_heads), 1)
                 turning = torch.cat((self._normed(query, layer.query_norm), self._normed(key, layer.key_norm)), 1)
             turning = turning * cos + turning.roll(self._size // 2, -1) * sin
             query, key = turning.split((self.heads, self._kv_heads), 1)
-            keys, values = _written(window.select(all_keys), key, at), _written(window.select(all_values), value, at)
-            query = query.to(keys.dtype)
-            if readers is None:
-                attended = self._attended(query, keys, values, mask, window)
-            else:
-                asked = as_operand(query, keys.dtype) * self._scaling
-                own = self._own_part(asked, keys, values, mask, window)
-                attended = merged(own, readers.attend(number, asked)).view(rows, -1).to(query.dtype)
-            x = x + _applied(layer.attended, attended)
+            if (found := attended(number, query, key, value)) is None:
+                break
+            x = x + _applied(layer.attended, found)
             gate, up = _applied(layer.gate_up, self._normed(x, layer.before_mlp)).chunk(2, -1)
             x = x + _applied(layer.down, F.silu(gate) * up)
-        with torch.autocast(x.device.type, enabled=False):
-            logits = product(as_operand(self._normed(x, self._norm), self._dtype), self._head.weight.T).float()
-        return logits if self._head.bias is None else logits + self._head.bias
+        return x
 
     def _attended(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, window: Window

@@ -47,6 +47,8 @@ _MAX_ROWS = 256  # more rows hardly raise the rate: the fixed cost of a step is 
 _PREFILL_TOKENS = 4096  # prompt tokens per prefill, padding included
 # More padding costs more than another prefill: on a CPU, on other devices.
 _PADDING_TOKENS, _PADDING_TOKENS_ELSEWHERE = 128, 2048
+# The share of used rows under which waiting samples get rows: on a CPU, on other devices, where a prefill costs several steps.
+_REFILL_BELOW, _REFILL_BELOW_ELSEWHERE = 0.95, 0.8
 _SHARED_TOKENS = 256  # copies of a prompt's tokens, on average, that one copy must save to be faster
 _GATHER_SECONDS = 0.03  # how long a completion waits for others before it is yielded
 _COMPACT_BELOW = 0.8  # share of live rows under which moving rows costs less than computing dead ones
@@ -142,8 +144,8 @@ class TransformersSampler:
         self._spare: Workspace | None = None  # of the last batch, for the next one to use
         self._sleep_mode = sleep_mode and policy.device.type == "cuda"
         self._step_rejection = ""  # why `DecodeStep` must not replace the model; empty if it may
-        self._resumes = policy.model.config.model_type not in _WINDOWED  # see `cache.RowCache.resume`
         self._shares = policy.device.type == "cpu"  # whether samples of a question may read one copy of its prompt
+        self._refill_below = _REFILL_BELOW if policy.device.type == "cpu" else _REFILL_BELOW_ELSEWHERE
         self._fixed = cuda_graphs and policy.device.type == "cuda"  # whether steps run in fixed shapes
         self.notes: tuple[str, ...] = ()
         self._vocab_size, self._empty_prefix = self._check()
@@ -281,7 +283,7 @@ class TransformersSampler:
             with self._sampling():
                 workspace = self._workspace(rows, columns, positions=max(columns, longest))
                 cache = RowCache(self._policy, workspace, rows=rows, columns=columns)
-                awaits = joining.awaits if joining and self._resumes else None
+                awaits = joining.awaits if joining and workspace.step else None
                 batch = Batch(cache, params=params, eos=eos, stops=stops, awaits=awaits)
             while upcoming or ready or batch.live or (joining and joining.add(upcoming, wait=True)):
                 done: list[Completion] = []
@@ -360,13 +362,13 @@ class TransformersSampler:
         return Workspace(slots, step=self._new_step(positions) if may_step else None, fixed=self._fixed)
 
     def _admit(self, batch: Batch, ready: deque[Question], upcoming: deque[Question], *, shared_bytes: int) -> None:
-        """Go on in parked rows; once a fifth of the rows is free, assign them to waiting samples.
+        """Go on in parked rows; once so many rows are free that a prefill is worth it, assign them to waiting samples.
 
         No more prompts are prefilled while those that rows share take `shared_bytes` or more.
         If too few wait, compact the rows that are used.
         """
         batch.resume(upcoming)
-        if batch.live <= _COMPACT_BELOW * len(batch.cache.alive):
+        if not batch.live or batch.used <= self._refill_below * len(batch.cache.alive):
             while batch.free and (ready or upcoming):
                 if not ready:
                     if batch.live and batch.cache.shared_bytes >= shared_bytes:

@@ -1,17 +1,17 @@
 """The keys and values of tokens that are known, computed in one pass for several rows of them.
 
-Enters: prompts, or what follows the tokens of rows whose keys and values are there. Leaves: a `Prefix` of each prompt, or longer rows.
+Enters: prompts, or what follows the tokens of rows. Leaves: a `Prefix` of each prompt, or the places of what follows, for the pass of
+`decode_step.DecodeStep.extend`.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from transformers import Cache, DynamicCache
-from transformers.cache_utils import CacheLayerMixin
+from transformers import DynamicCache
 
-from rlvr_cli.models.compute.device import to_device
+from rlvr_cli.models.compute.device import to_device, to_host
 from rlvr_cli.models.policy import Policy
 
 # Per layer: the keys and values of a prompt without its last token, (key-value heads, tokens, head size).
@@ -31,100 +31,96 @@ def prefill(policy: Policy, prompts: Sequence[list[int]]) -> list[Prefix]:
     ]
 
 
-def extend(
-    policy: Policy,
-    prompts: Sequence[Sequence[int]],
-    slots: Sequence[tuple[torch.Tensor, torch.Tensor]],
+class Places(NamedTuple):
+    """Where tokens go that follow those of rows of a cache, several to a row, and what they see.
+
+    Attributes:
+        row, column: (tokens,), of the cache.
+        rows: (n,), of the cache: those that go on.
+        seen: the columns that the tokens see or go to.
+        queries: (n, most), the token that asks; any one where a row has fewer.
+        back: (tokens,), where each is among those of `queries`.
+        mask: (n, 1, most, columns seen), added to attention scores.
+    """
+
+    row: torch.Tensor
+    column: torch.Tensor
+    rows: torch.Tensor
+    seen: slice
+    queries: torch.Tensor
+    back: torch.Tensor
+    mask: torch.Tensor
+
+
+class Extension(NamedTuple):
+    """Tokens that follow those of rows: how they are computed, and what the rows see from then on.
+
+    Attributes:
+        places: where they go.
+        token, position: (tokens,): what they are, and which of its row's tokens.
+        visible: (n, columns seen) bool, what a row's later tokens see.
+    """
+
+    places: Places
+    token: torch.Tensor
+    position: torch.Tensor
+    visible: torch.Tensor
+
+
+def extension(
+    news: Sequence[Sequence[int]],
     *,
-    rows: torch.Tensor,
-    held: np.ndarray,
+    rows: np.ndarray,
+    known: np.ndarray,
+    start: np.ndarray,
+    end: np.ndarray,
     column: int,
-) -> None:
-    """Compute the keys and values of tokens that follow those which are known, and move all of them to end before a column.
+    mask: torch.Tensor,
+) -> Extension:
+    """Place the tokens that follow those of rows: into the columns since a row ended and, if these are too few, those before its first.
 
-    Not for models with a sliding window, whose attention to several new tokens at once has no mask for it here.
+    A key knows its position, so that columns need no order.
 
     Args:
-        prompts: all tokens of each row; the first ones are known.
-        slots: per layer, the memory for keys and values, (rows, key-value heads, columns, head size).
-        rows: of the slots.
-        held: (rows, columns) bool, which columns of the slots hold the keys and values that are known, in their order.
-        column: at least as many as the longest prompt has tokens.
+        news: the tokens of each row.
+        rows: of the cache.
+        known: (n,), how many tokens each row has.
+        start, end: (n,), the columns of its first token and behind its last one.
+        column: behind those that it may take.
+        mask: (rows of the cache, 1, 1, columns), what each of them sees.
     """
-    known, lengths = held.sum(1), np.array([len(prompt) for prompt in prompts])
-    news = [prompt[n:] for prompt, n in zip(prompts, known, strict=True)]  # padded on the right
-    some = np.flatnonzero(held.any(0))
-    after, low, high = max(1, *map(len, news)), int(some[0]), int(some[-1]) + 1
-    held, width = held[:, low:high], high - low
-    mask = np.full((len(news), 1, after, width + after), -np.inf, dtype=np.float32)
-    mask[..., :width] = np.where(held, 0, -np.inf)[:, None, None]
-    mask[..., width:] = np.triu(np.full((after, after), -np.inf), 1)
-    # Which token the columns before `column` get, and where it is among the columns from `low` and the new ones behind them.
-    token = np.arange(-lengths.max(), 0) + lengths[:, None]
-    place_of_known = np.argsort(~held, axis=1, kind="stable")
-    old = np.take_along_axis(place_of_known, token.clip(0, width - 1), axis=1)
-    order = np.where(token < known[:, None], old, width + token - known[:, None])
-    order, device = to_device(torch.from_numpy(order.clip(0)), policy.device), policy.device
-    # Of padding they are not beyond those of the prompts, for which a model may have a table.
-    positions = np.minimum(known[:, None] + np.arange(after), lengths[:, None] - 1)
-    place = {"rows": rows, "known": slice(low, high), "order": order, "column": column}
-    policy.body(
-        input_ids=to_device(torch.tensor([[*new, *[0] * (after - len(new))] for new in news]), device),
-        attention_mask=to_device(torch.from_numpy(mask).to(slots[0][0].dtype), device),
-        position_ids=to_device(torch.from_numpy(positions), device),
-        past_key_values=Cache(layers=[_LongerLayer(pair, **place) for pair in slots]),
-        use_cache=True,
+    counts = np.array([*map(len, news)])
+    most, tokens, gap = max(1, counts.max()), counts.sum(), column - end
+    low = int((start - (counts - gap).clip(0)).min())
+    of = np.repeat(np.arange(len(news)), counts)
+    nth = np.arange(tokens) - np.repeat(counts.cumsum() - counts, counts)
+    columns = np.where(nth < gap[of], end[of] + nth, start[of] - 1 - (nth - gap[of]))
+    queries = np.zeros((len(news), most), dtype=np.int64)
+    queries[of, nth] = np.arange(tokens)
+    device = mask.device
+
+    def placed(array: np.ndarray) -> torch.Tensor:
+        return to_device(torch.from_numpy(array), device)
+
+    at = placed(rows)
+    seen = to_host([mask[at, 0, 0, low:column] == 0])[0].numpy()
+    since = np.where(seen & (np.arange(low, column) < end[:, None]), -1, most)  # the new token that sees a column first
+    since[of, columns - low] = nth
+    hidden = placed(since[:, None, None] > np.arange(most)[:, None])
+    return Extension(
+        Places(
+            row=at.index_select(0, placed(of)),
+            column=placed(columns),
+            rows=at,
+            seen=slice(low, column),
+            queries=placed(queries),
+            back=placed(of * most + nth),
+            mask=torch.zeros_like(hidden, dtype=mask.dtype).masked_fill_(hidden, -torch.inf),
+        ),
+        token=placed(np.array([token for new in news for token in new], dtype=np.int64)),
+        position=placed(known[of] + nth),
+        visible=placed(since < most),
     )
-
-
-class _LongerLayer(CacheLayerMixin):
-    """One layer of rows that get several tokens at once: what is known of them, and behind it what is new.
-
-    They are moved within their rows, so that they end before `column` without a gap.
-
-    Args:
-        rows: (rows,) of the slots.
-        known: the columns that hold what is known of them.
-        order: (rows, length) where the last `length` columns before `column` come from, among the known columns and the new ones.
-        column: where the rows end.
-    """
-
-    is_sliding = False
-
-    def __init__(
-        self,
-        slots: tuple[torch.Tensor, torch.Tensor],
-        *,
-        rows: torch.Tensor,
-        known: slice,
-        order: torch.Tensor,
-        column: int,
-    ) -> None:
-        super().__init__()
-        self._slots, self._rows, self._known, self._order = slots, rows, known, order
-        self._to = slice(column - order.shape[1], column)
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        raise AssertionError("slots are allocated before the first step")
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any):
-        return self._longer(self._slots[0], key_states), self._longer(self._slots[1], value_states)
-
-    def _longer(self, slots: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        both = torch.cat((slots[:, :, self._known].index_select(0, self._rows), new.to(slots.dtype)), dim=2)
-        each = torch.arange(len(both), device=both.device)[:, None]
-        slots[self._rows, :, self._to] = both.transpose(1, 2)[each, self._order].transpose(1, 2)
-        return both
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length() + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return self._known.stop - self._known.start
-
-    def get_max_length(self) -> int:
-        return self._slots[0].shape[2]
 
 
 def _layers(cache: DynamicCache, dtype: torch.dtype) -> Prefix:

@@ -10,9 +10,10 @@ whose environment has answered joins it, and the others go on meanwhile. With ot
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 from rlvr_cli.environments.pool import Answer, EnvironmentPool
@@ -103,6 +104,7 @@ class _Table:
         self._prompts = prompt_token_ids(player.tokenizer, requests, vocab_size=len(player.tokenizer))
         self._asked: list[list[Playing]] = []  # the episodes of each request in the running call of the sampler
         self._waiting: dict[Future[Answer], tuple[Playing, Completion]] = {}  # for the environment
+        self._done: SimpleQueue[Future[Answer]] = SimpleQueue()  # of those
         self._ended: deque[Completion] = deque()
         self._repeats = Repeats(player.pool, strict=player.trains)
 
@@ -155,15 +157,13 @@ class _Table:
     def take(self, *, wait: bool) -> list[Request]:
         """Return the requests of the episodes whose environment has answered; with `wait`, none only if it has nothing to answer."""
         asked: list[Request] = []
-        while self._waiting and not asked:
-            done = [future for future in self._waiting if future.done()]
-            if not done and not wait:
-                break
-            for future in done or _first(self._waiting):
-                playing, completion = self._waiting.pop(future)
-                if request := self._answered(playing, completion, future.result()):
-                    self._asked.append([playing])
-                    asked.append(request)
+        while self._waiting and (not self._done.empty() or (wait and not asked)):
+            with stoppable():
+                future = self._done.get()
+            playing, completion = self._waiting.pop(future)
+            if request := self._answered(playing, completion, future.result()):
+                self._asked.append([playing])
+                asked.append(request)
         return asked
 
     def add(self, completion: Completion) -> None:
@@ -177,6 +177,7 @@ class _Table:
             playing.asked.append(asked)
             future = self._player.pool.answer(playing.example, playing.seed, playing.asked)
             self._waiting[future] = playing, completion
+            future.add_done_callback(self._done.put)
 
     def ended(self) -> Generator[Completion]:
         """Yield the episodes that have ended."""
@@ -244,9 +245,3 @@ class _Table:
             last = Completion(0, 0, "", ids, (), (), len(ids), 0, "stop", None, None)
             playing.add_turn(last)
         self._end(playing, last, by="error")
-
-
-def _first(futures: dict[Future[Answer], tuple[Playing, Completion]]) -> set[Future[Answer]]:
-    """Wait until some are done, and return these."""
-    with stoppable():
-        return wait(futures, return_when=FIRST_COMPLETED).done

@@ -2,6 +2,7 @@
 
 from collections import deque
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -12,6 +13,7 @@ from rlvr_cli.samplers.embedded.batch import Batch, Question
 from rlvr_cli.samplers.embedded.cache import RowCache, Workspace, make_slots
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep, Window, unsupported_reason
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
+from rlvr_cli.samplers.embedded.prefill import prefill
 from rlvr_cli.samplers.stop_strings import StopStrings
 from rlvr_cli.types import Request, SamplingParams
 
@@ -86,6 +88,33 @@ def test_a_step_gives_the_models_logits(architecture, dtype, joined, monkeypatch
         seen = mask[..., window.low : window.high]
         logits = step(ids[:, position], torch.full((3,), position), mask=seen, cache=cache, window=window)
         torch.testing.assert_close(logits, expected[:, position].float(), atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@torch.no_grad()
+def test_a_step_after_several_tokens_in_a_pass_gives_the_models_logits(architecture, dtype):
+    """They go to the columns since their row was parked, and to those before its first."""
+    policy = Policy(small_model(architecture, **ARCHITECTURES[architecture]).to(dtype))
+    ids = torch.randint(320, (3, 30), generator=torch.Generator().manual_seed(0)).tolist()
+    prefixes = prefill(policy, [one[:2] for one in ids])
+    slots = make_slots([(k[:, :0], v[:, :0]) for k, v in prefixes[0]], rows=3, columns=36, value=1.0)
+    cache = RowCache(policy, Workspace(slots, step=DecodeStep(policy, dtype=dtype, positions=36)))
+    for one, prefix in zip(ids, prefixes, strict=True):
+        cache.seat(one[:3], prefix, most=1)
+    lengths = [3, 3, 3]
+    cache.forward()
+    for waits, news in ((0, (1, 2, 6)), (4, (9, 1, 3)), (1, (1, 1, 1)), (2, (5, 7, 3))):
+        cache.park([0, 1, 2])
+        for _ in range(waits):
+            cache.forward()
+        lengths = [length + new for length, new in zip(lengths, news, strict=True)]
+        for rows in ([2, 0], [1]):
+            cache.resume(np.array(rows), [ids[row][: lengths[row]] for row in rows])
+        logits = cache.forward()
+        for one, length, found in zip(ids, lengths, logits, strict=True):
+            plain = policy.forward(input_ids=torch.tensor([one[:length]])).logits[0, -1]
+            torch.testing.assert_close(found, plain.float(), atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

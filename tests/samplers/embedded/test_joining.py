@@ -1,5 +1,6 @@
 """Requests that join a running call of the embedded engine: they are answered as if each had been asked alone."""
 
+import itertools
 import random
 from collections import deque
 
@@ -10,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr_cli.models.policy import Policy
-from rlvr_cli.samplers.embedded import batch
+from rlvr_cli.samplers.embedded import batch, engine
 from rlvr_cli.samplers.embedded.cache import RowCache, Workspace, make_slots
+from rlvr_cli.samplers.embedded.decode_step import DecodeStep
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
+from rlvr_cli.samplers.embedded.prefill import prefill
 from rlvr_cli.samplers.stop_strings import StopStrings
 from rlvr_cli.types import Completion, Request, SamplingParams
 
@@ -93,23 +96,40 @@ def test_turns_that_join_are_those_that_are_asked_alone(tiny_model_dir, tiny_tok
     assert_as_asked_alone(sampler, turns, done)
 
 
-def test_of_a_turn_that_joins_only_what_is_new_is_computed(tiny_model, tiny_tokenizer):
-    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
-    shapes = []
-    tiny_model.get_input_embeddings().register_forward_hook(lambda module, args, out: shapes.append(args[0].shape))
-    turns = Turns(random.Random(0), turns=2)
+def recorded(patch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The tokens of each pass for rows that go on."""
+    passes, extend = [], DecodeStep.extend
+
+    def recording(step, tokens, positions, **kwargs):
+        passes.append(tokens.tolist())
+        return extend(step, tokens, positions, **kwargs)
+
+    patch.setattr(DecodeStep, "extend", recording)
+    return passes
+
+
+def test_of_a_turn_that_joins_only_what_is_new_is_computed(tiny_model, tiny_tokenizer, monkeypatch):
+    sampler, passes = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), recorded(monkeypatch)
+    turns, prefilled = Turns(random.Random(0), turns=2), []
+    monkeypatch.setattr(engine, "prefill", lambda policy, ids: prefilled.append(ids) or prefill(policy, ids))
     done = answered(sampler, turns)
-    first = max(len(prompt) for prompt in PROMPTS) - 1
-    assert [shape[1] for shape in shapes].count(first) == 1
-    assert (
-        max(shape[1] for shape in shapes[1:]) <= 9 < first
-    )  # the newest token, and up to 9 of another's text without its last
+    assert sorted(prefilled[0], key=len) == sorted((list(prompt[:-1]) for prompt in PROMPTS), key=len)
+    assert len(prefilled) == 1
+    news = [request.prompt_ids[len(before(request, done)) - 1 : -1] for request in turns.asked[len(PROMPTS) :]]
+    assert sorted(itertools.chain(*passes)) == sorted(itertools.chain(*news))
     assert_as_asked_alone(sampler, turns, done)
+
+
+def before(request: Request, done: list[Completion]) -> tuple[int, ...]:
+    """The tokens of the turn before."""
+    (last,) = (c for c in done if (c.request_index, c.sample_index) == request.after)
+    return last.prompt_ids + last.token_ids
 
 
 def batch_of(sampler, tokenizer, *, rows, max_tokens, over):
     """A batch that keeps rows unless (request, sample) is in `over`."""
-    cache = RowCache(sampler._policy, Workspace(make_slots(sampler._empty_prefix, rows=rows, columns=90)))
+    slots = make_slots(sampler._empty_prefix, rows=rows, columns=90)
+    cache = RowCache(sampler._policy, Workspace(slots, step=sampler._new_step(90)))
     params = SamplingParams(max_tokens=max_tokens, min_tokens=max_tokens, stop=())
     stops = StopStrings(tokenizer, (), vocab_size=320)
     return batch.Batch(cache, params=params, eos=(), stops=stops, awaits=lambda key: key not in over)
@@ -136,8 +156,7 @@ def test_rows_that_nothing_comes_after_are_freed(tiny_model, tiny_tokenizer):
 
 
 @torch.no_grad()
-def test_a_row_that_waits_may_be_moved_and_its_place_taken(tiny_model, tiny_tokenizer, monkeypatch):
-    monkeypatch.setattr(batch, "FED_TOKENS", 0)
+def test_a_row_that_waits_may_be_moved_and_its_place_taken(tiny_model, tiny_tokenizer):
     sampler, over = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), {(0, 0), (0, 1)}
     with sampler._sampling():
         rows = batch_of(sampler, tiny_tokenizer, rows=4, max_tokens=1, over=over)
@@ -158,58 +177,46 @@ def test_a_row_that_waits_may_be_moved_and_its_place_taken(tiny_model, tiny_toke
         torch.testing.assert_close(logits[row], plain, atol=1e-4, rtol=1e-4)
 
 
-def test_a_row_that_is_fed_what_is_new_may_be_moved(tiny_model, tiny_tokenizer):
-    """A token a step, and no pass; the first draw is that of the turn asked alone."""
-    sampler, over = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), {(0, 0), (0, 1), (1, 0)}
-    with sampler._sampling():
-        rows = batch_of(sampler, tiny_tokenizer, rows=4, max_tokens=1, over=over)
-        rows.seat(question(sampler, 0, [7, 8, 9]))
-        rows.seat(question(sampler, 1, [60, 61, 62, 63]))
-        said = {completion.sample_index: completion for completion in rows.advance() if completion.request_index == 1}
-        ids = (*said[1].prompt_ids, *said[1].token_ids, 80, 81)
-        assert len(ids) - len(said[1].prompt_ids) <= batch.FED_TOKENS
-        calls = []
-        tiny_model.get_input_embeddings().register_forward_hook(lambda module, args, out: calls.append(args[0].shape))
-        rows.resume(deque([batch.Question(3, list(ids), deque([(0, 9)]), after=(1, 1))]))
-        assert (calls, rows.live) == ([], 1)
-        assert rows.advance() == []
-        rows.compact()
-        assert rows.questions[0] is not None
-        assert rows.advance() == []
-        (completion,) = rows.advance()
-    (alone,) = sampler.sample([Request("", (9,), prompt_ids=ids)], SamplingParams(max_tokens=1, min_tokens=0, stop=()))
-    assert (completion.prompt_ids, completion.token_ids) == (alone.prompt_ids, alone.token_ids)
-    torch.testing.assert_close(completion.logprobs, alone.logprobs, atol=1e-4, rtol=0)
-
-
-def test_turns_of_a_row_go_on_in_place_and_in_passes(tiny_model, tiny_tokenizer):
-    """A long answer needs a pass, and so does a short one when the gaps in which the row waited leave too little room."""
+@pytest.mark.parametrize("waits", [(0,), (20,), (3, 0, 7), (1,)])
+def test_turns_of_a_row_go_on_in_its_columns_those_before_them_or_a_new_row(
+    waits, tiny_model, tiny_tokenizer, monkeypatch
+):
+    """Where the columns since it ended do not hold an answer; the last where those in which it waited leave too little room."""
     sampler, over = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), set()
-    ids, found, passes, lengths = [7, 8, 9], [], [], []
-    answers = [[60], [*range(60, 69)], [60], [61], [62], [63]]
+    passes = recorded(monkeypatch)
+    ids, found, freed = [7, 8, 9], [], 0
+    answers = [[60], [*range(60, 69)], [60], [], [62, 63], [*range(70, 75)]]
     with sampler._sampling():
         rows = batch_of(sampler, tiny_tokenizer, rows=1, max_tokens=2, over=over)
         rows.seat(batch.Question(0, ids, deque([(0, 5)]), *sampler._prefixes([ids[:-1]])))
-        tiny_model.get_input_embeddings().register_forward_hook(
-            lambda module, args, out: lengths.append(args[0].shape[1])
-        )
         for turn, answer in enumerate([[], *answers]):
-            lengths.clear()
             if turn:
+                new = [found[-1].token_ids[-1], *answer]
                 ids = [*ids, *found[-1].token_ids, *answer]
-                rows.resume(deque([batch.Question(turn, ids, deque([(0, 5)]), after=(turn - 1, 0))]))
-                passes.append(bool(lengths))
+                upcoming = deque([batch.Question(turn, ids, deque([(0, 5)]), after=(turn - 1, 0))])
+                rows.resume(upcoming)
+                if upcoming:
+                    assert rows.used == 0
+                    freed += 1
+                    upcoming[0].prefix = sampler._prefixes([ids[:-1]])[0]
+                    rows.seat(upcoming[0])
+                elif answer:
+                    assert passes.pop() == new[:-1]
+                assert not passes
             while len(found) <= turn:
                 found += rows.advance()
-            for _ in range(20):
+            for _ in range(waits[turn % len(waits)]):
                 rows.advance()
-    assert passes[:3] == [False, True, False]
-    assert any(passes[3:])
-    for completion in found:
-        request = Request("", (5,), prompt_ids=completion.prompt_ids)
-        (alone,) = sampler.sample([request], SamplingParams(max_tokens=2, min_tokens=0, stop=()))
+    assert bool(freed) == (waits == (20,))
+    for completion, alone in zip(found, _alone(sampler, found), strict=True):
         assert completion.token_ids == alone.token_ids
         torch.testing.assert_close(completion.logprobs, alone.logprobs, atol=1e-4, rtol=0)
+
+
+def _alone(sampler: TransformersSampler, found: list[Completion]) -> list[Completion]:
+    asked = [Request("", (5,), prompt_ids=completion.prompt_ids) for completion in found]
+    params = SamplingParams(max_tokens=2, min_tokens=0, stop=())
+    return sorted(sampler.sample(asked, params), key=lambda completion: completion.request_index)
 
 
 @pytest.mark.parametrize("name", ["Mistral", "GPT2"])
