@@ -67,7 +67,7 @@ class Slow(Answers):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=16, help="processes of the slow tool")
+    parser.add_argument("--workers", type=int, default=64, help="processes of the slow tool")
     parser.add_argument("--json", help="write the rows to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

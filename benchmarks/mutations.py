@@ -114,6 +114,7 @@ LOSSES = "tests/training/losses/test_losses.py"
 WORKED = "tests/training/losses/test_worked_numbers.py"
 SHARED = "tests/samplers/embedded/test_shared.py"
 JOINING = "tests/samplers/embedded/test_joining.py"
+DECODE_STEP = "tests/samplers/embedded/test_decode_step.py"
 SHAPING = "tests/training/credit/test_shaping.py"
 LANGUAGE = "tests/graders/test_language.py"
 UPDATE = " ".join(f"tests/training/updates/test_{part}.py" for part in ("update", "policy_gradient", "scores"))
@@ -1497,26 +1498,31 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
     ),
     *mutations_of(
         "samplers/embedded/prefill.py",
-        ("a turn's new tokens have the places of the old ones", "known[:, None] + np.arange(after), lengths", "0 * known[:, None] + np.arange(after), lengths", JOINING),
+        ("a turn's new tokens have the places of the old ones", "position=placed(known[of] + nth)", "position=placed(nth)", JOINING),
+        ("new tokens see those after them", "since[:, None, None] > np.arange(most)[:, None]", "since[:, None, None] >= most + 0 * np.arange(most)[:, None]", JOINING),
+        ("new tokens see what others wrote into their row", " < end[:, None]), -1, most)", " < column), -1, most)", JOINING),
+        ("new tokens overwrite the first ones of their row", "start[of] - 1 - (nth - gap[of])", "start[of] - (nth - gap[of])", JOINING),
+        ("what was written while a row waited is visible", "visible=placed(since < most)", "visible=placed(since <= most)", JOINING),
+    ),
+    *mutations_of(
+        "samplers/embedded/decode_step.py",
+        ("a row asks another's keys", "slots[:, :, places.seen].index_select(0, places.rows)", "slots[:, :, places.seen].index_select(0, places.rows.sort().values)", f"{DECODE_STEP} -k several_tokens"),
+        ("what a token attends to goes to another", "-1, query[0].numel()).index_select(0, places.back)", "-1, query[0].numel())[: len(query)]", f"{DECODE_STEP} -k several_tokens"),
     ),
     *mutations_of(
         "samplers/embedded/batch.py",
         ("what follows a row that has moved goes on in another", "{key: moved.get(row, row) for", "{key: row for", JOINING),
-        ("what is fed to a row that has moved is fed to another", "{moved.get(row, row): rest for", "{row: rest for", JOINING),
-        ("a row that is fed draws at once", "drawing, age = age >= 0,", "drawing, age = age >= -99,", JOINING),
-        ("what is drawn is fed in place of what is known", "self.cache.feed(self._next_tokens(draw.tokens))", "self.cache.feed(draw.tokens)", JOINING),
-        ("a turn's first draw is that of a later one", "self.born[row] += len(rest)", "pass", JOINING),
         ("rows wait for what never comes", " and self._awaits and self._awaits(key)", "", JOINING),
+        ("a row without room is kept", "self.cache.release([self._parked.pop(key) for key in crowded if key])", "[self._parked.pop(key) for key in crowded if key]", JOINING),
     ),
     *mutations_of(
         "samplers/embedded/cache.py",
         ("a row that moves leaves its prompt behind", "shared.rows[shared.rows.index(mover)] = hole", "pass", f"{SHARED} -k tokens_of_copies"),
         ("a row has the place of its own tokens alone", "self.positions[at] = len(prompt_ids) - 1", "self.positions[at] = length", f"{SHARED} -k tokens_of_copies"),
-        ("a row that goes on reads what others wrote into it", "seen & (columns < self._end[rows, None])", "seen & (columns <= self._end[rows, None])", JOINING),
-        ("a row reads what was written while it waited", "(columns >= end[:, None]) & (columns < w.column)", "columns < 0 * end[:, None]", JOINING),
-        ("what a row waited for counts as its tokens", "self._gaps[rows] += w.column - end", "self._gaps[rows] += 0", JOINING),
-        ("a row goes on in place without room for it", "+ tokens < self.columns)", "+ tokens < 10**9)", JOINING),
-        ("a row that was moved together keeps its gaps", "self._start[rows], self._gaps[rows] = start, 0", "self._start[rows] = start", JOINING),
+        ("what a row waited for counts as its tokens", "self._gaps[rows] += spare.clip(0)", "pass", JOINING),
+        ("a row goes on without room for it", "+ tokens < self.columns)", "+ tokens < 10**9)", JOINING),
+        ("a row begins where it began before", "self._start[rows] += spare.clip(max=0)", "pass", JOINING),
+        ("no room is made before a row", "if lacking > w.low:", "if False:", JOINING),
         ("a row that waits is given to others", "rows = np.flatnonzero(~self.used)[:most]", "rows = np.flatnonzero(~self.alive)[:most]", JOINING),
         ("a row that waits is lost when columns move", "for array in (self._start, self._end):", "for array in (self._start,):", JOINING),
         ("the mask is in float32", "-torch.inf, dtype=keys.dtype, device=self.device)", "-torch.inf, device=self.device)", f"{SAMPLED_ON_CUDA} -k next_call"),
