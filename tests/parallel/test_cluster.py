@@ -235,7 +235,7 @@ def test_the_doctor_looks_at_each_node(cluster, tmp_path: Path):
     pytest.importorskip("moto", reason="needs the extra storage-test")
     from s3 import s3_server, variables
 
-    code = "from rlvr_cli.commands import doctor as d; d.PACKAGES, d.EXTRA_PACKAGES = ('pyarrow',), ('ray',)"
+    code = "from rlvr_cli.commands import doctor as d; d.PACKAGES, d.EXTRAS = ('pyarrow',), {'ray': 'ray'}"
     words = ["doctor", "--quick", "--format", "json", "--model", "./nowhere", "--cluster", cluster.address]
     words += ["--runs-dir", "s3://bucket/runs"]
     command = [sys.executable, "-c", f"{code}; from rlvr_cli.cli import main; main()", *words]
