@@ -1478,6 +1478,7 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
         "samplers/embedded/engine.py",
         ("graphs are recorded again in every call", "not spare.step.refresh(self._policy)", "True", f"{SAMPLED_ON_CUDA} -k next_call"),
         ("long prompts are copied", "if saved >= _SHARED_TOKENS * len(questions):", "if False:", f"{SHARED} -k holds_shared"),
+        ("free rows wait until a fifth is free", "_REFILL_BELOW if policy.device.type", "_REFILL_BELOW_ELSEWHERE if policy.device.type", f"{ENGINE} -k twentieth"),
         ("short prompts are not copied", "if saved >= _SHARED_TOKENS * len(questions):", "if True:", f"{SHARED} -k are_copied"),
         ("prompts that rows share take no memory", "_PADDED_SHARE * cache * max(", "0 * cache * max(", f"{SHARED} -k holds_shared"),
         ("prompts come beyond the memory", "batch.live and batch.cache.shared_bytes >= shared_bytes", "False", f"{SHARED} -k memory_is_full"),

@@ -3,9 +3,9 @@
 Enters: prompts that have been prefilled, then every row's newest token. Leaves: the logits of the next one.
 
 All rows write the key and value of their newest token into the same column, so a row with n tokens
-occupies the n columns up to that one (a batch padded on the left), with gaps where it was parked. A step then needs one
-slice copy per layer and one slice of a mask that rarely changes. When the columns run out, those in use move back to
-the beginning.
+occupies the n columns up to that one (a batch padded on the left); of one that was parked and went on they are in another order, and
+have gaps. A step then needs one slice copy per layer and one slice of a mask that rarely changes. When the columns run out, those in
+use move back to the beginning.
 """
 
 from collections.abc import Sequence

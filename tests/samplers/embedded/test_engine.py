@@ -202,6 +202,15 @@ def test_prompts_of_other_lengths_are_not_padded_to_the_longest(tiny_model, tiny
         assert together[index, 0].token_ids == alone.token_ids
 
 
+def test_a_twentieth_of_the_rows_waits_for_a_prefill_on_a_cpu(tiny_model, tiny_tokenizer, monkeypatch):
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=40)
+    counts, compute = [], engine.prefill
+    monkeypatch.setattr(engine, "prefill", lambda policy, ids: counts.append(len(ids)) or compute(policy, ids))
+    asked = [Request("", (i,), prompt_ids=(7, 8, 9), max_tokens=i + 1) for i in range(50)]  # one ends in each step
+    assert len(list(sampler.sample(asked, SamplingParams(max_tokens=50, min_tokens=50, stop=())))) == 50
+    assert counts == [40, 2, 2, 2, 2, 2]
+
+
 def test_first_tokens_have_the_policys_distribution(tiny_model, sampler):
     n = 6000
     params = SamplingParams(max_tokens=1, min_tokens=0, stop=())
