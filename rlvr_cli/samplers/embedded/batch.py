@@ -3,9 +3,7 @@
 Enters: questions whose prompts have been prefilled. Leaves: completions, as soon as their rows end.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,38 +13,13 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.device import to_device, to_host
 from rlvr_cli.samplers.embedded.cache import RowCache
 from rlvr_cli.samplers.embedded.draw import draw_tokens, uniforms
-from rlvr_cli.samplers.embedded.prefill import Prefix
+from rlvr_cli.samplers.embedded.questions import Parked, Question
 from rlvr_cli.samplers.embedded.shared import SharedPrefix
 from rlvr_cli.samplers.stop_strings import StopStrings, response_text
 from rlvr_cli.types import Completion, FinishReason, SamplingParams
 
-PARKED_STEPS = 32  # how long a row waits for what comes after it; the cache has so many columns more
 RESUME_STEPS = 2  # between two passes for rows that go on: a row waits less than its share of another pass costs
 RESUMED_TOKENS = 32768  # whose keys and values are copied at a time when rows go on
-
-
-@dataclass(slots=True)
-class Question:
-    """A request in progress: its prompt, and those of its samples that have no row in the batch yet."""
-
-    request_index: int
-    prompt_ids: list[int]
-    samples: deque[tuple[int, int]]  # (sample index, seed)
-    prefix: Prefix | SharedPrefix | None = None  # None before the prefill
-    shares: bool = False  # whether its samples read one copy of the prefix
-    begun: int = 0  # see `types.Request`
-    max_tokens: int | None = None  # of each sample; None: those of the parameters
-    after: tuple[int, int] | None = None  # see `types.Request`
-
-    @property
-    def kept(self) -> int:
-        """The tokens of the prompt that each of its rows has for itself."""
-        return 1 if self.shares else len(self.prompt_ids)
-
-    @property
-    def beginning(self) -> list[int]:
-        """The tokens of the response that are in the prompt."""
-        return self.prompt_ids[len(self.prompt_ids) - self.begun :]
 
 
 class Ending(NamedTuple):
@@ -144,9 +117,8 @@ class Batch:
             awaits: (request index, sample index) of what has ended -> whether a question may come after it, so that its row is to
                 be kept for a while; None: none comes.
         """
-        self._awaits = awaits
+        self.parked = Parked(cache, awaits)
         self._resumed = -RESUME_STEPS  # the step before which rows went on last
-        self._parked: dict[tuple[int, int], int] = {}  # (request index, sample index) of what ended -> row
         rows = len(cache.alive)
         self.cache, self._params = cache, params
         self._endings = Endings(params, eos=eos, stops=stops, device=cache.inputs.device)
@@ -154,7 +126,6 @@ class Batch:
         self.sample = np.zeros(rows, dtype=np.int64)
         self.seed = np.zeros(rows, dtype=np.int64)
         self.born = np.zeros(rows, dtype=np.int64)  # the step that drew its first token
-        self.ended = np.zeros(rows, dtype=np.int64)  # the step before which it was parked
         self.begun = np.zeros(rows, dtype=np.int64)  # tokens of the response before that one
         self.most = np.zeros(rows, dtype=np.int64)  # tokens that may be drawn for it
         self.step = 0
@@ -164,6 +135,11 @@ class Batch:
     def live(self) -> int:
         """How many rows are in use."""
         return int(self.cache.alive.sum())
+
+    @property
+    def busy(self) -> bool:
+        """Whether rows are in use, or questions go on."""
+        return bool(self.live or self.parked.coming)
 
     @property
     def used(self) -> int:
@@ -182,35 +158,23 @@ class Batch:
         if isinstance(question.prefix, SharedPrefix):
             question.prefix.awaited = bool(question.samples)
 
-    def resume(self, upcoming: deque[Question]) -> None:
-        """Remove the questions that come after a row which is parked, and go on there, in passes of as many rows as these may hold.
+    def resume(self) -> list[Question]:
+        """Go on with the questions that have come after rows which wait, in passes of as many rows as these may hold.
 
-        A row without room, for what it waited, is freed: its question stays, to be prefilled as others are.
+        Returns those for which there is no row any more, or none with room: they are prefilled as others are.
         """
-        due = self._parked and (not self.live or self.step - self._resumed >= RESUME_STEPS)
-        parked = [question for question in upcoming if question.after in self._parked] if due else []
-        if not parked:
-            return
+        if not self.parked.coming or (self.live and self.step - self._resumed < RESUME_STEPS):
+            return []
         self._resumed = self.step
-        crowded = {question.after for question in parked if not self._fits(question)}
-        self.cache.release([self._parked.pop(key) for key in crowded if key])
-        going = sorted((q for q in parked if q.after not in crowded), key=lambda question: len(question.prompt_ids))
+        going, crowded = self.parked.claim(max_tokens=self._params.max_tokens)
+        going.sort(key=lambda pair: len(pair[1].prompt_ids))
         most = max(1, RESUMED_TOKENS // self.cache.columns)
         for start in range(0, len(going), most):
-            questions = going[start : start + most]
-            rows = np.array([self._parked.pop(q.after) for q in questions if q.after])
-            self.cache.resume(rows, [question.prompt_ids for question in questions])
+            rows, questions = zip(*going[start : start + most], strict=True)
+            self.cache.resume(np.array(rows), [question.prompt_ids for question in questions])
             for row, question in zip(rows, questions, strict=True):
                 self._begin(row, question)
-        gone = {question.after for question in going}
-        others = [question for question in upcoming if question.after is None or question.after not in gone]
-        upcoming.clear()
-        upcoming.extend(others)
-
-    def _fits(self, question: Question) -> bool:
-        assert question.after is not None
-        row, most = self._parked[question.after], question.max_tokens or self._params.max_tokens
-        return self.cache.fits(row, len(question.prompt_ids) - self.cache.known(row) + most + PARKED_STEPS)
+        return crowded
 
     def _begin(self, row: int, question: Question) -> None:
         """Draw the question's next sample in this row from now on."""
@@ -222,7 +186,7 @@ class Batch:
     def advance(self) -> list[Completion]:
         """Draw one token for every row; return the completions that it ended and free their rows."""
         rows, params = self.cache.window.rows, self._params
-        self._give_up()
+        self.parked.give_up(self.step)
         logits = self.cache.forward()
         age = self.step - self.born[:rows]
         u = self.cache.on_device(uniforms(self.seed[:rows], age))
@@ -251,34 +215,22 @@ class Batch:
         return [*ended.values()]
 
     def _end(self, ended: dict[int, Completion]) -> None:
-        for row, completion in ended.items():
+        for row in ended:
             self.questions[row] = None
-            if self._awaits:
-                self._parked[completion.request_index, completion.sample_index] = row
-        rows = [*ended]
-        self.ended[rows] = self.step
-        self.cache.park(rows) if self._awaits else self.cache.release(rows)
-
-    def _give_up(self) -> None:
-        """Free the parked rows after which nothing comes, or for which they have waited for long."""
-        keep = {
-            key: row
-            for key, row in self._parked.items()
-            if self.step - self.ended[row] < PARKED_STEPS and self._awaits and self._awaits(key)
-        }
-        if len(keep) < len(self._parked):
-            self.cache.release([row for key, row in self._parked.items() if key not in keep])
-            self._parked = keep
+        if self.parked.awaits:
+            self.parked.add({(c.request_index, c.sample_index): row for row, c in ended.items()}, step=self.step)
+        else:
+            self.cache.release([*ended])
 
     def compact(self) -> None:
         """Move the last rows that are used into the free rows before them, so that a step computes none of these."""
         holes, movers = self.cache.compact()
         if len(holes):
-            for array in (self.sample, self.seed, self.born, self.ended, self.begun, self.most):
+            for array in (self.sample, self.seed, self.born, self.begun, self.most):
                 array[holes] = array[movers]
             self.drawn.move(holes, movers)
             moved = dict(zip(movers.tolist(), holes.tolist(), strict=True))
-            self._parked = {key: moved.get(row, row) for key, row in self._parked.items()}
+            self.parked.move(moved)
             for mover, hole in moved.items():
                 self.questions[hole], self.questions[mover] = self.questions[mover], None
 

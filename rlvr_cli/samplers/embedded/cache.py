@@ -250,6 +250,19 @@ class RowCache:
         self.release(rows)
         self.parked[rows], self._end[rows] = True, self.window.column
 
+    def take_out(self, row: int) -> Prefix:
+        """Free a parked row; return the keys and values of its tokens."""
+        seen = self.on_device(np.arange(self.columns) < self._end[row]) & (self._mask[row, 0, 0] == 0)
+        at = seen.nonzero()[:, 0]
+        self.release([row])
+        return [(keys[row].index_select(1, at), values[row].index_select(1, at)) for keys, values in self.slots]
+
+    def put_back(self, prefix: Prefix) -> int:
+        """Park what was taken out in a free row, and return it."""
+        (row,) = self.seat([0] * (prefix[0][0].shape[1] + 1), prefix, most=1)
+        self.park([row])
+        return int(row)
+
     def known(self, row: int) -> int:
         """How many tokens a parked row keeps."""
         return int(self._end[row] - self._start[row] - self._gaps[row])

@@ -29,11 +29,12 @@ from rlvr_cli.models.compute.device import dtype_name, out_of_memory_as_user_err
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.process import memory_limit
 from rlvr_cli.samplers.embedded.attention import ATTENTION
-from rlvr_cli.samplers.embedded.batch import PARKED_STEPS, Batch, Question
+from rlvr_cli.samplers.embedded.batch import Batch
 from rlvr_cli.samplers.embedded.cache import RowCache, Workspace, make_slots
 from rlvr_cli.samplers.embedded.cuda_graphs import COLUMNS, first_sentence
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep, unsupported_reason
 from rlvr_cli.samplers.embedded.prefill import Prefix, prefill
+from rlvr_cli.samplers.embedded.questions import KEPT_SHARE, PARKED_STEPS, Question
 from rlvr_cli.samplers.embedded.shared import Block
 from rlvr_cli.samplers.stop_strings import StopStrings, prompt_token_ids
 from rlvr_cli.samplers.weight_check import Probe, probe_params, probe_prompts, take_probe, verify_weights
@@ -82,10 +83,11 @@ class _Joining:
         self.most_tokens = more.most_tokens + PARKED_STEPS
         self.awaits = more.awaits
 
-    def add(self, upcoming: deque[Question], *, wait: bool = False) -> bool:
-        """Add those that have come; with `wait`, those that come next. Returns whether there are any."""
+    def add(self, upcoming: deque[Question], batch: Batch, *, wait: bool = False) -> bool:
+        """Add those that have come, to the batch if they go on in it; with `wait`, those that come next. Returns whether there are any."""
         requests = self._more.take(wait=wait)
-        upcoming.extend(self._questions(requests, first=self._first))
+        for question in self._questions(requests, first=self._first):
+            (batch.parked.coming if batch.parked.expects(question) else upcoming).append(question)
         self._first += len(requests)
         return bool(requests)
 
@@ -285,13 +287,13 @@ class TransformersSampler:
                 cache = RowCache(self._policy, workspace, rows=rows, columns=columns)
                 awaits = joining.awaits if joining and workspace.step else None
                 batch = Batch(cache, params=params, eos=eos, stops=stops, awaits=awaits)
-            while upcoming or ready or batch.live or (joining and joining.add(upcoming, wait=True)):
+            while upcoming or ready or batch.busy or (joining and joining.add(upcoming, batch, wait=True)):
                 done: list[Completion] = []
                 due = math.inf
                 with self._sampling():
-                    while time.monotonic() < due and (upcoming or ready or batch.live):
+                    while time.monotonic() < due and (upcoming or ready or batch.busy):
                         if joining:
-                            joining.add(upcoming)
+                            joining.add(upcoming, batch)
                         self._admit(batch, ready, upcoming, shared_bytes=plan.shared_bytes)
                         done += batch.advance()
                         if done and due == math.inf:  # those that finish at almost the same time are yielded together
@@ -320,6 +322,7 @@ class TransformersSampler:
         columns += -columns % (COLUMNS if self._fixed else 8)  # CUDA kernels want masks aligned
         cache = sum(t.shape[0] * t.shape[2] * t.element_size() for pair in self._empty_prefix for t in pair)
         own_bytes = columns * cache + 5 * 4 * self._vocab_size  # logits, and the memory to draw from them
+        own_bytes += int(KEPT_SHARE * columns * cache) if most_tokens else 0
         shares = [len(question.prompt_ids) / len(question.samples) for question in waiting if question.shares]
         row_bytes = own_bytes + int(_PADDED_SHARE * cache * max(shares, default=0))
         budget = self._kv_memory_bytes or self._memory_budget()
@@ -367,7 +370,9 @@ class TransformersSampler:
         No more prompts are prefilled while those that rows share take `shared_bytes` or more.
         If too few wait, compact the rows that are used.
         """
-        batch.resume(upcoming)
+        if ready or upcoming:
+            batch.parked.take_out(batch.step)
+        upcoming.extendleft(batch.resume())
         if not batch.live or batch.used <= self._refill_below * len(batch.cache.alive):
             while batch.free and (ready or upcoming):
                 if not ready:

@@ -9,11 +9,12 @@ import transformers
 
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers.embedded import cuda_graphs, decode_step
-from rlvr_cli.samplers.embedded.batch import Batch, Question
+from rlvr_cli.samplers.embedded.batch import Batch
 from rlvr_cli.samplers.embedded.cache import RowCache, Workspace, make_slots
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep, Window, unsupported_reason
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.embedded.prefill import prefill
+from rlvr_cli.samplers.embedded.questions import Question
 from rlvr_cli.samplers.stop_strings import StopStrings
 from rlvr_cli.types import Request, SamplingParams
 

@@ -16,10 +16,11 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.tokens.tokenization import collate
 from rlvr_cli.samplers.embedded import engine
-from rlvr_cli.samplers.embedded.batch import Batch, Question
+from rlvr_cli.samplers.embedded.batch import Batch
 from rlvr_cli.samplers.embedded.cache import RowCache, Workspace, make_slots
 from rlvr_cli.samplers.embedded.draw import nucleus, uniforms
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
+from rlvr_cli.samplers.embedded.questions import Question
 from rlvr_cli.samplers.stop_strings import StopStrings, first_stop, response_text
 from rlvr_cli.training.updates.scores import compute_log_probs
 from rlvr_cli.types import Request, SamplingParams

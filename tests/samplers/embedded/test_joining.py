@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr_cli.models.policy import Policy
-from rlvr_cli.samplers.embedded import batch, engine
+from rlvr_cli.samplers.embedded import batch, engine, questions
 from rlvr_cli.samplers.embedded.cache import RowCache, Workspace, make_slots
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
@@ -90,7 +90,7 @@ def test_turns_that_join_are_those_that_are_asked_alone(tiny_model_dir, tiny_tok
     sampler = TransformersSampler(Policy(model, tiny_tokenizer), max_batch_size=rows)
     turns = Turns(random.Random(seed))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch, "PARKED_STEPS", parked)
+        patch.setattr(questions, "PARKED_STEPS", parked)
         done = answered(sampler, turns)
     assert turns.joined
     assert_as_asked_alone(sampler, turns, done)
@@ -135,8 +135,8 @@ def batch_of(sampler, tokenizer, *, rows, max_tokens, over):
     return batch.Batch(cache, params=params, eos=(), stops=stops, awaits=lambda key: key not in over)
 
 
-def question(sampler, index: int, prompt: list[int]) -> batch.Question:
-    return batch.Question(index, prompt, deque([(0, 3), (1, 4)]), *sampler._prefixes([prompt[:-1]]))
+def question(sampler, index: int, prompt: list[int]) -> questions.Question:
+    return questions.Question(index, prompt, deque([(0, 3), (1, 4)]), *sampler._prefixes([prompt[:-1]]))
 
 
 def test_rows_that_nothing_comes_after_are_freed(tiny_model, tiny_tokenizer):
@@ -149,10 +149,10 @@ def test_rows_that_nothing_comes_after_are_freed(tiny_model, tiny_tokenizer):
         assert {completion.sample_index for completion in rows.advance()} == {0, 1}
         assert (rows.live, rows.used) == (0, 2)
         over.add((0, 0))
-        for _ in range(batch.PARKED_STEPS + 1):
+        for _ in range(questions.PARKED_STEPS + 1):
             found.append(rows.used)
             rows.advance()
-    assert (found, rows.used) == ([2, *[1] * batch.PARKED_STEPS], 0)
+    assert (found, rows.used) == ([2, *[1] * questions.PARKED_STEPS], 0)
 
 
 @torch.no_grad()
@@ -168,13 +168,68 @@ def test_a_row_that_waits_may_be_moved_and_its_place_taken(tiny_model, tiny_toke
         rows.compact()
         rows.seat(question(sampler, 2, [70, 71]))
         ids = [*said[1].prompt_ids, *said[1].token_ids, 80, 81]
-        upcoming = deque([batch.Question(3, ids, deque([(0, 9)]), after=(1, 1))])
-        rows.resume(upcoming)
-        assert (rows.live, rows.used, len(upcoming)) == (3, 4, 0)
+        rows.parked.coming.append(questions.Question(3, ids, deque([(0, 9)]), after=(1, 1)))
+        assert rows.resume() == []
+        assert (rows.live, rows.used, rows.parked.coming) == (3, 4, [])
         logits = rows.cache.forward()
     for row, tokens in ((1, ids), (2, [70, 71]), (3, [70, 71])):
         plain = tiny_model(input_ids=torch.tensor([tokens])).logits[0, -1]
         torch.testing.assert_close(logits[row], plain, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_row_that_waits_longer_gives_its_place_to_others(tiny_model, tiny_tokenizer):
+    """Its keys and values, with those that a turn before wrote out of order, come back into another row."""
+    sampler, over = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), set()
+    with sampler._sampling():
+        rows = batch_of(sampler, tiny_tokenizer, rows=3, max_tokens=1, over=over)
+        rows.seat(question(sampler, 0, [7, 8, 9]))
+        said = {completion.sample_index: completion for completion in rows.advance()}
+        ids = [*said[1].prompt_ids, *said[1].token_ids, 80, 81, 82, 83]
+        rows.parked.coming.append(questions.Question(1, ids, deque([(0, 9)]), after=(0, 1)))
+        assert rows.resume() == []
+        (last,) = rows.advance()
+        for _ in range(questions.TAKEN_OUT_STEPS - 1):
+            rows.advance()
+        rows.parked.take_out(rows.step)
+        assert (rows.live, rows.used) == (0, 1)  # the second turn's row waits since a step less
+        rows.advance()
+        rows.parked.take_out(rows.step)
+        assert rows.used == 0
+        rows.seat(question(sampler, 2, [70, 71]))
+        more = [*last.prompt_ids, *last.token_ids, 90, 91]
+        for index, sample in ((3, (0, 0)), (4, (1, 0))):
+            coming = more if sample == (1, 0) else [*said[0].prompt_ids, *said[0].token_ids, 95]
+            rows.parked.coming.append(questions.Question(index, coming, deque([(0, 9)]), after=sample))
+        assert rows.resume() == []
+        assert (rows.live, [one.request_index for one in rows.parked.coming]) == (3, [4])  # one row was free
+        logits = rows.cache.forward()
+        plain = tiny_model(input_ids=torch.tensor([[*said[0].prompt_ids, *said[0].token_ids, 95]])).logits[0, -1]
+        torch.testing.assert_close(logits[2], plain, atol=1e-4, rtol=1e-4)
+        rows.cache.release([0])
+        rows.step += batch.RESUME_STEPS
+        assert rows.resume() == []
+        logits = rows.cache.forward()
+        plain = tiny_model(input_ids=torch.tensor([more])).logits[0, -1]
+        torch.testing.assert_close(logits[0], plain, atol=1e-4, rtol=1e-4)
+
+
+def test_what_is_taken_out_has_a_limit_and_an_end(tiny_model, tiny_tokenizer, monkeypatch):
+    sampler, over = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), set()
+    with sampler._sampling():
+        rows = batch_of(sampler, tiny_tokenizer, rows=2, max_tokens=1, over=over)
+        monkeypatch.setattr(questions, "KEPT_SHARE", 3 / 180)  # of 2 x 90 columns: one row's three tokens
+        rows.seat(question(sampler, 0, [7, 8, 9]))
+        rows.advance()
+        for _ in range(questions.TAKEN_OUT_STEPS):
+            rows.advance()
+        rows.parked.take_out(rows.step)
+        assert rows.used == 1
+        assert rows.parked.expects(questions.Question(1, [7], deque(), after=(0, 0)))
+        over |= {(0, 0), (0, 1)}
+        rows.advance()
+        assert rows.used == 0
+        assert not rows.parked.expects(questions.Question(1, [7], deque(), after=(0, 0)))
 
 
 @pytest.mark.parametrize("waits", [(0,), (20,), (3, 0, 7), (1,)])
@@ -188,18 +243,17 @@ def test_turns_of_a_row_go_on_in_its_columns_those_before_them_or_a_new_row(
     answers = [[60], [*range(60, 69)], [60], [], [62, 63], [*range(70, 75)]]
     with sampler._sampling():
         rows = batch_of(sampler, tiny_tokenizer, rows=1, max_tokens=2, over=over)
-        rows.seat(batch.Question(0, ids, deque([(0, 5)]), *sampler._prefixes([ids[:-1]])))
+        rows.seat(questions.Question(0, ids, deque([(0, 5)]), *sampler._prefixes([ids[:-1]])))
         for turn, answer in enumerate([[], *answers]):
             if turn:
                 new = [found[-1].token_ids[-1], *answer]
                 ids = [*ids, *found[-1].token_ids, *answer]
-                upcoming = deque([batch.Question(turn, ids, deque([(0, 5)]), after=(turn - 1, 0))])
-                rows.resume(upcoming)
-                if upcoming:
+                rows.parked.coming.append(questions.Question(turn, ids, deque([(0, 5)]), after=(turn - 1, 0)))
+                if crowded := rows.resume():
                     assert rows.used == 0
                     freed += 1
-                    upcoming[0].prefix = sampler._prefixes([ids[:-1]])[0]
-                    rows.seat(upcoming[0])
+                    crowded[0].prefix = sampler._prefixes([ids[:-1]])[0]
+                    rows.seat(crowded[0])
                 elif answer:
                     assert passes.pop() == new[:-1]
                 assert not passes

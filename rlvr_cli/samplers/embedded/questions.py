@@ -1,0 +1,126 @@
+"""Questions in progress, and the rows that wait for questions which come after others: the turns of episodes.
+
+Enters: rows that end, and questions. Leaves: the rows in which these go on. While other work waits for rows, the keys and values of a row
+that waits longer are copied out of the cache, and into a free row when its question has come.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rlvr_cli.samplers.embedded.cache import RowCache
+from rlvr_cli.samplers.embedded.prefill import Prefix
+from rlvr_cli.samplers.embedded.shared import SharedPrefix
+
+Key = tuple[int, int]  # (request index, sample index) of what has ended
+
+PARKED_STEPS = 32  # how long a row waits for what comes after it; the cache has so many columns more
+TAKEN_OUT_STEPS = 4  # how long it waits in the cache while other work waits for a row
+KEPT_SHARE = 0.25  # of the memory of the cache, for what is taken out of it
+
+
+@dataclass(slots=True)
+class Question:
+    """A request in progress: its prompt, and those of its samples that have no row in the batch yet."""
+
+    request_index: int
+    prompt_ids: list[int]
+    samples: deque[tuple[int, int]]  # (sample index, seed)
+    prefix: Prefix | SharedPrefix | None = None  # None before the prefill
+    shares: bool = False  # whether its samples read one copy of the prefix
+    begun: int = 0  # see `types.Request`
+    max_tokens: int | None = None  # of each sample; None: those of the parameters
+    after: tuple[int, int] | None = None  # see `types.Request`
+
+    @property
+    def kept(self) -> int:
+        """The tokens of the prompt that each of its rows has for itself."""
+        return 1 if self.shares else len(self.prompt_ids)
+
+    @property
+    def beginning(self) -> list[int]:
+        """The tokens of the response that are in the prompt."""
+        return self.prompt_ids[len(self.prompt_ids) - self.begun :]
+
+
+class Parked:
+    """Rows that wait, and the questions that have come for them.
+
+    Args:
+        cache: of the rows.
+        awaits: a key -> whether a question may come after it; None: none comes.
+
+    Attributes:
+        coming: questions that go on where one ended, as soon as a pass is due.
+    """
+
+    def __init__(self, cache: RowCache, awaits: Callable[[Key], bool] | None) -> None:
+        self._cache, self.awaits = cache, awaits
+        self._rows: dict[Key, int] = {}
+        self._since: dict[Key, int] = {}  # the step before which it ended
+        self._kept: dict[Key, Prefix] = {}
+        self.coming: list[Question] = []
+
+    def expects(self, question: Question) -> bool:
+        """Whether this is known of what the question comes after."""
+        return question.after in self._rows or question.after in self._kept
+
+    def add(self, rows: Mapping[Key, int], *, step: int) -> None:
+        """Park rows, which have ended before a step."""
+        self._cache.park([*rows.values()])
+        self._rows |= rows
+        self._since |= dict.fromkeys(rows, step)
+
+    def move(self, moved: Mapping[int, int]) -> None:
+        """Rows are elsewhere now: old place -> new one."""
+        self._rows = {key: moved.get(row, row) for key, row in self._rows.items()}
+
+    def give_up(self, step: int) -> None:
+        """Forget that after which nothing comes, and free rows that have waited for long."""
+        awaits = self.awaits or (lambda key: False)
+        over = [key for key in self._rows if step - self._since[key] >= PARKED_STEPS or not awaits(key)]
+        if over:
+            self._cache.release([self._rows.pop(key) for key in over])
+        self._kept = {key: prefix for key, prefix in self._kept.items() if awaits(key)}
+
+    def take_out(self, step: int) -> None:
+        """Copy out what has waited for a while, as far as the memory for it goes: others get its rows."""
+        wanted = {question.after for question in self.coming}
+        room = int(KEPT_SHARE * len(self._cache.alive) * self._cache.columns)
+        room -= sum(prefix[0][0].shape[1] for prefix in self._kept.values())
+        for key, row in [*self._rows.items()]:
+            known = self._cache.known(row)
+            if step - self._since[key] >= TAKEN_OUT_STEPS and key not in wanted and known <= room:
+                self._kept[key] = self._cache.take_out(self._rows.pop(key))
+                room -= known
+
+    def claim(self, *, max_tokens: int) -> tuple[list[tuple[int, Question]], list[Question]]:
+        """Return the questions that go on now, with their rows, and those that have no row any more or none with room for them.
+
+        Args:
+            max_tokens: that are drawn for a question which says nothing else.
+        """
+        going, crowded, later = [], [], []
+        free = len(self._cache.alive) - int(self._cache.used.sum())
+        for question in self.coming:
+            assert question.after is not None
+            if question.after in self._kept and free:
+                free -= 1
+                self._rows[question.after] = self._cache.put_back(self._kept.pop(question.after))
+            elif question.after in self._kept:
+                later.append(question)
+                continue
+            row = self._rows.pop(question.after, None)
+            most = question.max_tokens or max_tokens
+            if row is not None and self._fits(row, len(question.prompt_ids) + most):
+                going.append((row, question))
+                continue
+            crowded.append(question)
+            if row is not None:
+                self._cache.release([row])
+                free += 1
+        self.coming = later
+        return going, crowded
+
+    def _fits(self, row: int, tokens: int) -> bool:
+        return self._cache.fits(row, tokens - self._cache.known(row) + PARKED_STEPS)
