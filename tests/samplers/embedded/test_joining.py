@@ -191,6 +191,10 @@ def test_a_row_that_waits_longer_gives_its_place_to_others(tiny_model, tiny_toke
         (last,) = rows.advance()
         for _ in range(questions.TAKEN_OUT_STEPS - 1):
             rows.advance()
+        rows.parked.coming.append(questions.Question(2, [], deque(), after=(0, 0)))
+        rows.parked.take_out(rows.step)
+        assert rows.used == 2  # what has come goes on in its row
+        rows.parked.coming.clear()
         rows.parked.take_out(rows.step)
         assert (rows.live, rows.used) == (0, 1)  # the second turn's row waits since a step less
         rows.advance()
