@@ -81,6 +81,7 @@ class Parked:
         over = [key for key in self._rows if step - self._since[key] >= PARKED_STEPS or not awaits(key)]
         if over:
             self._cache.release([self._rows.pop(key) for key in over])
+        self._since = {key: self._since[key] for key in self._rows}
         self._kept = {key: prefix for key, prefix in self._kept.items() if awaits(key)}
 
     def take_out(self, step: int) -> None:
