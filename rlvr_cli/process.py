@@ -1,4 +1,4 @@
-"""Process control: stop on a signal, die with the parent process, limit the time and memory of third-party code.
+"""Process control: stop on a signal or pass it on, die with the parent process, limit the time and memory of third-party code.
 
 Enters: signals, or seconds and bytes. Leaves: `Interrupted`, raised where the work polls for it; a second signal stops
 at once. A process that exceeds the time limit of `time_and_memory_limit` prints the two-line error and exits with

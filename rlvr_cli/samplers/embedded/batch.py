@@ -148,7 +148,7 @@ class Batch:
 
     @property
     def free(self) -> int:
-        return len(self.cache.alive) - self.used
+        return self.cache.free
 
     def seat(self, question: Question) -> None:
         """Assign free rows to the question's samples until either run out."""

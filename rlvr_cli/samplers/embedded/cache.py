@@ -167,6 +167,11 @@ class RowCache:
         """(rows,) bool, which rows are not free."""
         return self.alive | self.parked
 
+    @property
+    def free(self) -> int:
+        """How many rows are free."""
+        return int((~self.used).sum())
+
     def on_device(self, array: np.ndarray) -> torch.Tensor:
         return to_device(torch.from_numpy(array), self.inputs.device)
 
@@ -287,11 +292,10 @@ class RowCache:
             self._move_columns(w.column - w.low + lacking)
         where = {"start": self._start[rows], "end": self._end[rows], "column": w.column}
         new = extension(news, rows=rows, known=known, mask=self._mask, **where)
-        if len(new.token):
-            self._step.extend(new.token, new.position, cache=self.slots, places=new.places)
-        hidden = torch.zeros_like(new.visible, dtype=self._mask.dtype).masked_fill_(~new.visible, -torch.inf)
-        at, lengths = new.places.rows, np.array([*map(len, prompts)])
-        self._mask[at, 0, 0, new.places.seen] = hidden
+        if len(new.tokens):
+            self._step.extend(new, cache=self.slots)
+        at, lengths = new.rows, np.array([*map(len, prompts)])
+        self._mask[at, 0, 0, new.seen] = new.later
         self.inputs[at, 0] = self.on_device(np.array([prompt[-1] for prompt in prompts]))
         self.positions[at, 0] = self.on_device(lengths - 1)
         self._gaps[rows] += spare.clip(0)

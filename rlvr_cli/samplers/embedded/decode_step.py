@@ -25,7 +25,7 @@ from transformers.cache_utils import DynamicLayer
 from rlvr_cli.models.compute.device import as_operand, product
 from rlvr_cli.models.compute.onednn import linear
 from rlvr_cli.models.policy import LowRank, Policy
-from rlvr_cli.samplers.embedded.prefill import Places
+from rlvr_cli.samplers.embedded.prefill import Extension
 from rlvr_cli.samplers.embedded.shared import Part, Readers, attend_to_part, merged
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # values of `model_type`
@@ -305,35 +305,23 @@ class DecodeStep:
             logits = product(as_operand(self._normed(x, self._norm), self._dtype), self._head.weight.T).float()
         return logits if self._head.bias is None else logits + self._head.bias
 
-    def extend(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        *,
-        cache: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        places: Places,
-    ) -> None:
-        """Write the keys and values of tokens into the cache, of which a row may get several.
-
-        Args:
-            tokens, positions: (tokens,).
-            cache: keys and values of each layer.
-        """
+    def extend(self, new: Extension, *, cache: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Write the keys and values of tokens into the cache, those of each layer, of which a row may get several."""
 
         def attended(number: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor | None:
-            for slots, new in zip(cache[number], (key, value), strict=True):
-                slots[places.row, :, places.column] = new.to(slots.dtype)
+            for slots, states in zip(cache[number], (key, value), strict=True):
+                slots[new.row, :, new.column] = states.to(slots.dtype)
             if number == len(self._layers) - 1:
                 return None
-            keys, values = (slots[:, :, places.seen].index_select(0, places.rows) for slots in cache[number])
-            asked = query.to(keys.dtype).index_select(0, places.queries.flatten())
-            asked = asked.view(*places.queries.shape, *query.shape[1:]).transpose(1, 2)
+            keys, values = (slots[:, :, new.seen].index_select(0, new.rows) for slots in cache[number])
+            asked = query.to(keys.dtype).index_select(0, new.queries.flatten())
+            asked = asked.view(*new.queries.shape, *query.shape[1:]).transpose(1, 2)
             out = F.scaled_dot_product_attention(
-                asked, keys, values, attn_mask=places.mask, scale=self._scaling, enable_gqa=True
+                asked, keys, values, attn_mask=new.mask, scale=self._scaling, enable_gqa=True
             )
-            return out.transpose(1, 2).reshape(-1, query[0].numel()).index_select(0, places.back)
+            return out.transpose(1, 2).reshape(-1, query[0].numel()).index_select(0, new.back)
 
-        self._hidden(tokens, positions, attended)
+        self._hidden(new.tokens, new.positions, attended)
 
     def _hidden(self, tokens: torch.Tensor, positions: torch.Tensor, attended: _Attended) -> torch.Tensor:
         """Return what leaves the last layer, (tokens, hidden)."""

@@ -34,7 +34,7 @@ from rlvr_cli.samplers.embedded.cache import RowCache, Workspace, make_slots
 from rlvr_cli.samplers.embedded.cuda_graphs import COLUMNS, first_sentence
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep, unsupported_reason
 from rlvr_cli.samplers.embedded.prefill import Prefix, prefill
-from rlvr_cli.samplers.embedded.questions import KEPT_SHARE, PARKED_STEPS, Question
+from rlvr_cli.samplers.embedded.questions import PARKED_STEPS, TAKEN_OUT_SHARE, Question
 from rlvr_cli.samplers.embedded.shared import Block
 from rlvr_cli.samplers.stop_strings import StopStrings, prompt_token_ids
 from rlvr_cli.samplers.weight_check import Probe, probe_params, probe_prompts, take_probe, verify_weights
@@ -322,7 +322,7 @@ class TransformersSampler:
         columns += -columns % (COLUMNS if self._fixed else 8)  # CUDA kernels want masks aligned
         cache = sum(t.shape[0] * t.shape[2] * t.element_size() for pair in self._empty_prefix for t in pair)
         own_bytes = columns * cache + 5 * 4 * self._vocab_size  # logits, and the memory to draw from them
-        own_bytes += int(KEPT_SHARE * columns * cache) if most_tokens else 0
+        own_bytes += int(TAKEN_OUT_SHARE * columns * cache) if most_tokens else 0
         shares = [len(question.prompt_ids) / len(question.samples) for question in waiting if question.shares]
         row_bytes = own_bytes + int(_PADDED_SHARE * cache * max(shares, default=0))
         budget = self._kv_memory_bytes or self._memory_budget()
@@ -370,7 +370,7 @@ class TransformersSampler:
         No more prompts are prefilled while those that rows share take `shared_bytes` or more.
         If too few wait, compact the rows that are used.
         """
-        if ready or upcoming:
+        if ready or upcoming or batch.parked.lacks_rows:
             batch.parked.take_out(batch.step)
         upcoming.extendleft(batch.resume())
         if not batch.live or batch.used <= self._refill_below * len(batch.cache.alive):

@@ -1,6 +1,6 @@
 """The keys and values of tokens that are known, computed in one pass for several rows of them.
 
-Enters: prompts, or what follows the tokens of rows. Leaves: a `Prefix` of each prompt, or the places of what follows, for the pass of
+Enters: prompts, or what follows the tokens of rows. Leaves: a `Prefix` of each prompt, or an `Extension`, for the pass of
 `decode_step.DecodeStep.extend`.
 """
 
@@ -31,18 +31,22 @@ def prefill(policy: Policy, prompts: Sequence[list[int]]) -> list[Prefix]:
     ]
 
 
-class Places(NamedTuple):
-    """Where tokens go that follow those of rows of a cache, several to a row, and what they see.
+class Extension(NamedTuple):
+    """Tokens that follow those of rows of a cache, several to a row: where they go, and what they see.
 
     Attributes:
-        row, column: (tokens,), of the cache.
+        tokens, positions: (tokens,).
+        row, column: (tokens,), of the cache, where each goes.
         rows: (n,), of the cache: those that go on.
         seen: the columns that the tokens see or go to.
         queries: (n, most), the token that asks; any one where a row has fewer.
         back: (tokens,), where each is among those of `queries`.
         mask: (n, 1, most, columns seen), added to attention scores.
+        later: (n, columns seen), added to those of each row's later tokens.
     """
 
+    tokens: torch.Tensor
+    positions: torch.Tensor
     row: torch.Tensor
     column: torch.Tensor
     rows: torch.Tensor
@@ -50,21 +54,7 @@ class Places(NamedTuple):
     queries: torch.Tensor
     back: torch.Tensor
     mask: torch.Tensor
-
-
-class Extension(NamedTuple):
-    """Tokens that follow those of rows: how they are computed, and what the rows see from then on.
-
-    Attributes:
-        places: where they go.
-        token, position: (tokens,): what they are, and which of its row's tokens.
-        visible: (n, columns seen) bool, what a row's later tokens see.
-    """
-
-    places: Places
-    token: torch.Tensor
-    position: torch.Tensor
-    visible: torch.Tensor
+    later: torch.Tensor
 
 
 def extension(
@@ -90,36 +80,35 @@ def extension(
         mask: (rows of the cache, 1, 1, columns), what each of them sees.
     """
     counts = np.array([*map(len, news)])
-    most, tokens, gap = max(1, counts.max()), counts.sum(), column - end
+    most, total, gap = max(1, counts.max()), counts.sum(), column - end
     low = int((start - (counts - gap).clip(0)).min())
     of = np.repeat(np.arange(len(news)), counts)
-    nth = np.arange(tokens) - np.repeat(counts.cumsum() - counts, counts)
+    nth = np.arange(total) - np.repeat(counts.cumsum() - counts, counts)
     columns = np.where(nth < gap[of], end[of] + nth, start[of] - 1 - (nth - gap[of]))
     queries = np.zeros((len(news), most), dtype=np.int64)
-    queries[of, nth] = np.arange(tokens)
-    device = mask.device
+    queries[of, nth] = np.arange(total)
 
     def placed(array: np.ndarray) -> torch.Tensor:
-        return to_device(torch.from_numpy(array), device)
+        return to_device(torch.from_numpy(array), mask.device)
+
+    def added(hidden: np.ndarray) -> torch.Tensor:
+        return mask.new_zeros(hidden.shape).masked_fill_(placed(hidden), -torch.inf)
 
     at = placed(rows)
     seen = to_host([mask[at, 0, 0, low:column] == 0])[0].numpy()
     since = np.where(seen & (np.arange(low, column) < end[:, None]), -1, most)  # the new token that sees a column first
     since[of, columns - low] = nth
-    hidden = placed(since[:, None, None] > np.arange(most)[:, None])
     return Extension(
-        Places(
-            row=at.index_select(0, placed(of)),
-            column=placed(columns),
-            rows=at,
-            seen=slice(low, column),
-            queries=placed(queries),
-            back=placed(of * most + nth),
-            mask=torch.zeros_like(hidden, dtype=mask.dtype).masked_fill_(hidden, -torch.inf),
-        ),
-        token=placed(np.array([token for new in news for token in new], dtype=np.int64)),
-        position=placed(known[of] + nth),
-        visible=placed(since < most),
+        tokens=placed(np.array([token for new in news for token in new], dtype=np.int64)),
+        positions=placed(known[of] + nth),
+        row=placed(rows[of]),
+        column=placed(columns),
+        rows=at,
+        seen=slice(low, column),
+        queries=placed(queries),
+        back=placed(of * most + nth),
+        mask=added(since[:, None, None] > np.arange(most)[:, None]),
+        later=added(since == most),
     )
 
 

@@ -16,7 +16,7 @@ Key = tuple[int, int]  # (request index, sample index) of what has ended
 
 PARKED_STEPS = 32  # how long a row waits for what comes after it; the cache has so many columns more
 TAKEN_OUT_STEPS = 4  # how long it waits in the cache while other work waits for a row
-KEPT_SHARE = 0.25  # of the memory of the cache, for what is taken out of it
+TAKEN_OUT_SHARE = 0.25  # of the memory of the cache, for what is taken out of it
 
 
 @dataclass(slots=True)
@@ -58,12 +58,17 @@ class Parked:
         self._cache, self.awaits = cache, awaits
         self._rows: dict[Key, int] = {}
         self._since: dict[Key, int] = {}  # the step before which it ended
-        self._kept: dict[Key, Prefix] = {}
+        self._out: dict[Key, Prefix] = {}  # what was taken out of the cache
         self.coming: list[Question] = []
 
     def expects(self, question: Question) -> bool:
         """Whether this is known of what the question comes after."""
-        return question.after in self._rows or question.after in self._kept
+        return question.after in self._rows or question.after in self._out
+
+    @property
+    def lacks_rows(self) -> bool:
+        """Whether a question has come for what was taken out, and no row is free."""
+        return not self._cache.free and any(question.after in self._out for question in self.coming)
 
     def add(self, rows: Mapping[Key, int], *, step: int) -> None:
         """Park rows, which have ended before a step."""
@@ -82,17 +87,17 @@ class Parked:
         if over:
             self._cache.release([self._rows.pop(key) for key in over])
         self._since = {key: self._since[key] for key in self._rows}
-        self._kept = {key: prefix for key, prefix in self._kept.items() if awaits(key)}
+        self._out = {key: prefix for key, prefix in self._out.items() if awaits(key)}
 
     def take_out(self, step: int) -> None:
         """Copy out what has waited for a while, as far as the memory for it goes: others get its rows."""
         wanted = {question.after for question in self.coming}
-        room = int(KEPT_SHARE * len(self._cache.alive) * self._cache.columns)
-        room -= sum(prefix[0][0].shape[1] for prefix in self._kept.values())
+        room = int(TAKEN_OUT_SHARE * len(self._cache.alive) * self._cache.columns)
+        room -= sum(prefix[0][0].shape[1] for prefix in self._out.values())
         for key, row in [*self._rows.items()]:
             known = self._cache.known(row)
             if step - self._since[key] >= TAKEN_OUT_STEPS and key not in wanted and known <= room:
-                self._kept[key] = self._cache.take_out(self._rows.pop(key))
+                self._out[key] = self._cache.take_out(self._rows.pop(key))
                 room -= known
 
     def claim(self, *, max_tokens: int) -> tuple[list[tuple[int, Question]], list[Question]]:
@@ -102,24 +107,21 @@ class Parked:
             max_tokens: that are drawn for a question which says nothing else.
         """
         going, crowded, later = [], [], []
-        free = len(self._cache.alive) - int(self._cache.used.sum())
         for question in self.coming:
             assert question.after is not None
-            if question.after in self._kept and free:
-                free -= 1
-                self._rows[question.after] = self._cache.put_back(self._kept.pop(question.after))
-            elif question.after in self._kept:
+            if question.after not in self._out:
+                row = self._rows.pop(question.after, None)
+            elif self._cache.free:
+                row = self._cache.put_back(self._out.pop(question.after))
+            else:
                 later.append(question)
                 continue
-            row = self._rows.pop(question.after, None)
-            most = question.max_tokens or max_tokens
-            if row is not None and self._fits(row, len(question.prompt_ids) + most):
+            if row is not None and self._fits(row, len(question.prompt_ids) + (question.max_tokens or max_tokens)):
                 going.append((row, question))
                 continue
             crowded.append(question)
             if row is not None:
                 self._cache.release([row])
-                free += 1
         self.coming = later
         return going, crowded
 

@@ -104,7 +104,7 @@ class _Table:
         self._prompts = prompt_token_ids(player.tokenizer, requests, vocab_size=len(player.tokenizer))
         self._asked: list[list[Playing]] = []  # the episodes of each request in the running call of the sampler
         self._waiting: dict[Future[Answer], tuple[Playing, Completion]] = {}  # for the environment
-        self._done: SimpleQueue[Future[Answer]] = SimpleQueue()  # of those
+        self._done: SimpleQueue[Future[Answer]] = SimpleQueue()  # those of them that it has answered
         self._ended: deque[Completion] = deque()
         self._repeats = Repeats(player.pool, strict=player.trains)
 

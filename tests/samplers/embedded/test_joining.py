@@ -100,9 +100,9 @@ def recorded(patch: pytest.MonkeyPatch) -> list[list[int]]:
     """The tokens of each pass for rows that go on."""
     passes, extend = [], DecodeStep.extend
 
-    def recording(step, tokens, positions, **kwargs):
-        passes.append(tokens.tolist())
-        return extend(step, tokens, positions, **kwargs)
+    def recording(step, new, *, cache):
+        passes.append(new.tokens.tolist())
+        return extend(step, new, cache=cache)
 
     patch.setattr(DecodeStep, "extend", recording)
     return passes
@@ -218,11 +218,29 @@ def test_a_row_that_waits_longer_gives_its_place_to_others(tiny_model, tiny_toke
         torch.testing.assert_close(logits[0], plain, atol=1e-4, rtol=1e-4)
 
 
+def test_what_was_taken_out_needs_not_wait_for_rows_that_wait(tiny_model, tiny_tokenizer):
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
+    with sampler._sampling():
+        rows = batch_of(sampler, tiny_tokenizer, rows=2, max_tokens=1, over=set())
+        for index in (0, 1):
+            rows.seat(question(sampler, index, [7, 8, 9]))
+            for _ in range(1 + questions.TAKEN_OUT_STEPS):
+                rows.advance()
+            if not index:
+                rows.parked.take_out(rows.step)
+        sampler._admit(rows, deque(), deque(), shared_bytes=0)
+        assert (rows.live, rows.used) == (0, 2)  # nothing has come
+        ids = [7, 8, 9, int(rows.drawn.tokens[0, 0]), 60]
+        rows.parked.coming.append(questions.Question(2, ids, deque([(0, 9)]), after=(0, 0)))
+        sampler._admit(rows, deque(), deque(), shared_bytes=0)
+        assert (rows.live, rows.parked.coming) == (1, [])
+
+
 def test_what_is_taken_out_has_a_limit_and_an_end(tiny_model, tiny_tokenizer, monkeypatch):
     sampler, over = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), set()
     with sampler._sampling():
         rows = batch_of(sampler, tiny_tokenizer, rows=2, max_tokens=1, over=over)
-        monkeypatch.setattr(questions, "KEPT_SHARE", 3 / 180)  # of 2 x 90 columns: one row's three tokens
+        monkeypatch.setattr(questions, "TAKEN_OUT_SHARE", 3 / 180)  # of 2 x 90 columns: one row's three tokens
         rows.seat(question(sampler, 0, [7, 8, 9]))
         rows.advance()
         for _ in range(questions.TAKEN_OUT_STEPS):
@@ -279,7 +297,7 @@ def _alone(sampler: TransformersSampler, found: list[Completion]) -> list[Comple
 
 @pytest.mark.parametrize("name", ["Mistral", "GPT2"])
 def test_models_with_a_window_or_a_table_of_positions(name, tiny_tokenizer):
-    """A sliding window: all is computed again. A table: padding is at none of its positions that are not there."""
+    """Their own code runs the steps, and all tokens of a turn are computed again."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     own = {
         "Mistral": {"intermediate_size": 64, "num_key_value_heads": 2, "sliding_window": 8},
