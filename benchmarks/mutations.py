@@ -1500,11 +1500,11 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
     ),
     *mutations_of(
         "samplers/embedded/prefill.py",
-        ("a turn's new tokens have the places of the old ones", "positions=placed(known[of] + nth)", "positions=placed(nth)", JOINING),
-        ("new tokens see those after them", "since[:, None, None] > np.arange(most)[:, None]", "since[:, None, None] >= most + 0 * np.arange(most)[:, None]", JOINING),
-        ("new tokens see what others wrote into their row", " < end[:, None]), -1, most)", " < column), -1, most)", JOINING),
-        ("new tokens overwrite the first ones of their row", "start[of] - 1 - (nth - gap[of])", "start[of] - (nth - gap[of])", JOINING),
-        ("what was written while a row waited is visible", "later=added(since == most)", "later=added(since > most)", JOINING),
+        ("a turn's new tokens have the places of the old ones", "positions=placed(known[of] + nth)", "positions=placed(nth)", f"{DECODE_STEP} -k several_tokens"),
+        ("new tokens see those after them", "since[:, None, None] > np.arange(most)[:, None]", "since[:, None, None] >= most + 0 * np.arange(most)[:, None]", f"{DECODE_STEP} -k several_tokens"),
+        ("new tokens see what others wrote into their row", " < end[:, None]), -1, most)", " < column), -1, most)", f"{DECODE_STEP} -k several_tokens"),
+        ("new tokens overwrite the first ones of their row", "start[of] - 1 - (nth - gap[of])", "start[of] - (nth - gap[of])", f"{DECODE_STEP} -k several_tokens"),
+        ("what was written while a row waited is visible", "later=added(since == most)", "later=added(since > most)", f"{DECODE_STEP} -k several_tokens"),
     ),
     *mutations_of(
         "samplers/embedded/decode_step.py",
