@@ -5,8 +5,9 @@
 The random model of `sampling.py`, 64 questions x 4 episodes, 64 tokens of the policy in each: a turn ends at its last token, since
 any letter is a stop string there. The environment answers each turn but the last with one token, or with about 10, which cost what
 those of a prompt do. Then 4 turns with a tool that takes 0.5 s in a tenth of the turns: of 256 episodes, which all sample from the
-start, and of 1,024, timed to the end and until 256 are left: until then, others wait to be sampled while the tool is slow. The ways
-take turns within a repeat; prints the medians and their ratio to one turn, and of 1,024 episodes to those whose tool is fast.
+start, and of 2,048, timed as a whole and while others wait to be sampled: from the end of the 256th until 256 are left, which is the
+same number of episodes whether they end together or not. The ways take turns within a repeat; prints the medians and their ratio to
+one turn, and of 2,048 episodes to those whose tool is fast.
 """
 
 import argparse
@@ -35,10 +36,10 @@ from rlvr_cli.types import Example, Request, SamplingParams
 POLICY_TOKENS, QUESTIONS, SAMPLES = 64, 64, 4
 ONE, BARE = "1 turns, a token each", "no environment"
 SLOW = "the same, a tool of 0.5 s in a tenth of the turns"
-WORK, SLOW_WORK = "1,024 episodes, 4 turns, 10 tokens each", "1,024 episodes, that tool, of those without"
-BUSY_WORK, BUSY_SLOW_WORK = f"{WORK}, until 256 are left", f"{SLOW_WORK}, until 256 are left"
-UNTIL_FEW = {WORK: BUSY_WORK, SLOW_WORK: BUSY_SLOW_WORK}
-MORE = 4  # times as many episodes, so that there is other work while a tool is slow
+WORK, SLOW_WORK = "2,048 episodes, 4 turns, 10 tokens each", "2,048 episodes, that tool, of those without"
+BUSY_WORK, BUSY_SLOW_WORK = f"{WORK}, while others wait", f"{SLOW_WORK}, while others wait"
+WHILE_OTHERS_WAIT = {WORK: BUSY_WORK, SLOW_WORK: BUSY_SLOW_WORK}
+MORE = 8  # times as many episodes, so that there is other work while a tool is slow
 ANSWERS = f"""
 import random, time
 from rlvr_cli.environments import Reply
@@ -85,7 +86,7 @@ def main() -> None:
         slow = EnvironmentPool(EnvironmentSpec(f"{file}:Slow"), workers=arguments.workers)
 
         def play(turns: int, pool: EnvironmentPool | None, questions: list[str]) -> tuple[float, float]:
-            """Return the seconds until all episodes have ended, and until 256 are left."""
+            """Return the seconds until all episodes have ended, and those from the end of the 256th until 256 are left."""
             length = POLICY_TOKENS // turns
             params = SamplingParams(max_tokens=POLICY_TOKENS, min_tokens=length - 1, stop=())
             sampler = (
@@ -106,14 +107,14 @@ def main() -> None:
             if pool is None:
                 params = SamplingParams(max_tokens=POLICY_TOKENS, min_tokens=POLICY_TOKENS, stop=())
             started = time.perf_counter()
-            tokens, busy, left = 0, 0.0, len(questions) * SAMPLES
+            tokens, ends = 0, []  # when each ended
             for completion in sampler.sample(requests, params):
                 tokens += completion.episode.num_policy_tokens if completion.episode else completion.num_tokens
-                left -= 1
-                busy = time.perf_counter() - started if left == QUESTIONS * SAMPLES else busy
+                ends.append(time.perf_counter() - started)
             if not seen:
-                print(f"  {turns} turns: {tokens / len(questions) / SAMPLES:.1f} tokens an episode", flush=True)
-            return time.perf_counter() - started, busy
+                print(f"  {turns} turns: {tokens / len(ends):.1f} tokens an episode", flush=True)
+            row_count = SAMPLES * QUESTIONS
+            return ends[-1], ends[-row_count - 1] - ends[row_count - 1] if len(ends) > row_count else 0.0
 
         few = every[:QUESTIONS]
         ways = {f"{n} turns, a token each": (n, short, few) for n in (1, 2, 4, 8)} | {BARE: (1, None, few)}
@@ -127,8 +128,8 @@ def main() -> None:
                     seconds, busy = play(*way)
                     if repeat:  # the first is not timed
                         times[name].append(seconds)
-                        if name in UNTIL_FEW:
-                            times[UNTIL_FEW[name]].append(busy)
+                        if name in WHILE_OTHERS_WAIT:
+                            times[WHILE_OTHERS_WAIT[name]].append(busy)
                 seen = True
     goals = {"4 turns, a token each": "<= 1.15", BUSY_SLOW_WORK: "<= 1.1"}
     print("| way | seconds | ratio | to |\n|---|--:|--:|---|")
