@@ -18,7 +18,7 @@ The reward is a hash of the last turn, so that every group has a signal and no s
 printed for both: turns, calls and tokens per episode, and the share of episodes that ran out of tokens.
 
 ours   plays with the embedded sampler: an episode whose tool has answered joins the running batch, as a rule with its cache.
-vLLM   is ours with `--engine vllm`, in the trainer's process: all episodes take a turn together.
+vLLM   is ours with `--engine vllm`, in the trainer's process: there too, an episode whose tool has answered joins the running batch.
 TRL    plays each turn of all episodes with transformers.generate from the whole conversation so far, and calls the tool
        in its process.
 """

@@ -15,10 +15,10 @@ import random
 import re
 import tempfile
 import warnings
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.models.directory import adapter_settings, base_of, local_directory, tokenizer_of
@@ -27,7 +27,7 @@ from rlvr_cli.parallel.worker import visible_as_only
 from rlvr_cli.samplers.open import UTILIZATION, EngineSettings
 from rlvr_cli.samplers.stop_strings import continued, first_stop, prompt_token_ids, response_text
 from rlvr_cli.samplers.weight_check import PROBE_BOUND, Probe, probe_params, probe_prompts, take_probe, verify_weights
-from rlvr_cli.types import Completion, Request, SamplingParams
+from rlvr_cli.types import Completion, MoreRequests, Request, SamplingParams
 
 if TYPE_CHECKING:  # vLLM must be imported before transformers: its error is the clearer one if both fail
     from rlvr_cli.models.policy import Policy
@@ -44,6 +44,21 @@ PROBE_TOKENS = 8  # of each answer
 
 HIGHEST_TEMPERATURE = 2.0  # vLLM refuses others
 LOWEST_TEMPERATURE = 0.01  # vLLM raises temperatures between 0 and this to this, which changes the distribution
+
+
+class _Question(NamedTuple):
+    """A prompt, and the seeds of its samples."""
+
+    index: int
+    prompt: list[int]
+    seeds: Sequence[int]
+    params: SamplingParams  # of whole responses
+    begun: int = 0  # see `types.Request`
+
+    @property
+    def of_the_rest(self) -> SamplingParams:
+        """Those of what vLLM samples: it takes what a response began with for the prompt."""
+        return replace(self.params, min_tokens=max(self.params.min_tokens - self.begun, 0))
 
 
 class VllmSampler:
@@ -75,6 +90,7 @@ class VllmSampler:
 
     engine = "vllm"
     seeding = "per-request"
+    joins = True  # see `types.JoinableSampler`
     worked_seconds = None
     arrived = ()
 
@@ -128,7 +144,7 @@ class VllmSampler:
         }
         self.llm: Any = self._load(llm_class, model, tokenizer=tokenizer, options=options)
         self.max_model_len: int = self.llm.llm_engine.model_config.max_model_len
-        self._pending: dict[str, tuple[int, int]] = {}  # engine request -> (request_index, sample_index)
+        self._pending: dict[str, tuple[_Question, int]] = {}  # engine request -> question, sample_index
         self._calls = 0
         self._asleep: tuple[str, ...] = ()  # what of the engine's memory is not mapped: vLLM's tags
         self._weights_error = ""  # why the weights of the engine are unknown; empty if they are known
@@ -173,10 +189,15 @@ class VllmSampler:
             self._remove_tokenizer()
             raise RlvrError(f"vLLM cannot load {model}: {_first_lines(e)}") from e
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
+    def sample(
+        self, requests: Sequence[Request], params: SamplingParams, *, more: MoreRequests | None = None
+    ) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they finish.
 
         Closing the generator, or calling this again, cancels the samples that have not finished.
+
+        Args:
+            more: requests that join while others are sampled; they have the indices after those of `requests`.
 
         Raises:
             RlvrError: a prompt and `max_tokens` exceed `max_model_len`, a temperature that vLLM would change, or
@@ -198,28 +219,35 @@ class VllmSampler:
                 f"vLLM samples at {LOWEST_TEMPERATURE} when asked for temperature {params.temperature}.",
                 f"Use 0 (greedy) or at least {LOWEST_TEMPERATURE}.",
             )
+        questions, number = self._questions(requests, params), len(requests)
+
+        def coming(*, wait: bool) -> list[_Question]:
+            nonlocal number
+            joining = more.take(wait=wait) if more else ()
+            number += len(joining)
+            return self._questions(joining, params, first=number - len(joining))
+
+        yield from self._answer(questions, coming=coming)
+
+    def _questions(self, requests: Sequence[Request], params: SamplingParams, *, first: int = 0) -> list[_Question]:
+        """Return what is to be sampled. Raises RlvrError, see `sample`.
+
+        Args:
+            first: the index of the first request.
+        """
         vocab_size = self.llm.llm_engine.model_config.get_vocab_size()
         prompts = prompt_token_ids(self.llm.get_tokenizer(), requests, vocab_size=vocab_size)
-        of_each = [
-            replace(
-                params,
-                max_tokens=r.max_tokens or params.max_tokens,
-                min_tokens=max(params.min_tokens - r.begun, 0),  # vLLM takes what a response began with for the prompt
-            )
-            for r in requests
-        ]
-        for i, (ids, own) in enumerate(zip(prompts, of_each, strict=True)):
+        found = []
+        for i, (request, ids) in enumerate(zip(requests, prompts, strict=True), start=first):
+            own = replace(params, max_tokens=request.max_tokens or params.max_tokens)
             if len(ids) + own.max_tokens > self.max_model_len:
                 raise RlvrError(
                     f"Prompt {i} has {len(ids)} tokens; with {own.max_tokens} for the response that is "
                     f"{len(ids) + own.max_tokens}, and the engine's max_model_len is {self.max_model_len}.",
                     "Lower --sampling-max-tokens, shorten the prompt, or raise --max-model-len.",
                 )
-        with contextlib.closing(self._answer(prompts, [r.seeds for r in requests], of_each)) as completions:
-            for completion in completions:
-                if begun := requests[completion.request_index].begun:
-                    completion = continued(completion, self.llm.get_tokenizer(), params, begun=begun)
-                yield completion
+            found.append(_Question(i, ids, request.seeds, own, request.begun))
+        return found
 
     def load_weights(self, policy: "Policy", policy_version: int) -> None:
         """Switch to the weights of `policy`, and verify that they are served: see `weight_check.verify_weights`.
@@ -310,39 +338,49 @@ class VllmSampler:
 
     def _answer(
         self,
-        prompts: Sequence[list[int]],
-        seeds: Sequence[Sequence[int]],
-        params: Sequence[SamplingParams],
+        questions: Sequence[_Question],
         *,
+        coming: Callable[..., Sequence[_Question]] = lambda wait: (),
         ignore_eos: bool = False,
     ) -> Generator[Completion]:
-        """Yield a completion for each seed of each prompt. `params` has an entry for each prompt."""
-        from vllm.inputs import tokens_input
+        """Yield a completion for each seed of each question, in the order in which they finish.
 
-        engine = self.llm.llm_engine
+        Args:
+            coming: those that join; `coming(wait=True)` waits for the next ones, and returns none if no more will come.
+        """
         self._drop_pending()
         self._calls += 1
         call = self._calls
         try:
-            for i, (prompt, prompt_seeds) in enumerate(zip(prompts, seeds, strict=True)):
-                for j, seed in enumerate(prompt_seeds):
-                    name = f"{call}-{i}-{j}"
-                    self._pending[name] = (i, j)
-                    engine.add_request(
-                        name,
-                        tokens_input(prompt),
-                        _vllm_params(params[i], self._fold(seed), ignore_eos=ignore_eos),
-                        lora_request=self._adapter,
-                    )
-            while self._pending and call == self._calls:
+            self._ask(questions, ignore_eos=ignore_eos)
+            while call == self._calls:
+                self._ask(coming(wait=not self._pending), ignore_eos=ignore_eos)
+                if not self._pending:
+                    break
                 with _trainer_state_preserved(threads=self._threads):
-                    outputs = engine.step()
+                    outputs = self.llm.llm_engine.step()
                 for output in outputs:
                     if sample := self._pending.pop(output.request_id, None):  # else canceled meanwhile
-                        yield self._completion(output, *sample, min_tokens=params[sample[0]].min_tokens)
+                        yield self._completion(output, *sample)
         finally:
             if call == self._calls:
                 self._drop_pending()
+
+    def _ask(self, questions: Sequence[_Question], *, ignore_eos: bool) -> None:
+        """Add an engine request for each seed of each question."""
+        from vllm.inputs import tokens_input
+
+        for question in questions:
+            params = question.of_the_rest
+            for j, seed in enumerate(question.seeds):
+                name = f"{self._calls}-{question.index}-{j}"
+                self._pending[name] = (question, j)
+                self.llm.llm_engine.add_request(
+                    name,
+                    tokens_input(question.prompt),
+                    _vllm_params(params, self._fold(seed), ignore_eos=ignore_eos),
+                    lora_request=self._adapter,
+                )
 
     def _fold(self, seed: int) -> int:
         """Return the seed for vLLM: all 63 bits, or on the CPU a hash of them with 32 bits.
@@ -356,10 +394,10 @@ class VllmSampler:
             self.llm.llm_engine.abort_request(list(self._pending))
             self._pending.clear()
 
-    def _completion(self, output: Any, request_index: int, sample_index: int, *, min_tokens: int) -> Completion:
-        answer = output.outputs[0]
+    def _completion(self, output: Any, question: _Question, sample_index: int) -> Completion:
+        answer, min_tokens = output.outputs[0], question.of_the_rest.min_tokens
         if answer.finish_reason not in ("stop", "length"):
-            where = f"sample {sample_index} of prompt {request_index}"
+            where = f"sample {sample_index} of prompt {question.index}"
             raise RlvrError(f"vLLM ended {where} with {answer.finish_reason!r}.")
         token_ids = tuple(answer.token_ids)
         assert tuple(answer.logprobs.token_ids) == token_ids, (answer.logprobs.token_ids, token_ids)
@@ -374,8 +412,8 @@ class VllmSampler:
                 protected = response_text(tokenizer, token_ids[:min_tokens]).rstrip("\ufffd") if min_tokens else ""
                 found = first_stop(text, [stop_reason], start=len(protected))
                 text = text[: found[1]] if found else answer.text
-        return Completion(
-            request_index=request_index,
+        completion = Completion(
+            request_index=question.index,
             sample_index=sample_index,
             text=text,
             prompt_ids=tuple(output.prompt_token_ids),
@@ -387,6 +425,9 @@ class VllmSampler:
             stop_reason=stop_reason,
             mean_entropy=None,
         )
+        if question.begun:
+            return continued(completion, tokenizer, question.params, begun=question.begun)
+        return completion
 
     def _probe(self, policy: "Policy") -> Probe:
         # Longer than a cache block, so that a prefix cache of the old weights would be used, and found.
@@ -394,8 +435,8 @@ class VllmSampler:
         length = min(block + 32, self.max_model_len - PROBE_TOKENS)
         vocabulary = min(policy.vocabulary_size, len(self.llm.get_tokenizer()))
         prompts = probe_prompts(vocabulary, count=PROBE_PROMPTS, length=length)
-        params = [probe_params(PROBE_TOKENS)] * PROBE_PROMPTS
-        return take_probe(policy, self._answer(prompts, [(0,)] * PROBE_PROMPTS, params, ignore_eos=True))
+        questions = [_Question(i, ids, (0,), probe_params(PROBE_TOKENS)) for i, ids in enumerate(prompts)]
+        return take_probe(policy, self._answer(questions, ignore_eos=True))
 
     def _wake(self, tag: str) -> None:
         if tag not in self._asleep:

@@ -4,7 +4,7 @@ import os
 import random
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, deque
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -424,6 +424,47 @@ def test_a_response_that_has_begun_ends_where_it_would_have(sampler, tiny_tokeni
         assert whole.token_ids == whole.token_ids[:begun] + part.token_ids
         assert (part.text, part.finish_reason, part.stop_reason) == (whole.text, whole.finish_reason, whole.stop_reason)
         assert part.logprobs == pytest.approx(whole.logprobs[begun:], abs=1e-4)
+
+
+class Later:
+    """Requests that come later, each with how often it is asked for before."""
+
+    most_tokens = 64
+
+    def __init__(self, *coming: tuple[int, Request]) -> None:
+        self.coming, self.waited = deque(coming), 0
+
+    def awaits(self, key: tuple[int, int]) -> bool:
+        return True
+
+    def take(self, *, wait: bool) -> list[Request]:
+        self.waited += wait
+        if not self.coming:
+            return []
+        calls, request = self.coming.popleft()
+        if calls and not wait:
+            self.coming.appendleft((calls - 1, request))
+            return []
+        return [request]
+
+
+@pytest.mark.vllm
+def test_requests_join_a_running_call(sampler):
+    params = SamplingParams(max_tokens=24, min_tokens=24, stop=())
+    short = [Request(PROMPTS[n], (1, 2), max_tokens=2) for n in range(3)]
+    alone = [collect(sampler, [request], replace(params, min_tokens=0)) for request in short]
+    more = Later((4, short[1]), (10**6, short[2]))
+    long = Request(PROMPTS[3], (7,))
+    found = list(sampler.sample([long, short[0]], replace(params, min_tokens=0), more=more))
+    assert [c.request_index for c in found] == [1, 1, 2, 2, 0, 3, 3]
+    assert more.waited == 2
+    for completion in found:
+        if completion.request_index:
+            assert completion.token_ids == alone[completion.request_index - 1][0, completion.sample_index].token_ids
+    too_long = Later((0, Request("", (1,), prompt_ids=(5,) * 500)))
+    with pytest.raises(RlvrError, match=r"Prompt 1 has 500 tokens"):
+        list(sampler.sample([long], params, more=too_long))
+    assert len(list(sampler.sample([long], params))) == 1
 
 
 @pytest.mark.vllm

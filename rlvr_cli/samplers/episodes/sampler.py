@@ -5,7 +5,7 @@ with all its turns. Ids that were sampled are never tokenized again: the next re
 that follow the turn (`turns`).
 
 There is no barrier between the turns where the sampler's running call takes further requests (`types.JoinableSampler`): an episode
-whose environment has answered joins it, and the others go on meanwhile. With other samplers all episodes take a turn together.
+whose environment has answered joins it, and the others go on meanwhile. With other samplers (servers, endpoints) all episodes take a turn together.
 """
 
 from collections import deque
