@@ -927,6 +927,10 @@ MATHEMATICS = [
     *mutations_of(
         "samplers/parallel/several.py",
         ("the samples of one that fails are lost", "while missing:", "if missing:", "tests/samplers/parallel/test_several.py"),
+        ("what comes goes to whoever has least to do", "own if own in working else min", "min", "tests/samplers/parallel/test_several.py -k who_gave_it"),
+        ("what comes and is lost with a member is forgotten", "missing |= {(len(asked), j)", "missing & {(len(asked), j)", "tests/samplers/parallel/test_several.py -k of_what_comes"),
+        ("what comes has the indices of a member", "request_index=i, sample_index=samples[", "request_index=completion.request_index, sample_index=samples[", "tests/samplers/parallel/test_several.py -k who_gave_it"),
+        ("what has come is seen when something else has", "more.notify(lambda: found.put(None))", "pass", "tests/samplers/parallel/test_several.py -k seen_at_once"),
     ),
     *mutations_of(
         "samplers/parallel/serve.py",
@@ -968,6 +972,10 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "samplers/openai.py",
+        ("what comes is seen when something has been answered", "more.notify(partial(outbox.put, _Word.MORE))", "pass", "tests/samplers/test_openai.py -k requests_that_come"),
+        ("what comes has the indices of the first", "self._items(joining, first=number)", "self._items(joining)", "tests/samplers/test_openai.py -k requests_that_come"),
+        ("the call ends at the last answer", "if more and not ended:", "if more and open_items:", "tests/samplers/test_openai.py -k fails_is_said"),
+        ("what comes after a failure of all is requested", "                if stopped:\n", "                if False:\n", "tests/samplers/test_openai.py -k concerns_all_what_comes"),
         ("the thinking is lost", "    if answer.thinking:\n        assert", "    if False:\n        assert", "tests/samplers/test_openai.py -k thinking"),
         ("a thinking without an end is closed", "text if answer.text else None)", "text)", "tests/samplers/test_openai.py -k thinking"),
         ("ids that spell another text are kept", "logprobs, token_ids = (), ()  # they", "pass  # they", "tests/samplers/test_openai.py -k thinking"),
@@ -1210,6 +1218,7 @@ EPISODES = [
         "samplers/episodes/sampler.py",
         ("what was sampled is tokenized again", "prompt_ids=playing.prompt_ids + playing.ids,", "prompt_ids=tuple(self._player.tokenizer.encode(self._player.tokenizer.decode(playing.prompt_ids + playing.ids), add_special_tokens=False)),", f"{CHAT_TURNS} never_tokenized_again"),
         ("thinking is left out of the next turn", "prompt_ids=playing.prompt_ids + playing.ids,", 'prompt_ids=tuple(self._player.tokenizer.encode(__import__("re").sub("(?s)<think>.*?</think>", "", self._player.tokenizer.decode(playing.prompt_ids + playing.ids)), add_special_tokens=False)),', f"{CHAT_TURNS} in_their_order"),
+        ("nobody is told that the environment has answered", "        self._notify()\n", "", f"{PLAYED} who_waits"),
         ("the environment's answer is asked of another episode", "pool.answer(playing.example, playing.seed, playing.asked)", "pool.answer(playing.example, 0, playing.asked)", f"{PLAYED} as_it_was_sampled"),
         ("later turns repeat the draws of the first", '(seed_of_part(playing.seed, f"turn {len(playing.asked)}"),)', "(playing.seed,)", f"{PLAYED} do_not_repeat"),
         ("each turn has all of the policy's tokens", "self._params.max_tokens - playing.num_policy_tokens", "self._params.max_tokens", f"{PLAYED} limits_end"),
@@ -1242,6 +1251,8 @@ EPISODES = [
         ("an answer without token ids is a turn", "if not completion.token_ids:", "if False:", f"{TOKEN_ENDPOINT} text_is_that"),
         ("an endpoint's text is its own", "yield as_every_engine(completion, self._tokenizer, params)", "yield completion", f"{TOKEN_ENDPOINT} text_is_that"),
     ),
+    Mutation("what comes for an endpoint waits for all others", "samplers/token_endpoint.py", "params, more=more)", "params)", "tests/samplers/test_token_endpoint.py -k that_come"),
+    Mutation("what comes for servers waits for all others", "samplers/parallel/servers.py", "completions = self._sampler.sample(requests, params, more=more)", "completions = self._sampler.sample(requests, params)", "tests/samplers/parallel/test_servers.py -k asked_alone"),
     Mutation("an endpoint that samples turns need not give token ids", "samplers/openai.py", "if not settings.episodes:", "if True:", "tests/commands/across/test_episodes_on_vllm.py -k at_an_endpoint"),
     Mutation("each call asks an endpoint alone first", "samplers/openai.py", "failed_in_a_row, self._knows_endpoint = 0, True", "failed_in_a_row = 0", "tests/samplers/test_openai.py -k once_it_has_answered"),
     Mutation("a chat model has no endpoint for its episodes", "config/eval.py", "chat=self.chat and not self.plays_episodes", "chat=self.chat", "tests/config/test_config.py -k would_do_nothing"),

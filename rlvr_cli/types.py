@@ -452,7 +452,7 @@ class PrefetchingSampler(Sampler, Protocol):
 
 
 class MoreRequests(Protocol):
-    """Requests that come while others are sampled: turns of episodes."""
+    """Requests that come while others are sampled: turns of episodes, as token ids."""
 
     @property
     def most_tokens(self) -> int:
@@ -465,6 +465,10 @@ class MoreRequests(Protocol):
 
     def take(self, *, wait: bool) -> Sequence[Request]:
         """Return those that have come since the last call. None when it had to wait: no more will come."""
+        ...
+
+    def notify(self, call: Callable[[], None]) -> None:
+        """Call this, in any thread, whenever `take` may return something, for who waits for something else too."""
         ...
 
 

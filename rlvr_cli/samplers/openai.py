@@ -20,13 +20,15 @@ EOS. A grader that looks for `</answer>` needs the difference, so nothing is gue
 
 import asyncio
 import logging
+import math
 import queue
 import re
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,7 +41,7 @@ from rlvr_cli.samplers.openai_answer import Answer
 from rlvr_cli.samplers.openai_client import EndpointClient, Refused, Unanswered, check_installed
 from rlvr_cli.samplers.stop_strings import first_stop
 from rlvr_cli.text import printable, storable
-from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
+from rlvr_cli.types import Completion, MoreRequests, Request, Sampler, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,13 @@ OPTIONAL_FIELDS = {
     "return_token_ids": "there are no token ids",
     "include_stop_str_in_output": "",  # no consequence: the stop string is restored here
 }
+
+
+class _Word(Enum):
+    """What is said to who waits for completions."""
+
+    MORE = 0  # requests may have come
+    OVER = 1  # no completion will
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +110,7 @@ class OpenAISampler:
     """
 
     engine = "openai"
+    joins = True  # see `types.JoinableSampler`
     worked_seconds = None
 
     def __init__(
@@ -144,7 +154,9 @@ class OpenAISampler:
     def seeding(self) -> str:
         return "none" if "seed" in self._refused else "endpoint"
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
+    def sample(
+        self, requests: Sequence[Request], params: SamplingParams, *, more: MoreRequests | None = None
+    ) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they arrive.
 
         Until one is answered, samples are requested alone, to learn what the endpoint supports. Closing the generator cancels the
@@ -154,13 +166,73 @@ class OpenAISampler:
         endpoints compute them before temperature and top_p, so otherwise they would be of another distribution than the
         one sampled from.
 
+        Args:
+            more: requests that are sent as they come; they have the indices after those of `requests`.
+
         Raises:
             RlvrError: some samples failed permanently; raised after all other completions were yielded. If the failure
                 concerns every sample (a refused key; as many in a row as are requested at once), no new ones are
                 requested. Before the first request: token ids for a chat endpoint.
         """
-        prompts: list[str | tuple[int, ...]] = []
-        for i, request in enumerate(requests):
+        self.arrived = ()
+        items, number = self._items(requests), len(requests)
+        if not items:
+            return
+        outbox: queue.SimpleQueue[Completion | _Item | _Word | BaseException] = queue.SimpleQueue()
+        coming: asyncio.Queue[_Item | None] = asyncio.Queue()
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(self._serve(coming, params, outbox))
+        # In a separate thread, so that requests go on while the caller grades completions.
+        thread = threading.Thread(target=_run_loop, args=(loop, task, outbox), name="rlvr-openai", daemon=True)
+        thread.start()
+        if more:
+            more.notify(partial(outbox.put, _Word.MORE))
+        open_items, ended = 0, False  # those that are neither answered nor failed
+
+        def send(item: _Item | None) -> None:
+            with suppress(RuntimeError):  # the loop has ended: why is in the outbox
+                loop.call_soon_threadsafe(coming.put_nowait, item)
+
+        try:
+            while True:
+                if more and not ended:
+                    joining = more.take(wait=not items and not open_items)
+                    items += self._items(joining, first=number)
+                    number += len(joining)
+                open_items += len(items)
+                while items:
+                    send(items.pop(0))
+                if not open_items and not ended:
+                    send(None)
+                    ended = True
+                try:
+                    with stoppable():
+                        found = outbox.get(timeout=CHECK_SECONDS)
+                except queue.Empty:
+                    self._check()
+                    continue
+                if found is _Word.OVER:
+                    break
+                if isinstance(found, BaseException):
+                    raise found
+                open_items -= isinstance(found, (Completion, _Item))
+                if isinstance(found, Completion):
+                    yield found
+        finally:
+            with suppress(RuntimeError):  # the loop has ended by itself
+                loop.call_soon_threadsafe(task.cancel)
+            thread.join()
+            left = [outbox.get() for _ in range(outbox.qsize())]
+            self.arrived = tuple(item for item in left if isinstance(item, Completion))
+
+    def _items(self, requests: Sequence[Request], *, first: int = 0) -> list[_Item]:
+        """Return the samples to request. Raises RlvrError, see `sample`.
+
+        Args:
+            first: the index of the first request.
+        """
+        items = []
+        for i, request in enumerate(requests, start=first):
             if request.prompt_ids is None and storable(request.prompt) != request.prompt:
                 raise RlvrError(f"Prompt {i} is not valid Unicode: it has a lone surrogate.", "Repair the data set.")
             if request.prompt_ids is not None and self.endpoint == "chat":
@@ -168,40 +240,9 @@ class OpenAISampler:
                     f"Prompt {i} is token ids, but a chat endpoint accepts only text.",
                     "Use --endpoint completions.",
                 )
-            prompts.append(request.prompt if request.prompt_ids is None else request.prompt_ids)
-        self.arrived = ()
-        items = [
-            _Item(i, j, prompts[i], s, r.begun, r.max_tokens)
-            for i, r in enumerate(requests)
-            for j, s in enumerate(r.seeds)
-        ]
-        if not items:
-            return
-        outbox: queue.SimpleQueue[Completion | BaseException | None] = queue.SimpleQueue()
-        loop = asyncio.new_event_loop()
-        task = loop.create_task(self._serve(items, params, outbox))
-        # In a separate thread, so that requests go on while the caller grades completions.
-        thread = threading.Thread(target=_run_loop, args=(loop, task, outbox), name="rlvr-openai", daemon=True)
-        thread.start()
-        try:
-            while True:
-                try:
-                    with stoppable():
-                        item = outbox.get(timeout=CHECK_SECONDS)
-                except queue.Empty:
-                    self._check()
-                    continue
-                if item is None:
-                    break
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-        finally:
-            with suppress(RuntimeError):  # the loop has ended by itself
-                loop.call_soon_threadsafe(task.cancel)
-            thread.join()
-            left = [outbox.get() for _ in range(outbox.qsize())]
-            self.arrived = tuple(item for item in left if isinstance(item, Completion))
+            prompt = request.prompt if request.prompt_ids is None else request.prompt_ids
+            items += [_Item(i, j, prompt, s, request.begun, request.max_tokens) for j, s in enumerate(request.seeds)]
+        return items
 
     def load_weights(self, policy: Any, policy_version: int) -> None:
         """Raises RlvrError: the weights behind an endpoint cannot be changed from here."""
@@ -216,25 +257,35 @@ class OpenAISampler:
     def close(self) -> None:
         """Do nothing: connections end with the call of `sample` that opened them."""
 
-    async def _serve(self, items: Sequence[_Item], params: SamplingParams, outbox: queue.SimpleQueue) -> None:
-        """Request every item, and put the completions into the outbox; at the end, raise RlvrError if some failed."""
-        waiting, failures, failed_in_a_row = deque(items), [], 0
-        skipped: list[_Item] = []
+    async def _serve(
+        self, coming: asyncio.Queue[_Item | None], params: SamplingParams, outbox: queue.SimpleQueue
+    ) -> None:
+        """Request every item that comes, until None does; put the completions, and the items that failed, into the outbox.
 
-        async def work(count: int) -> None:
-            nonlocal failed_in_a_row
-            while waiting and count:
-                count -= 1
-                item = waiting.popleft()
+        At the end, raise RlvrError if some failed.
+        """
+        failures: list[tuple[_Item, Unanswered]] = []
+        requested, skipped, failed_in_a_row, stopped = 0, 0, 0, False
+
+        async def work(most: float = math.inf) -> None:
+            nonlocal requested, skipped, failed_in_a_row, stopped
+            while most > 0 and (item := await coming.get()):
+                most -= 1
+                if stopped:
+                    skipped += 1
+                    outbox.put(item)
+                    continue
+                requested += 1
                 try:
                     outbox.put(await self._request_sample(client, item, params))
                     failed_in_a_row, self._knows_endpoint = 0, True
                 except Unanswered as failure:
                     failures.append((item, failure))
                     failed_in_a_row += 1
-                    if failure.concerns_all or failed_in_a_row >= max(8, self.max_concurrency):
-                        skipped.extend(waiting)
-                        waiting.clear()
+                    stopped |= failure.concerns_all or failed_in_a_row >= max(8, self.max_concurrency)
+                    outbox.put(item)
+            if most > 0:
+                coming.put_nowait(None)  # for the others
 
         async def end() -> None:
             await asyncio.gather(*workers, return_exceptions=True)
@@ -245,7 +296,7 @@ class OpenAISampler:
         try:
             if not self._knows_endpoint:
                 await work(1)
-            workers += [asyncio.create_task(work(len(items))) for _ in range(min(self.max_concurrency, len(waiting)))]
+            workers += [asyncio.create_task(work()) for _ in range(self.max_concurrency)]
             await asyncio.gather(*workers)
         finally:
             for worker in workers:
@@ -254,8 +305,8 @@ class OpenAISampler:
         if failures:
             item, failure = failures[0]
             raise RlvrError(
-                f"{len(failures)} of {len(items)} samples failed at {urlsplit(self.base_url).netloc}"
-                + (f", and {len(skipped)} were not requested" if skipped else "")
+                f"{len(failures)} of {requested + skipped} samples failed at {urlsplit(self.base_url).netloc}"
+                + (f", and {skipped} were not requested" if skipped else "")
                 + f". Sample {item.sample_index} of prompt {item.request_index}: {printable(failure.problem, keep='')}",
                 "Completed samples are kept: resume the run to request the rest.",
             )
@@ -427,7 +478,7 @@ def _protected(answer: Answer, min_tokens: int) -> int:
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop, task: asyncio.Task, outbox: queue.SimpleQueue) -> None:
-    """Run the task to its end in this thread; put its error, if any, and then None into the outbox."""
+    """Run the task to its end in this thread; put its error, if any, and then `_Word.OVER` into the outbox."""
     try:
         loop.run_until_complete(task)
     except asyncio.CancelledError:
@@ -440,7 +491,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop, task: asyncio.Task, outbox: queue
                 loop.run_until_complete(left)
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
-        outbox.put(None)
+        outbox.put(_Word.OVER)
 
 
 def _fold(seed: int) -> int:

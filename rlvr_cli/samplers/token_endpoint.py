@@ -13,7 +13,7 @@ from typing import Any
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.samplers.stop_strings import as_every_engine, prompt_token_ids
 from rlvr_cli.samplers.wrapper import SamplerWrapper
-from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
+from rlvr_cli.types import Completion, JoinableSampler, MoreRequests, Request, SamplingParams
 
 HINT = "vLLM gives token ids, and so do newer versions of SGLang. Or load the model here, with --engine."
 PROBE = "What is 47 * 83?\n<think> It is 3,901: größer als 3.900. </think>"  # tokenizers differ in it
@@ -31,20 +31,28 @@ class TokenEndpoint(SamplerWrapper):
         RlvrError: the endpoint does not answer, takes no token ids, gives none, or has another tokenizer.
     """
 
-    def __init__(self, sampler: Sampler, tokenizer: Any, *, model: str) -> None:
+    joins = True  # see `types.JoinableSampler`
+
+    def __init__(self, sampler: JoinableSampler, tokenizer: Any, *, model: str) -> None:
         super().__init__(sampler)
+        self._sampler = sampler
         self._tokenizer, self._model = tokenizer, model
         self._check_endpoint()
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
+    def sample(
+        self, requests: Sequence[Request], params: SamplingParams, *, more: MoreRequests | None = None
+    ) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they arrive.
+
+        Args:
+            more: requests that are sent as they come; they have the indices after those of `requests`.
 
         Raises:
             RlvrError: as `OpenAISampler.sample`, or an answer came without token ids.
         """
         prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=len(self._tokenizer))
         exact = [replace(r, prompt_ids=tuple(ids)) for r, ids in zip(requests, prompts, strict=True)]
-        completions = self._sampler.sample(exact, params)
+        completions = self._sampler.sample(exact, params, more=more)
         try:
             for completion in completions:
                 if not completion.token_ids:

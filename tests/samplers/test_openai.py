@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from endpoint import Endpoint, Reply, completion, error, serving
+from following import Following
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.samplers import openai_client
 from rlvr_cli.samplers.openai import OpenAISampler, _fold
@@ -489,6 +490,55 @@ def test_once_it_has_answered_an_endpoint_is_asked_for_several_samples_at_once(e
     for most in (1, 3):
         list(sampler.sample([Request("p", tuple(range(most)))], SamplingParams()))
     assert endpoint.most_under_way == 3
+
+
+def followed(
+    sampler, first: list[Request], *, turns: int, seconds: float = 0.02
+) -> tuple[list[int], Following, RlvrError | None]:
+    """Follow all but the prompt `slow`. Return the indices in the order in which they came, what was asked, and the error."""
+    more = Following(
+        first,
+        lambda c: None if first[0].prompt == "slow" and not c.request_index else Request(f"{c.text} again", (1,)),
+        turns=turns,
+        seconds=seconds,
+    )
+
+    def stream() -> Iterator[Completion]:
+        for answer in sampler.sample(first, SamplingParams(), more=more):
+            more.add(answer)
+            yield answer
+
+    found, failure = until_failure(stream())
+    return [c.request_index for c in found], more, failure
+
+
+def test_requests_that_come_are_sent_while_others_are_under_way(endpoint):
+    endpoint.answer = lambda body: Reply(completion("4").body, wait=1.5 if body["prompt"] == "slow" else 0)
+    sampler = open_sampler(endpoint)
+    list(sampler.sample([Request("first", (1,))], SamplingParams()))
+    order, more, failure = followed(sampler, [Request("slow", (1,)), Request("quick", (1,))], turns=3)
+    assert failure is None
+    assert order == [1, 2, 3, 4, 0]
+    assert [request.prompt for request in more.asked] == ["slow", "quick", *["4 again"] * 3]
+    assert [body["prompt"] for body in endpoint.bodies].count("4 again") == 3
+
+
+def test_what_fails_is_said_when_all_that_come_have_been_answered(endpoint):
+    endpoint.answer = lambda body: error(400, "no") if body["prompt"] == "bad" else completion("4")
+    order, _, failure = followed(
+        open_sampler(endpoint), [Request("bad", (1,)), Request("good", (1, 2))], turns=2, seconds=0.3
+    )
+    assert sorted(order) == [1, 1, 2, 3, 4, 5]
+    assert "1 of 7 samples failed" in str(failure)
+
+
+def test_after_a_failure_that_concerns_all_what_comes_is_not_requested(endpoint):
+    endpoint.answer = lambda body: error(401, "no") if "again" in body["prompt"] else completion("4")
+    order, more, failure = followed(open_sampler(endpoint, max_concurrency=1), [Request("good", (1, 2, 3, 4))], turns=1)
+    assert order == [0] * 4
+    assert len(more.asked) == 5
+    assert "4 of 8 samples failed" in str(failure) or "were not requested" in str(failure)
+    assert sum("again" in body["prompt"] for body in endpoint.bodies) < 4
 
 
 def test_closing_the_stream_cancels_running_requests(endpoint):

@@ -3,6 +3,7 @@
 import pytest
 
 from endpoint import Reply, completion, error, serving
+from following import Following
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.samplers.open import EngineSettings
 from rlvr_cli.samplers.openai import OpenAISampler, open_engine
@@ -73,3 +74,23 @@ def test_text_is_that_of_the_ids_and_an_answer_without_them_ends_the_call(tiny_t
         assert endpoint.bodies[-1]["prompt"] == list(found.prompt_ids) == tiny_tokenizer("2+2=")["input_ids"]
         with pytest.raises(RlvrError, match="without its token ids"):
             list(sampler.sample([Request("", (1,), prompt_ids=(9,))], SamplingParams()))
+
+
+def test_requests_that_come_are_sent_while_others_are_under_way(tiny_tokenizer):
+    def answer(body: dict) -> Reply:
+        mine = body["prompt"] if isinstance(body["prompt"], list) else tiny_tokenizer(body["prompt"])["input_ids"]
+        said = completion("4", token_ids=[5], prompt_token_ids=mine)
+        return Reply(said.body, wait=1.5 if mine == [9] else 0)
+
+    with serving(answer) as endpoint:
+        slow, quick = (Request("", (1,), prompt_ids=ids) for ids in ((9,), (8,)))
+        more = Following(
+            [slow, quick],
+            lambda c: Request("", (1,), prompt_ids=c.prompt_ids + c.token_ids) if c.request_index else None,
+            turns=2,
+        )
+        order = []
+        for completed in opened(endpoint, tiny_tokenizer).sample([slow, quick], SamplingParams(), more=more):
+            more.add(completed)
+            order.append((completed.request_index, completed.prompt_ids))
+        assert order == [(1, (8,)), (2, (8, 5)), (3, (8, 5, 5)), (0, (9,))]

@@ -5,7 +5,7 @@ with all its turns. Ids that were sampled are never tokenized again: the next re
 that follow the turn (`turns`).
 
 There is no barrier between the turns where the sampler's running call takes further requests (`types.JoinableSampler`): an episode
-whose environment has answered joins it, and the others go on meanwhile. With other samplers (servers, endpoints) all episodes take a turn together.
+whose environment has answered joins it, and the others go on meanwhile. With any other all episodes take a turn together.
 """
 
 from collections import deque
@@ -105,6 +105,7 @@ class _Table:
         self._asked: list[list[Playing]] = []  # the episodes of each request in the running call of the sampler
         self._waiting: dict[Future[Answer], tuple[Playing, Completion]] = {}  # for the environment
         self._done: SimpleQueue[Future[Answer]] = SimpleQueue()  # those of them that it has answered
+        self._notify: Callable[[], None] = lambda: None
         self._ended: deque[Completion] = deque()
         self._repeats = Repeats(player.pool, strict=player.trains)
 
@@ -114,6 +115,9 @@ class _Table:
 
     def awaits(self, key: tuple[int, int]) -> bool:
         return not self._asked[key[0]][key[1]].over
+
+    def notify(self, call: Callable[[], None]) -> None:
+        self._notify = call
 
     def first_round(self, requests: Sequence[Request]) -> list[Request]:
         """Begin all episodes, and return the requests for their first turns: one for the episodes with the same prompt."""
@@ -177,7 +181,12 @@ class _Table:
             playing.asked.append(asked)
             future = self._player.pool.answer(playing.example, playing.seed, playing.asked)
             self._waiting[future] = playing, completion
-            future.add_done_callback(self._done.put)
+            future.add_done_callback(self._take_note)
+
+    def _take_note(self, answered: Future[Answer]) -> None:
+        """In the thread of a process: it has answered."""
+        self._done.put(answered)
+        self._notify()
 
     def ended(self) -> Generator[Completion]:
         """Yield the episodes that have ended."""

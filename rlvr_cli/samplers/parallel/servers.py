@@ -35,7 +35,7 @@ from rlvr_cli.samplers.parallel.several import SeveralSamplers
 from rlvr_cli.samplers.stop_strings import as_every_engine, continued, prompt_token_ids
 from rlvr_cli.samplers.weight_check import Probe, probe_prompts, take_probe, verify_weights
 from rlvr_cli.text import printable
-from rlvr_cli.types import Completion, Request, SamplingParams
+from rlvr_cli.types import Completion, MoreRequests, Request, SamplingParams
 
 if TYPE_CHECKING:
     from rlvr_cli.models.policy import Policy
@@ -76,6 +76,7 @@ class ServersSampler(SeveralSamplers["_Server"]):
 
     engine = "vllm-servers"
     seeding = "per-request"
+    joins = True  # see `types.JoinableSampler`
 
     def __init__(
         self,
@@ -100,16 +101,20 @@ class ServersSampler(SeveralSamplers["_Server"]):
         """Which servers were left out, and why."""
         return self.left_out
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
+    def sample(
+        self, requests: Sequence[Request], params: SamplingParams, *, more: MoreRequests | None = None
+    ) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they arrive.
+
+        Args:
+            more: requests that are sent as they come; they have the indices after those of `requests`.
 
         Raises:
             RlvrError: no server is left, or one refused the requests.
         """
         prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=len(self._tokenizer))
-        return super().sample(
-            [replace(r, prompt_ids=tuple(ids)) for r, ids in zip(requests, prompts, strict=True)], params
-        )
+        exact = [replace(r, prompt_ids=tuple(ids)) for r, ids in zip(requests, prompts, strict=True)]
+        return super().sample(exact, params, more=more)
 
     def load_weights(self, policy: "Policy", policy_version: int) -> None:
         """Let every server load the weights of `policy`, and verify that it serves them.
@@ -204,13 +209,18 @@ class _Server:
             "Name the model with --model as the server does, or start it with the name: --served-model-name NAME.",
         )
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
-        """Answer every seed of every request; its `prompt_ids` are sampled from. Raises RlvrError."""
-        completions = self._sampler.sample(requests, params)
+    def sample(
+        self, requests: Sequence[Request], params: SamplingParams, *, more: MoreRequests | None = None
+    ) -> Generator[Completion]:
+        """Answer every seed of every request, and of those that come; their `prompt_ids` are sampled from. Raises RlvrError."""
+        completions = self._sampler.sample(requests, params, more=more)
         try:
             for completion in completions:
                 self._check(completion)
-                begun = requests[completion.request_index].begun
+                index = completion.request_index
+                begun = (
+                    requests[index].begun if index < len(requests) else 0
+                )  # a turn of an episode is a response of its own
                 rest = replace(params, min_tokens=max(params.min_tokens - begun, 0))
                 completion = as_every_engine(completion, self._tokenizer, rest)
                 yield continued(completion, self._tokenizer, params, begun=begun) if begun else completion

@@ -7,23 +7,25 @@ sample, not who answers: what a sampler leaves unanswered is asked again of the 
 import logging
 import queue
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import stoppable
-from rlvr_cli.types import Completion, Request, SamplingParams
+from rlvr_cli.types import Completion, MoreRequests, Request, SamplingParams
 
 logger = logging.getLogger(__name__)
 
+Key = tuple[int, int]  # indices of a request and of its seed
 Share = list[tuple[int, list[int]]]  # indices of requests, and of the seeds of each
 
 
 class Answering(Protocol):
-    """What this module needs of a sampler. It is asked in a thread of its own."""
+    """What this module needs of a sampler: `sample` of `types.Sampler`, or of `types.JoinableSampler`. It is asked in a thread of its own."""
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]: ...
+    @property
+    def sample(self) -> Callable[..., Generator[Completion]]: ...
 
 
 Member = TypeVar("Member", bound=Answering)
@@ -45,18 +47,22 @@ class SeveralSamplers(Generic[Member]):
         self.left_out: tuple[str, ...] = ()
         self._threads: list[threading.Thread] = []
 
-    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
+    def sample(
+        self, requests: Sequence[Request], params: SamplingParams, *, more: MoreRequests | None = None
+    ) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they arrive.
+
+        Args:
+            more: requests that are asked as they come, where the members' `sample` takes such; they have the indices after those
+                of `requests`.
 
         Raises:
             RlvrError: that of the last sampler.
         """
         self.settle()
-        missing = {(i, j) for i, request in enumerate(requests) for j in range(len(request.seeds))}
-        while missing:
-            for completion in self._answers(divide(missing, list(self.members)), requests, params):
-                missing.remove((completion.request_index, completion.sample_index))
-                yield completion
+        asked, missing = [*requests], {(i, j) for i, request in enumerate(requests) for j in range(len(request.seeds))}
+        while missing:  # what one left unanswered
+            yield from self._answers(asked, missing, params, more)
 
     def settle(self) -> None:
         """Wait until nobody works on earlier requests: of a call that was closed, samplers finish what they are at."""
@@ -76,20 +82,25 @@ class SeveralSamplers(Generic[Member]):
         logger.warning(text)
 
     def _answers(
-        self, shares: dict[str, Share], requests: Sequence[Request], params: SamplingParams
+        self, asked: list[Request], missing: set[Key], params: SamplingParams, more: MoreRequests | None
     ) -> Iterator[Completion]:
-        """Ask each sampler for its share. One that fails is left out; the last one's error, and any that is not its own, is raised."""
-        found: queue.SimpleQueue[Completion | tuple[str, Exception | None]] = queue.SimpleQueue()
-        closing = threading.Event()
+        """Ask each sampler for its share. One that fails is left out; the last one's error, and any that is not its own, is raised.
 
-        def ask(name: str, share: Share) -> None:
-            asked = [replace(requests[i], seeds=tuple(requests[i].seeds[j] for j in samples)) for i, samples in share]
+        Args:
+            asked: all requests; those that come are added.
+            missing: of them; what is answered is removed.
+        """
+        found: queue.SimpleQueue[tuple[str, Completion] | tuple[str, Exception | None] | None] = queue.SimpleQueue()
+        shares = {name: _Asked(share) for name, share in divide(missing, list(self.members)).items() if share}
+        working, closing = set(shares), threading.Event()
+        by: dict[Key, str] = {}  # who answered what, while more may come after it
+
+        def ask(name: str, share: _Asked, first: list[Request]) -> None:
             error = None
             try:
-                completions = self.members[name].sample(asked, params)
+                completions = self.members[name].sample(first, params, **({"more": share} if more else {}))
                 for completion in completions:
-                    i, samples = share[completion.request_index]
-                    found.put(replace(completion, request_index=i, sample_index=samples[completion.sample_index]))
+                    found.put((name, share.answered(completion)))
                     if closing.is_set():
                         break
                 completions.close()
@@ -97,25 +108,106 @@ class SeveralSamplers(Generic[Member]):
                 error = problem
             found.put((name, error))
 
-        self._threads = [threading.Thread(target=ask, args=item, daemon=True) for item in shares.items() if item[1]]
+        if more:
+            more.notify(lambda: found.put(None))
+        self._threads = []
+        for name, share in shares.items():
+            first = [replace(asked[i], seeds=tuple(asked[i].seeds[j] for j in of)) for i, of in share.places]
+            self._threads.append(threading.Thread(target=ask, args=(name, share, first), daemon=True))
         for thread in self._threads:
             thread.start()
-        working = len(self._threads)
         try:
             while working:
+                if more and not closing.is_set():
+                    for request in more.take(wait=not any(shares[name].missing for name in working)):
+                        missing |= {(len(asked), j) for j in range(len(request.seeds))}
+                        own = by.get(request.after) if request.after else None
+                        name = own if own in working else min(working, key=lambda name: len(shares[name].missing))
+                        shares[name].add(len(asked), request)
+                        asked.append(request)
+                    if not any(shares[name].missing for name in working):
+                        closing.set()
+                        for share in shares.values():
+                            share.end()
                 with stoppable():
-                    item = found.get()
+                    said = found.get()
+                if said is None:
+                    continue
+                name, item = said
                 if isinstance(item, Completion):
+                    key = item.request_index, item.sample_index
+                    by[key] = name
+                    shares[name].missing.remove(key)
+                    missing.remove(key)
                     yield item
                     continue
-                working -= 1
-                name, error = item
-                if isinstance(error, RlvrError):
-                    self.leave_out(name, error)
-                elif error is not None:
-                    raise error
+                working.remove(name)
+                if isinstance(item, RlvrError):
+                    self.leave_out(name, item)
+                elif item is not None:
+                    raise item
         finally:
             closing.set()
+            for share in shares.values():
+                share.end()
+
+
+class _Asked:
+    """What one member is asked in a call. It is `types.MoreRequests` to it.
+
+    Args:
+        share: to begin with.
+
+    Attributes:
+        places: what is asked, in its order.
+        missing: what the call has not got of it.
+    """
+
+    most_tokens = 0  # not known
+
+    def __init__(self, share: Share) -> None:
+        self.places = [*share]
+        self.missing = {(i, j) for i, samples in share for j in samples}
+        self._open = len(self.missing)  # what it has taken and not answered
+        self._coming: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._notify: Callable[[], None] = lambda: None
+
+    def awaits(self, key: Key) -> bool:
+        return True
+
+    def notify(self, call: Callable[[], None]) -> None:
+        self._notify = call
+
+    def add(self, index: int, request: Request) -> None:
+        """Ask for a request that has come."""
+        samples = [*range(len(request.seeds))]
+        self.places.append((index, samples))
+        self.missing |= {(index, j) for j in samples}
+        self._coming.put(replace(request, after=None))
+        self._notify()
+
+    def end(self) -> None:
+        """Say that no more will come."""
+        self._coming.put(None)
+        self._notify()
+
+    def take(self, *, wait: bool) -> list[Request]:
+        """See `types.MoreRequests`. A member that waits and has left something unanswered gets no more: it has failed."""
+        taken: list[Request] = []
+        while not self._coming.empty() or (wait and not taken and not self._open):
+            request = self._coming.get()
+            if request is None:
+                self._coming.put(None)
+                break
+            taken.append(request)
+            self._open += len(request.seeds)
+        return taken
+
+    def answered(self, completion: Completion) -> Completion:
+        """Return what the member has answered, with the indices of the call."""
+        self._open -= 1
+        i, samples = self.places[completion.request_index]
+        return replace(completion, request_index=i, sample_index=samples[completion.sample_index])
 
 
 def divide(samples: Iterable[tuple[int, int]], names: Sequence[str]) -> dict[str, Share]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 from contextlib import closing
 from dataclasses import replace
 
@@ -142,6 +143,35 @@ def test_without_a_barrier_the_tokens_are_the_same(pools, engine, tiny_tokenizer
     assert BARRIER in together.notes
     assert BARRIER not in joined.notes
     assert any(c.episode.num_turns > 2 for c in found.values())
+
+
+class Told(Alone):
+    """Looks for what comes when it has been told that something has."""
+
+    joins, times = True, 0
+
+    def sample(self, requests, params, *, more):
+        told, waiting, number = threading.Event(), [*requests], 0
+        more.notify(told.set)
+        while waiting:
+            for completion in self._engine.sample([waiting.pop(0)], params):
+                yield replace(completion, request_index=number)
+            number += 1
+            if more.awaits((number - 1, 0)):
+                assert told.wait(20)
+                told.clear()
+                self.times += 1
+                waiting += more.take(wait=False)
+
+
+def test_who_waits_for_something_else_is_told_that_the_environment_has_answered(pools, engine, tiny_tokenizer):
+    asked = [replace(request, seeds=request.seeds[:1]) for request in requests_of(*SAYS)[:1]]
+    told = Told(engine)
+    sampler = EpisodeSampler(told, tiny_tokenizer, pools["Script"], max_turns=4, longest=longest(90))
+    expected = play(EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=4, longest=longest(90)), asked)
+    found = play(sampler, asked)
+    assert found[0, 0].token_ids == expected[0, 0].token_ids
+    assert told.times >= found[0, 0].episode.num_turns - 1 > 1
 
 
 def test_in_bfloat16_what_is_kept_and_what_is_new_go_together(pools, tiny_model, tiny_tokenizer):

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from endpoint import error
+from following import Following
 from forks import Forks, processes_in
 from killed import SFT, begin_or_resume, metrics_of, rows_of, weights_of
 from rlvr_cli.errors import RlvrError
@@ -33,7 +34,7 @@ from rlvr_cli.samplers.parallel import servers as servers_module
 from rlvr_cli.samplers.parallel.servers import ServersSampler
 from rlvr_cli.samplers.served_teacher import ServedTeacher
 from rlvr_cli.samplers.stop_strings import response_text
-from rlvr_cli.types import Request, SamplingParams
+from rlvr_cli.types import Completion, Request, SamplingParams
 from vllm_server import Real, kill, real_servers, vllm_servers
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
@@ -147,6 +148,37 @@ def test_a_response_that_has_begun_ends_where_it_would_have(servers, policy, beg
         if "seed" in body and body["max_tokens"] == PARAMS.max_tokens - begun
     }
     assert least == {0}
+
+
+def test_what_comes_while_servers_sample_is_answered_as_if_asked_alone(servers, policy):
+    """Also where one of them dies with turns that it was given."""
+
+    def next_of(c: Completion) -> Request:
+        key = c.request_index, c.sample_index
+        ids = c.prompt_ids + c.token_ids + (5, 9)
+        return Request("", (sum(key),), prompt_ids=ids, after=key, max_tokens=4)
+
+    for dies in (False, True):
+        sampler, first = sampler_of(servers, policy), requests_of(policy)
+        servers[0].dies_after = servers[0].answered + 7 if dies else None
+        more, found = Following(first, next_of, turns=2), {}
+        for completion in sampler.sample(first, PARAMS, more=more):
+            more.add(completion)
+            found[completion.request_index, completion.sample_index] = completion
+        assert len(found) == 8 + 16
+        assert len(sampler.members) == 2 - dies
+        alone = list(sampler_of(servers[1:], policy).sample(more.asked, PARAMS))
+        assert len(alone) == len(found)
+        for c in alone:
+            assert found[c.request_index, c.sample_index].token_ids == c.token_ids
+            assert c.num_tokens <= (8 if c.request_index < len(first) else 4)
+    (member,) = sampler.members.values()
+    more = Following(exact := [replace(c, prompt_ids=(5, 9, 11)) for c in first], next_of, turns=1)
+    indices = []
+    for completion in member.sample(exact, PARAMS, more=more):
+        more.add(completion)
+        indices.append(completion.request_index)
+    assert sorted(indices) == sorted([*range(4)] * 2 + [*range(4, 12)])
 
 
 def test_log_probabilities_are_of_the_distribution_sampled_from(servers, policy):

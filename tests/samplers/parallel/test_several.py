@@ -1,9 +1,14 @@
 """Several samplers as one: how they divide requests, and what becomes of errors."""
 
+import threading
+import time
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from following import Following
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.samplers.parallel.several import SeveralSamplers, divide
 from rlvr_cli.types import Completion, Request, SamplingParams
@@ -78,3 +83,101 @@ def test_a_call_that_was_closed_does_not_reach_into_the_next():
     next(completions)
     completions.close()
     assert answers(several) == WHOLE
+
+
+# --- requests that come -----------------------------------------------------------------------------------------------
+
+
+class Joining(Counting):
+    """One whose call takes further requests. Its answers take a moment."""
+
+    def sample(self, requests, params, *, more):
+        coming, number = [*requests], 0
+        while number < len(coming) or (coming := coming + more.take(wait=True))[number:]:
+            time.sleep(0.002)
+            for completion in super().sample([coming[number]], params):
+                yield replace(completion, request_index=number)
+            number += 1
+            coming += more.take(wait=False)
+        if self.error is not None and len(self.asked) >= self.after:
+            raise self.error
+
+
+def all_of(several, *, turns: int = 3) -> tuple[dict, Following]:
+    """Each answer to a seed below 100 is followed by a request for ten times the seed."""
+
+    def next_of(c: Completion) -> Request:
+        return Request("t", (10 * c.token_ids[0],), after=(c.request_index, c.sample_index))
+
+    more, found = Following(REQUESTS, next_of, turns=turns), {}
+    for completion in several.sample(REQUESTS, SamplingParams(), more=more):
+        more.add(completion)
+        assert (completion.request_index, completion.sample_index) not in found
+        found[completion.request_index, completion.sample_index] = completion.token_ids[0]
+    return found, more
+
+
+TURNS = sorted(seed * 10**turn for seed in range(1, 7) for turn in range(4))
+
+
+def test_what_comes_after_an_answer_is_asked_of_who_gave_it():
+    members = {"one": Joining(), "two": Joining()}
+    found, more = all_of(SeveralSamplers(members))
+    assert sorted(found.values()) == TURNS
+    assert {key: more.asked[key[0]].seeds[key[1]] for key in found} == found
+    begun = {name: {int(str(seed)[0]) for seed in member.asked} for name, member in members.items()}
+    assert begun == {"one": {1, 2, 4, 5, 6}, "two": {3}}
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 6, 11])
+def test_what_one_leaves_unanswered_of_what_comes_the_others_answer(after):
+    several = SeveralSamplers({"one": Joining(RlvrError("It is gone."), after=after), "two": Joining()})
+    found, more = all_of(several)
+    assert sorted(found.values()) == TURNS
+    assert {key: more.asked[key[0]].seeds[key[1]] for key in found} == found
+    assert [*several.members] == ["two"]
+
+
+def test_what_has_come_is_seen_at_once():
+    """Not only when somebody has answered: here one waits for what comes, and the other for the end of that."""
+    over = threading.Event()
+
+    class Long(Joining):
+        def sample(self, requests, params, *, more):
+            assert over.wait(20)
+            yield from super().sample(requests, params, more=more)
+
+    first = [Request("a", (1,)), Request("b", (2,))]
+    more = Following(first, lambda c: Request("t", (c.token_ids[0] + 2,), after=(c.request_index, 0)), turns=3)
+    order = []
+    for completion in SeveralSamplers({"one": Joining(), "two": Long()}).sample(first, SamplingParams(), more=more):
+        more.add(completion)
+        order.append(completion.token_ids[0])
+        if completion.token_ids[0] == 7:
+            over.set()
+    assert order[:4] == [1, 3, 5, 7]
+    assert sorted(order) == [*range(1, 9)]
+
+
+def test_one_that_fails_a_sample_and_waits_for_more_is_left_out():
+    """An endpoint says what has failed when it has no more to do."""
+
+    class Failing(Joining):
+        def sample(self, requests, params, *, more):
+            yield from super().sample([r for r in requests if 3 not in r.seeds], params, more=more)
+            raise RlvrError("A sample failed.")
+
+    several = SeveralSamplers({"one": Joining(), "two": Failing()})
+    found, _ = all_of(several)
+    assert sorted(found.values()) == TURNS
+    assert several.left_out == ("The sampler two is left out: A sample failed.",)
+
+
+def test_a_call_that_was_closed_leaves_nobody_waiting():
+    several = SeveralSamplers({"one": Joining(), "two": Joining()})
+    more = Following(REQUESTS, lambda c: Request("t", (7,)), turns=1)
+    completions = several.sample(REQUESTS, SamplingParams(), more=more)
+    more.add(next(completions))
+    completions.close()
+    several.settle()
+    assert sorted(all_of(several)[0].values()) == TURNS
