@@ -24,7 +24,7 @@ import math
 import queue
 import re
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -189,9 +189,9 @@ class OpenAISampler:
             more.notify(partial(outbox.put, _Word.MORE))
         open_items, ended = 0, False  # those that are neither answered nor failed
 
-        def send(item: _Item | None) -> None:
+        def send(those: Iterable[_Item | None]) -> None:
             with suppress(RuntimeError):  # the loop has ended: why is in the outbox
-                loop.call_soon_threadsafe(coming.put_nowait, item)
+                loop.call_soon_threadsafe(lambda: [coming.put_nowait(one) for one in those])
 
         try:
             while True:
@@ -199,11 +199,13 @@ class OpenAISampler:
                     joining = more.take(wait=not items and not open_items)
                     items += self._items(joining, first=number)
                     number += len(joining)
-                open_items += len(items)
-                while items:
-                    send(items.pop(0))
-                if not open_items and not ended:
-                    send(None)
+                if items:
+                    send(items)
+                    open_items, items = open_items + len(items), []
+                if not ended and not (
+                    more and open_items
+                ):  # then the loop ends by itself, also while the caller is busy
+                    send([None])
                     ended = True
                 try:
                     with stoppable():

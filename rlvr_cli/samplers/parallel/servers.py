@@ -218,9 +218,8 @@ class _Server:
             for completion in completions:
                 self._check(completion)
                 index = completion.request_index
-                begun = (
-                    requests[index].begun if index < len(requests) else 0
-                )  # a turn of an episode is a response of its own
+                comes_later = index >= len(requests)  # a turn of an episode, which is a response of its own
+                begun = 0 if comes_later else requests[index].begun
                 rest = replace(params, min_tokens=max(params.min_tokens - begun, 0))
                 completion = as_every_engine(completion, self._tokenizer, rest)
                 yield continued(completion, self._tokenizer, params, begun=begun) if begun else completion
