@@ -452,16 +452,7 @@ class PrefetchingSampler(Sampler, Protocol):
 
 
 class MoreRequests(Protocol):
-    """Requests that come while others are sampled: turns of episodes, as token ids."""
-
-    @property
-    def most_tokens(self) -> int:
-        """A prompt and what is sampled for it have at most so many tokens together."""
-        ...
-
-    def awaits(self, key: tuple[int, int]) -> bool:
-        """Return whether a request may come after the completion with this (request index, sample index)."""
-        ...
+    """Requests that come while others are sampled, as token ids."""
 
     def take(self, *, wait: bool) -> Sequence[Request]:
         """Return those that have come since the last call. None when it had to wait: no more will come."""
@@ -472,13 +463,26 @@ class MoreRequests(Protocol):
         ...
 
 
+class MoreTurns(MoreRequests, Protocol):
+    """Those of episodes: each follows a completion."""
+
+    @property
+    def most_tokens(self) -> int:
+        """A prompt and what is sampled for it have at most so many tokens together."""
+        ...
+
+    def awaits(self, key: tuple[int, int]) -> bool:
+        """Return whether a request may come after the completion with this (request index, sample index)."""
+        ...
+
+
 class JoinableSampler(Sampler, Protocol):
     """A sampler whose running call takes further requests."""
 
     joins: bool  # True
 
     def sample(
-        self, requests: Sequence[Request], params: SamplingParams, *, more: MoreRequests | None = None
+        self, requests: Sequence[Request], params: SamplingParams, *, more: MoreTurns | None = None
     ) -> Generator[Completion]:
         """As `Sampler.sample`; the requests of `more` have the indices after those of `requests`."""
         ...

@@ -13,7 +13,7 @@ from typing import Any
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.samplers.stop_strings import as_every_engine, prompt_token_ids
 from rlvr_cli.samplers.wrapper import SamplerWrapper
-from rlvr_cli.types import Completion, JoinableSampler, MoreRequests, Request, SamplingParams
+from rlvr_cli.types import Completion, JoinableSampler, MoreTurns, Request, SamplingParams
 
 HINT = "vLLM gives token ids, and so do newer versions of SGLang. Or load the model here, with --engine."
 PROBE = "What is 47 * 83?\n<think> It is 3,901: größer als 3.900. </think>"  # tokenizers differ in it
@@ -40,7 +40,7 @@ class TokenEndpoint(SamplerWrapper):
         self._check_endpoint()
 
     def sample(
-        self, requests: Sequence[Request], params: SamplingParams, *, more: MoreRequests | None = None
+        self, requests: Sequence[Request], params: SamplingParams, *, more: MoreTurns | None = None
     ) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they arrive.
 

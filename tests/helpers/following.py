@@ -20,8 +20,6 @@ class Following:
         asked: all requests, in the order of their indices.
     """
 
-    most_tokens = 64
-
     def __init__(
         self,
         first: Sequence[Request],
@@ -48,9 +46,6 @@ class Following:
             self._notify()
 
         threading.Timer(self._seconds, come).start()
-
-    def awaits(self, key: tuple[int, int]) -> bool:
-        return True
 
     def notify(self, call: Callable[[], None]) -> None:
         self._notify = call

@@ -429,13 +429,8 @@ def test_a_response_that_has_begun_ends_where_it_would_have(sampler, tiny_tokeni
 class Later:
     """Requests that come later, each with how often it is asked for before."""
 
-    most_tokens = 64
-
     def __init__(self, *coming: tuple[int, Request]) -> None:
         self.coming, self.waited = deque(coming), 0
-
-    def awaits(self, key: tuple[int, int]) -> bool:
-        return True
 
     def take(self, *, wait: bool) -> list[Request]:
         self.waited += wait

@@ -38,7 +38,7 @@ from rlvr_cli.samplers.embedded.questions import PARKED_STEPS, TAKEN_OUT_SHARE, 
 from rlvr_cli.samplers.embedded.shared import Block
 from rlvr_cli.samplers.stop_strings import StopStrings, prompt_token_ids
 from rlvr_cli.samplers.weight_check import Probe, probe_params, probe_prompts, take_probe, verify_weights
-from rlvr_cli.types import Completion, MoreRequests, Request, SamplingParams
+from rlvr_cli.types import Completion, MoreTurns, Request, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class _Joining:
         first: the index of the first one.
     """
 
-    def __init__(self, more: MoreRequests, questions: Callable[..., list[Question]], *, first: int) -> None:
+    def __init__(self, more: MoreTurns, questions: Callable[..., list[Question]], *, first: int) -> None:
         self._more, self._questions, self._first = more, questions, first
         self.most_tokens = more.most_tokens + PARKED_STEPS
         self.awaits = more.awaits
@@ -153,7 +153,7 @@ class TransformersSampler:
         self._vocab_size, self._empty_prefix = self._check()
 
     def sample(
-        self, requests: Sequence[Request], params: SamplingParams, *, more: MoreRequests | None = None
+        self, requests: Sequence[Request], params: SamplingParams, *, more: MoreTurns | None = None
     ) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they finish.
 

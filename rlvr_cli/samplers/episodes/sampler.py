@@ -5,7 +5,8 @@ with all its turns. Ids that were sampled are never tokenized again: the next re
 that follow the turn (`turns`).
 
 There is no barrier between the turns where the sampler's running call takes further requests (`types.JoinableSampler`): an episode
-whose environment has answered joins it, and the others go on meanwhile. With any other all episodes take a turn together.
+whose environment has answered joins it, and the others go on meanwhile. Where several trainers sample with the embedded engine, all episodes
+take a turn together.
 """
 
 from collections import deque
@@ -90,7 +91,7 @@ class EpisodeSampler(SamplerWrapper):
 
 
 class _Table:
-    """The episodes of one call. To a sampler it is `types.MoreRequests`.
+    """The episodes of one call. To a sampler it is `types.MoreTurns`.
 
     Args:
         player: plays them.

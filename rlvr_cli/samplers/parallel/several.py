@@ -93,7 +93,7 @@ class SeveralSamplers(Generic[Member]):
         found: queue.SimpleQueue[tuple[str, Completion] | tuple[str, Exception | None] | None] = queue.SimpleQueue()
         shares = {name: _Asked(share) for name, share in divide(missing, list(self.members)).items() if share}
         working, closing = set(shares), threading.Event()
-        by: dict[Key, str] = {}  # who answered what, while more may come after it
+        by: dict[Key, str] = {}  # the member that answered a sample, which is asked what comes after it, too
 
         def ask(name: str, share: _Asked, first: list[Request]) -> None:
             error = None
@@ -163,17 +163,12 @@ class _Asked:
         missing: what the call has not got of it.
     """
 
-    most_tokens = 0  # not known
-
     def __init__(self, share: Share) -> None:
         self.places = [*share]
         self.missing = {(i, j) for i, samples in share for j in samples}
         self._open = len(self.missing)  # what it has taken and not answered
         self._coming: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._notify: Callable[[], None] = lambda: None
-
-    def awaits(self, key: Key) -> bool:
-        return True
 
     def notify(self, call: Callable[[], None]) -> None:
         self._notify = call
