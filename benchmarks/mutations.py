@@ -672,6 +672,8 @@ WIRING = [
         ("the footers of all parts are read", "differ=len(known) > 1 or None in known", "differ=True", "tests/analysis/queries/test_database.py -k asked_for"),
         ("parts of older versions have all columns", "differ=len(known) > 1 or None in known", "differ=False", "tests/analysis/queries/test_database.py -k columns"),
         ("the footers of many parts are kept", "len(parts) <= CACHED_FILES", "True", "tests/analysis/queries/test_database.py -k footers"),
+        ("a small query has several threads", "rows <= ONE_THREAD", "False", "tests/analysis/queries/test_database.py -k one_thread"),
+        ("metrics count as rows", " if entry.folder),", "),", "tests/analysis/queries/test_database.py -k one_thread"),
         ("every query may fill the disk", '"temp_directory": spill,', '"temp_directory": "/tmp/rlvr-spill",', "tests/analysis/queries/test_database.py -k our_own"),
     ),
     *mutations_of(
@@ -1345,6 +1347,7 @@ EPISODES = [
         ("a replay takes lengths of whole responses", "sum(r.response_mask or [True] * len(r.response_ids))", "len(r.response_ids)", f"{IN_A_RUN} credit_of_turns_trains"),
         ("a replay takes the reward for that of the first turn", "[0.0] * (num_turns - 1) + [reward]", "[reward] + [0.0] * (num_turns - 1)", "tests/replay/test_replay.py -k turns_of_episodes"),
     ),
+    Mutation("categories depend on the order of questions", "analysis/queries/sql/categories.sql", "sum(hits * hits) - 2 * any_value(share) * sum(hits * n)", "sum(hits ** 2 - 2 * hits * n * share)", "tests/analysis/queries/test_sql.py -k same_bits"),
     *mutations_of(
         "analysis/queries/database.py",
         ("lengths are of what the environment said, too", "coalesce(struct_extract(episode, 'num_policy_tokens'), tokens)", "tokens", "tests/analysis/queries/test_sql.py -k length_of_an_episode"),

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 MAX_SQL_CHARACTERS = 50_000  # the parser takes quadratic time and memory for parentheses
 MEMORY_LIMIT = "2GB"  # of DuckDB
 SPILLING_LIMIT = "128MB"  # of DuckDB, where it may spill to disk
+ONE_THREAD = 100_000  # rows that one thread reads, in their order: so a query gives the same bits each time
 CACHED_FILES = 256  # whose Parquet footers are kept between the queries on one database, 160 KB each
 PROCESS_BYTES = 4_000_000_000  # memory that a query may add to the process, including memory that DuckDB does not count
 PARSER_SECONDS, PARSER_BYTES = 1.0, 600_000_000  # for a query's text: parsing one that is meant takes milliseconds
@@ -127,10 +128,11 @@ def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0, spills:
     with (
         tempfile.TemporaryDirectory(prefix="rlvr-") as folder,
         removed_if_given_up(Path(folder)),
-        _connection(timeout_seconds=timeout_seconds, spill=f"{folder}/spill" if spills else "") as (
-            database,
-            connection,
-        ),
+        _connection(
+            rows=sum(entry.rows for run in runs for entry in run.entries if entry.folder),
+            timeout_seconds=timeout_seconds,
+            spill=f"{folder}/spill" if spills else "",
+        ) as (database, connection),
     ):
         # DuckDB opens a file more than once, and a run in progress replaces its metrics file: copy it, to see one version.
         runs = [replace(r, metrics=_copied_metrics(r, Path(folder) / f"{i}.parquet")) for i, r in enumerate(runs)]
@@ -162,7 +164,7 @@ def open_table(
     Args:
         columns: name -> SQL type.
     """
-    with _connection(timeout_seconds=timeout_seconds) as (database, connection):
+    with _connection(rows=len(rows), timeout_seconds=timeout_seconds) as (database, connection):
         with database.explained_errors():
             values = [[row[i] for row in rows] for i in range(len(columns))]
             unnested = ", ".join(f"unnest(?::{kind}[]) AS {column}" for column, kind in columns.items())
@@ -172,12 +174,14 @@ def open_table(
 
 
 @contextmanager
-def _connection(*, timeout_seconds: float, spill: str = "") -> Iterator[tuple["Database", "duckdb.DuckDBPyConnection"]]:
+def _connection(
+    *, rows: int, timeout_seconds: float, spill: str = ""
+) -> Iterator[tuple["Database", "duckdb.DuckDBPyConnection"]]:
     import duckdb
 
     memory = SPILLING_LIMIT if spill else MEMORY_LIMIT
     config: dict[str, Any] = {
-        "threads": str(min(8, os.cpu_count() or 1)),
+        "threads": "1" if rows <= ONE_THREAD else str(min(8, os.cpu_count() or 1)),
         "memory_limit": memory,
         "temp_directory": spill,  # empty: no spilling to disk
         "autoinstall_known_extensions": "false",

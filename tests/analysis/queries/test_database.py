@@ -5,6 +5,7 @@ import time
 from dataclasses import field, fields, make_dataclass, replace
 from datetime import UTC
 from pathlib import Path
+from random import Random
 from typing import Annotated, NamedTuple
 
 import pytest
@@ -164,6 +165,31 @@ def test_the_footers_of_many_parts_are_not_kept(root, monkeypatch):
     info = read_run(root / "a")
     assert not kept(info)
     assert kept(replace(info, parts=info.parts[:1]))
+
+
+def test_a_query_gives_the_same_bits_each_time(tmp_path):
+    random = Random(1)
+    with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
+        for part in range(8):
+            rows = [rollout("r", f"{part}-{i}", mean_entropy=random.random()) for i in range(10)]
+            run.commit_rollouts("eval", 0, rows)
+    found = set()
+    for _ in range(10):
+        with open_runs([read_run(tmp_path / "r")]) as database:
+            found.add(database.select("SELECT sum(mean_entropy), current_setting('threads') FROM rollouts").rows[0])
+    assert len(found) == 1
+    assert found.pop()[1] == 1  # by several, parts come in any order, and so do sums of them
+
+
+def test_a_query_over_many_rows_has_more_than_one_thread(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlvr_cli.analysis.queries.database.ONE_THREAD", 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
+        run.commit_metrics(0, "eval", {"a": 1.0, "b": 2.0, "c": 3.0})
+        for parts, threads in enumerate((1, 1, 3), start=1):
+            run.commit_rollouts("eval", parts, [rollout("r", "x", step=parts)])
+            with open_runs([read_run(tmp_path / "r")]) as database:
+                assert database.select("SELECT current_setting('threads')").rows == [(threads,)]
 
 
 def test_what_needs_more_than_its_memory_goes_to_disk_in_our_own_queries_alone(root, monkeypatch):

@@ -110,6 +110,14 @@ def test_categories(ask):
     assert columns(found, "category", "samples", "share", "mean_reward", "mean_tokens", "truncated_share") == expected
 
 
+def test_categories_are_the_same_bits_by_several_threads(ask, monkeypatch):
+    monkeypatch.setattr("rlvr_cli.analysis.queries.database.ONE_THREAD", 0)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    drawn = random.Random(0)
+    rows = [row(f"q{i}", sample, float(drawn.random() < 0.3)) for i in range(200) for sample in range(3)]
+    assert len({repr(ask("categories", rows)) for _ in range(5)}) == 1
+
+
 def test_curves(ask):
     metrics = {
         ("eval", 0): {"reward/mean": 0.25, "reward/samples": 8},

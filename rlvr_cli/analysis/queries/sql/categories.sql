@@ -16,7 +16,7 @@ WITH latest AS (
 ), hits AS (
     SELECT
         run_id, category,
-        sum(hits ** 2 - 2 * hits * n * share) AS part,
+        sum(hits * hits) - 2 * any_value(share) * sum(hits * n) AS part,  -- sums of whole numbers: exact in any order
         least(count(*), any_value(questions) - count(*) FILTER (hits = n)) AS rarer  -- questions with the rarer outcome
     FROM (
         SELECT
