@@ -549,6 +549,7 @@ WIRING = [
         ("every critic has a body of its own", 'own_body=config.critic == "own"', "own_body=True", actor_critics("shared"), "ppo.critic"),
         ("no critic has a body of its own", 'own_body=config.critic == "own"', "own_body=False", actor_critics("discounted"), "ppo.critic"),
         ("the second trainer starts from other moments", "load_state(self.optimizer, state)", "pass", "tests/training/parallel/test_trainers.py -k backward", "trainers"),
+        ("a follower plays no episodes", "self._sampler = played(engine, self.config, self.policy.tokenizer, pool, trains=True)", "self._sampler = engine", "tests/commands/across/test_episodes.py -k environments_of_their_own"),
         ("a follower's engine keeps its memory", "sleep_mode=sleep_mode)", "sleep_mode=False)", "tests/training/parallel/test_weight_sync.py -k follower"),
         ("a follower's engine never sleeps", "self._sampler.sleep()", "pass", "tests/training/parallel/test_weight_sync.py -k follower"),
     ),
@@ -908,6 +909,7 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "training/parallel/trainers.py",
+        ("what a follower fails of is said in place of this one's error", "with suppress(RlvrError):", "with suppress(KeyError):", "tests/commands/across/test_episodes.py -k refuses_what_is_no_function"),
         ("followers are not told to give memory back", '"sleep_mode": self._sleep_mode', '"sleep_mode": False', "tests/training/parallel/test_weight_sync.py -k follower"),
     ),
     *mutations_of(

@@ -479,8 +479,6 @@ class MoreTurns(MoreRequests, Protocol):
 class JoinableSampler(Sampler, Protocol):
     """A sampler whose running call takes further requests."""
 
-    joins: bool  # True
-
     def sample(
         self, requests: Sequence[Request], params: SamplingParams, *, more: MoreTurns | None = None
     ) -> Generator[Completion]:

@@ -110,7 +110,6 @@ class OpenAISampler:
     """
 
     engine = "openai"
-    joins = True  # see `types.JoinableSampler`
     worked_seconds = None
 
     def __init__(

@@ -31,8 +31,6 @@ class TokenEndpoint(SamplerWrapper):
         RlvrError: the endpoint does not answer, takes no token ids, gives none, or has another tokenizer.
     """
 
-    joins = True  # see `types.JoinableSampler`
-
     def __init__(self, sampler: JoinableSampler, tokenizer: Any, *, model: str) -> None:
         super().__init__(sampler)
         self._sampler = sampler

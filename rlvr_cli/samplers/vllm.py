@@ -90,7 +90,6 @@ class VllmSampler:
 
     engine = "vllm"
     seeding = "per-request"
-    joins = True  # see `types.JoinableSampler`
     worked_seconds = None
     arrived = ()
 

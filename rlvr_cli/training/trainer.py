@@ -8,6 +8,7 @@ optimizer, and writes the run's metrics, checkpoints and final model. It uses `w
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Unpack
 
@@ -120,7 +121,8 @@ class Trainer:
         """Restore the last checkpoint. Returns notices for the user."""
         config, replica = self.config, self.trainers.replica
         replica.check = self._check
-        self.weights.attach(self.policy, replica.optimizer, trainers=self.trainers)
+        playing = partial(played, config=config, tokenizer=self.tokenizer, pool=self._environment, trains=True)
+        self.weights.attach(self.policy, replica.optimizer, trainers=self.trainers, played=playing)
         if self.evaluator is not None:
             _ = self.sampler  # an engine that cannot sample from this model says so now
         checkpoint, notices = load_checkpoint(self.run.path, policy=self.policy, optimizer=replica.optimizer)
@@ -202,7 +204,7 @@ class Trainer:
     @property
     def sampler(self) -> Sampler:
         """The engine that samples for training and evaluations, episodes if there is an environment."""
-        return played(self.weights.sampler, self.config, self.tokenizer, self._environment, trains=True)
+        return self.weights.sampler
 
     def update(
         self,

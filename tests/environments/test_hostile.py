@@ -32,7 +32,7 @@ class Attacker:
     def __init__(self, tokenizer, programs):
         self._tokenizer, self._programs = tokenizer, programs
 
-    def sample(self, requests, params):
+    def sample(self, requests, params, *, more=None):
         for index, request in enumerate(requests):
             text = ANSWER if request.after else f"<python>{self._programs[request.prompt]}</python>"
             ids = tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -46,7 +46,11 @@ class EpisodeOptions(SamplingOptions, PromptOptions, ModelOptions):
         at_most=LONGEST,
     )
     environment_workers: int = knob(
-        4, "Number of processes of the environment.", group="Episodes", free_on_resume=True, at_least=1
+        4,
+        "Number of processes of the environment, of each process that samples.",
+        group="Episodes",
+        free_on_resume=True,
+        at_least=1,
     )
 
     @property

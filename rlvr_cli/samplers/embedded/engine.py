@@ -106,7 +106,6 @@ class TransformersSampler:
 
     engine: Literal["transformers"] = "transformers"
     seeding = "per-request"
-    joins = True  # see `types.JoinableSampler`
     worked_seconds = None
     arrived = ()
 

@@ -5,7 +5,7 @@ Enters: --environment and what goes with it. Leaves: what run.json stores of it,
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, cast
 
 from rlvr_cli.config.shared.episodes import EpisodeOptions
 from rlvr_cli.environments.open import check_environment
@@ -13,7 +13,7 @@ from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.samplers.episodes.sampler import EpisodeSampler
 from rlvr_cli.samplers.episodes.turns import ChatTurns, chat_turns, environment_spec, gives_rewards
 from rlvr_cli.terminal import console
-from rlvr_cli.types import ENVIRONMENT, Sampler
+from rlvr_cli.types import ENVIRONMENT, JoinableSampler, Sampler
 
 
 def environment_facts(config: EpisodeOptions) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def played(
         else None
     )
     return EpisodeSampler(
-        sampler,
+        cast(JoinableSampler, sampler),  # as each is that plays no episodes itself
         tokenizer,
         pool,
         turns=turns,

@@ -4,9 +4,8 @@ Enters: a sampler that reports token ids, an environment's pool, requests with t
 with all its turns. Ids that were sampled are never tokenized again: the next request is the prompt, all ids so far, and the ids
 that follow the turn (`turns`).
 
-There is no barrier between the turns where the sampler's running call takes further requests (`types.JoinableSampler`): an episode
-whose environment has answered joins it, and the others go on meanwhile. Where several trainers sample with the embedded engine, all episodes
-take a turn together.
+There is no barrier between the turns: an episode whose environment has answered joins the sampler's running call (`types.JoinableSampler`),
+and the others go on meanwhile.
 """
 
 from collections import deque
@@ -24,9 +23,7 @@ from rlvr_cli.samplers.episodes.playing import Playing
 from rlvr_cli.samplers.episodes.turns import Piece, TextTurns, Turns
 from rlvr_cli.samplers.stop_strings import prompt_token_ids, response_text
 from rlvr_cli.samplers.wrapper import SamplerWrapper, seed_of_part
-from rlvr_cli.types import Completion, Grade, Request, Sampler, SamplingParams
-
-BARRIER = "All episodes take a turn together with this engine: a slow tool delays the others."
+from rlvr_cli.types import Completion, Grade, JoinableSampler, Request, SamplingParams
 
 
 class EpisodeSampler(SamplerWrapper):
@@ -46,7 +43,7 @@ class EpisodeSampler(SamplerWrapper):
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: JoinableSampler,
         tokenizer: Any,
         pool: EnvironmentPool,
         *,
@@ -56,14 +53,10 @@ class EpisodeSampler(SamplerWrapper):
         trains: bool = False,
     ) -> None:
         super().__init__(sampler)
+        self._joinable = sampler
         self.tokenizer, self.pool = tokenizer, pool
         self.turns = turns or TextTurns(tokenizer, pool.stop)
         self.max_turns, self.longest, self.trains = max_turns, longest, trains
-        self._joins = getattr(sampler, "joins", False)
-
-    @property
-    def notes(self) -> Sequence[str]:
-        return [*self._sampler.notes, *([] if self._joins else [BARRIER])]
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
         """Play an episode for every seed of every request, which has an example; they come in the order in which they end.
@@ -78,8 +71,7 @@ class EpisodeSampler(SamplerWrapper):
             asked = table.first_round(requests)
             yield from table.ended()
             while asked:
-                given = {"more": table} if self._joins else {}
-                with closing(self._sampler.sample(asked, own, **given)) as completions:
+                with closing(self._joinable.sample(asked, own, more=table)) as completions:
                     for completion in completions:
                         table.add(completion)
                         yield from table.ended()
@@ -152,7 +144,7 @@ class _Table:
         return asked
 
     def next_round(self) -> list[Request]:
-        """Wait for the environment, and return the requests of all episodes that go on."""
+        """Wait for the environment, and return the requests of all episodes that go on: the sampler's call ended before."""
         self._asked.clear()
         asked: list[Request] = []
         while more := self.take(wait=True):

@@ -76,7 +76,6 @@ class ServersSampler(SeveralSamplers["_Server"]):
 
     engine = "vllm-servers"
     seeding = "per-request"
-    joins = True  # see `types.JoinableSampler`
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ Enters: its rank, and where rank 0 listens. Leaves: a `Worker` that has joined t
 """
 
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 
 import torch
@@ -51,12 +51,12 @@ def follow(_: Connection, *, rank: int, size: int, address: str, device: str) ->
                 store, rank=rank, size=size, device=torch.device(device), loopback=address.startswith(LOOPBACK)
             )
             fault_point("joined")
-            replica = open_replica(ranks.broadcast(), device=device, ranks=ranks)
-            while (call := ranks.broadcast()) is not None:
-                method, arguments, options = call
-                with out_of_memory_as_user_error(), suppress(Elsewhere):
-                    getattr(replica, method)(*arguments, **options)
-                method = ""
+            with closing(open_replica(ranks.broadcast(), device=device, ranks=ranks)) as replica:
+                while (call := ranks.broadcast()) is not None:
+                    method, arguments, options = call
+                    with out_of_memory_as_user_error(), suppress(Elsewhere):
+                        getattr(replica, method)(*arguments, **options)
+                    method = ""
     except RankLost as error:
         if method:  # rank 0 has ended if it tells nothing, and says why
             console.say(f"trainer {rank} lost the others in {method}: {str(error).splitlines()[0]}")

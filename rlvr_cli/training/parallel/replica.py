@@ -6,6 +6,7 @@ every rank, in the same order (`trainers.Trainers`); rank 0 uses what they retur
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import compress
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from rlvr_cli.models.divergence import Teacher
 from rlvr_cli.models.identity import model_path
 from rlvr_cli.models.load import TINY_PARAMETERS, load_frozen, load_policy, use_few_threads
 from rlvr_cli.models.policy import Policy, distinct_tensors, trained_adapter
+from rlvr_cli.samplers.episodes.open import open_environment, played
 from rlvr_cli.samplers.open import engine_kind, settings_of
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.optimizers.optimizer_state import layout, load_state
@@ -76,6 +78,7 @@ class Replica:
         self.teacher = self._load_teacher() if config.loaded_teacher else None
         self.check: Callable[[], None] = lambda: None
         self._sampler: Sampler | None = None
+        self._ending = ExitStack()  # of the environment's processes, if it plays episodes
         self._served = (0, 0)  # the version of the weights that it has, and `gathers` then
 
     def _load_teacher(self) -> Policy:
@@ -101,6 +104,10 @@ class Replica:
     def _own_reference(self) -> Policy:
         """Return what this rank holds of the reference policy: the initial one."""
         return self.policy.reference()
+
+    def close(self) -> None:
+        """End what it has started: an environment's processes."""
+        self._ending.close()
 
     # On every rank at the same time
 
@@ -154,7 +161,7 @@ class Replica:
     def sample(
         self, requests: Sequence[Request], params: SamplingParams, *, version: int, sleep_mode: bool, canceled: str
     ) -> None:
-        """Answer this rank's share of the requests with the embedded engine, and give rank 0 the completions.
+        """Answer this rank's share of the requests with the embedded engine, in episodes if there is an environment. Rank 0 gets the completions.
 
         On rank 0 `DividedSampler` answers its own share.
 
@@ -167,7 +174,9 @@ class Replica:
             kind = engine_kind("transformers")
             assert kind.share is not None
             settings = replace(settings_of(self.config), device=str(self.policy.device), sleep_mode=sleep_mode)
-            self._sampler = kind.share(self.policy, settings)
+            pool = self._ending.enter_context(open_environment(self.config, quiet=True))
+            engine = kind.share(self.policy, settings)
+            self._sampler = played(engine, self.config, self.policy.tokenizer, pool, trains=True)
             self._served = (self._sampler.policy_version, self.gathers)
         if self._served != (version, self.gathers):
             self._sampler.load_weights(self.policy, version)

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar, cast
@@ -213,10 +213,10 @@ def _while_checking(call: Callable[[], T], *, check: Callable[[], None]) -> T:
 
 
 class DividedSampler:
-    """The embedded engine of every trainer: each answers its share of the requests.
+    """The embedded engine of every trainer, or what plays episodes with it: each answers its share of the requests.
 
     Args:
-        own: this process's engine.
+        own: this process's.
         sleep_mode: whether the others' engines give their memory back after sampling, as this one's does when it is asked to.
     """
 
@@ -263,9 +263,10 @@ class DividedSampler:
             self.worked_seconds = time.perf_counter() - started
         finally:
             completions.close()
-            if gathered is None:  # closed early: the others must not wait
+            if gathered is None:  # closed early, or failed: the others must not wait
                 ranks.post(canceled)
-                trainers.gathered()
+                with suppress(RlvrError):  # what ended this one is said; the next call tells if the others are gone
+                    trainers.gathered()
 
     def load_weights(self, policy: Any, policy_version: int) -> None:
         """Load and verify this process's weights; the others do so when they sample."""

@@ -5,7 +5,7 @@ verified (`samplers.weight_check`).
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
@@ -59,8 +59,8 @@ class WeightSync:
     """A sampler that follows the policy.
 
     Attributes:
-        sampler: the engine. If it shares the trainer's model, it opens when it is first needed, after `attach`: it refuses models
-            that can be trained.
+        sampler: the engine, or what plays episodes with it. If it shares the trainer's model, it opens when it is first needed, after
+            `attach`: it refuses models that can be trained.
         process: the engine, if it samples ahead in a separate process (--async-steps), else None.
         snapshot: the weights that the next rollouts are sampled with, if not the current ones.
     """
@@ -96,15 +96,23 @@ class WeightSync:
             self._sampler.sleep()
 
     def attach(
-        self, policy: Policy, optimizer: torch.optim.Optimizer | None = None, *, trainers: Trainers | None = None
+        self,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        trainers: Trainers | None = None,
+        played: Callable[[Sampler], Sampler] = lambda engine: engine,
     ) -> None:
         """Use this policy's weights from now on. The embedded engine samples from the policy's model itself, without a copy.
 
         Args:
             optimizer: its state is moved out of the way of an engine that needs the room (`MemoryPlan.moves_state`).
             trainers: if there are several, each samples a share with the embedded engine.
+            played: an engine -> what plays episodes with it, if there is an environment.
         """
-        self._policy, self._optimizer, self._trainers = policy, optimizer, trainers
+        self._policy, self._optimizer, self._trainers, self._played = policy, optimizer, trainers, played
+        if self._sampler is not None:
+            self._sampler = played(self._sampler)
         if trainers is not None:
             trainers.sample = self._share is not None
 
@@ -117,7 +125,7 @@ class WeightSync:
     def sampler(self) -> Sampler:
         if self._sampler is None:
             assert self._share is not None
-            self._sampler = self._share(self.policy, self._settings)
+            self._sampler = self._played(self._share(self.policy, self._settings))
             if self._trainers is not None and self._trainers.size > 1:
                 self._sampler = DividedSampler(self._sampler, self._trainers, sleep_mode=self._settings.sleep_mode)
         return self._sampler

@@ -79,6 +79,12 @@ class Kills(Sums):
             time.sleep(60)
         return super().answer(turn)
 
+class Watched(Sums):
+    def answer(self, turn):
+        with open(Path(__file__).with_name("asked"), "a") as asked:
+            print(os.getpid(), file=asked)
+        return super().answer(turn)
+
 class Broken(Sums):
     def begin(self, example, seed):
         raise KeyError("no such game")
@@ -460,26 +466,30 @@ def test_a_check_finds_an_episode_whose_turns_do_not_fit(folder, monkeypatch):
     assert "has an episode whose turns do not fit: the mask does not fit the turn of" in problem
 
 
-def played(folder, name, **given):
-    """GRPO as in `folder`. Returns its training rows, and the notes of its sampler."""
+def played(folder, name, *, environment="Sums", **given):
+    """GRPO as in `folder`. Returns its training rows."""
     options = COMMON | TRAINED | given
-    grpo.run(GrpoConfig(**options, environment=f"{folder}/mine.py:Sums", runs_dir=str(folder), run=name))
-    return rows_of(folder / name, phase="train"), read_run(folder / name).metadata["sampler"]["notes"]
+    grpo.run(GrpoConfig(**options, environment=f"{folder}/mine.py:{environment}", runs_dir=str(folder), run=name))
+    return rows_of(folder / name, phase="train")
 
 
-def test_processes_play_episodes_with_environments_of_their_own(folder, forked):
-    """The same ones as the trainer's own sampler; none of them waits for all others."""
-    rows, notes = played(folder, "processes", samplers=2, n_grpo_steps=1)
+@pytest.mark.parametrize("processes", ["samplers", "trainers"])
+def test_processes_play_episodes_with_environments_of_their_own(folder, forked, processes):
+    """The same ones as one sampler; none of them waits for all others."""
+    rows = played(folder, processes, environment="Watched", n_grpo_steps=1, eval_examples=1, **{processes: 2})
     said = ("example_id", "sample_index", "prompt_ids", "response_ids", "response_mask", "turns", "reward")
     own = [row for row in rows_of(folder / "grpo", phase="train") if row["step"] == 0]
     assert [[row[name] for name in said] for row in rows] == [[row[name] for name in said] for row in own]
     assert any(row["episode"]["num_turns"] > 1 for row in rows)
-    assert not any("slow tool" in note for note in notes)
+    asked = (folder / "asked").read_text().split()
+    (folder / "asked").unlink()
+    assert len(set(asked)) == 2
+    assert min(asked.count(process) for process in asked) > 2
 
 
 def test_episodes_are_played_ahead(folder, forked):
     """With weights one batch old, in the process that samples while the trainer trains."""
-    rows, _ = played(folder, "ahead", async_steps=1)
+    rows = played(folder, "ahead", async_steps=1)
     assert {row["step"]: row["policy_version"] for row in rows} == {0: 0, 1: 0, 2: 1}
     assert any(row["episode"]["num_turns"] > 1 for row in rows if row["step"] == 2)
     assert (check_run(folder / "ahead").problems, replay_run(read_stored(folder / "ahead"), most=None).problems) == (
@@ -489,15 +499,11 @@ def test_episodes_are_played_ahead(folder, forked):
 
 
 @pytest.mark.slow
-def test_a_process_that_samples_for_training_refuses_what_is_no_function(folder, forked):
+@pytest.mark.parametrize("processes", ["samplers", "trainers"])
+def test_a_process_that_samples_for_training_refuses_what_is_no_function(folder, forked, processes):
     with pytest.raises(RlvrError, match="Rolls is not a function of the example, the seed and the turns"):
-        grpo.run(
-            GrpoConfig(
-                **COMMON | TRAINED | {"samplers": 2, "n_grpo_steps": 1},
-                environment=f"{folder}/mine.py:Rolls", runs_dir=str(folder), run="apart",
-            )
-        )  # fmt: skip
-    assert rows_of(folder / "apart", phase="train") == []
+        played(folder, f"apart-{processes}", environment="Rolls", n_grpo_steps=1, **{processes: 2})
+    assert rows_of(folder / f"apart-{processes}", phase="train") == []
 
 
 def test_options_without_an_environment_have_no_effect():

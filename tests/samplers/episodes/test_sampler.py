@@ -16,7 +16,7 @@ from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.runs.turns import broken_turns
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
-from rlvr_cli.samplers.episodes.sampler import BARRIER, EpisodeSampler
+from rlvr_cli.samplers.episodes.sampler import EpisodeSampler
 from rlvr_cli.types import Completion, Example, Request, SamplingParams
 
 # Says what the example's ground truth lists, one text after the other; an empty list of it ends the episode.
@@ -80,13 +80,13 @@ def engine(tiny_model, tiny_tokenizer):
 
 
 class Alone:
-    """The engine without further requests in a running call."""
+    """The engine, whose call ends when what it was given at first is answered."""
 
     def __init__(self, engine):
         self._engine = engine
         self.engine, self.seeding, self.notes, self.policy_version = engine.engine, engine.seeding, engine.notes, 0
 
-    def sample(self, requests, params):
+    def sample(self, requests, params, *, more=None):
         return self._engine.sample(requests, params)
 
 
@@ -140,15 +140,13 @@ def test_without_a_barrier_the_tokens_are_the_same(pools, engine, tiny_tokenizer
     assert {k: (c.token_ids, c.turns) for k, c in found.items()} == {
         k: (c.token_ids, c.turns) for k, c in expected.items()
     }
-    assert BARRIER in together.notes
-    assert BARRIER not in joined.notes
     assert any(c.episode.num_turns > 2 for c in found.values())
 
 
 class Told(Alone):
     """Looks for what comes when it has been told that something has."""
 
-    joins, times = True, 0
+    times = 0
 
     def sample(self, requests, params, *, more):
         told, waiting, number = threading.Event(), [*requests], 0
@@ -287,7 +285,7 @@ def test_without_the_log_probabilities_of_a_turn_an_episode_has_none(pools, engi
     """As at an endpoint that does not know the distribution that it samples from."""
 
     class Unscored(Alone):
-        def sample(self, requests, params):
+        def sample(self, requests, params, *, more=None):
             for completion in super().sample(requests, params):
                 yield replace(completion, logprobs=())
 
@@ -327,7 +325,7 @@ class Scripted:
         self._tokenizer, self._turns, self._asked = tokenizer, turns, 0
         self.seeds = []
 
-    def sample(self, requests, params):
+    def sample(self, requests, params, *, more=None):
         for index, request in enumerate(requests):
             text = self._turns[min(self._asked, len(self._turns) - 1)]
             self._asked += 1

@@ -74,7 +74,7 @@ class Scripted:
         self._turns, self._tokenizer, self._ends = list(turns), tokenizer, ends
         self.asked = []
 
-    def sample(self, requests, params):
+    def sample(self, requests, params, *, more=None):
         for index, request in enumerate(requests):
             self.asked.append(request.prompt_ids)
             ids = tuple(self._turns.pop(0))
