@@ -909,7 +909,7 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "training/parallel/trainers.py",
-        ("what a follower fails of is said in place of this one's error", "with suppress(RlvrError):", "with suppress(KeyError):", "tests/commands/across/test_episodes.py -k refuses_what_is_no_function"),
+        ("what a follower fails of is said in place of this one's error", "with suppress(RlvrError):", "with suppress(KeyError):", "tests/training/parallel/test_weight_sync.py -k failed_too"),
         ("followers are not told to give memory back", '"sleep_mode": self._sleep_mode', '"sleep_mode": False', "tests/training/parallel/test_weight_sync.py -k follower"),
     ),
     *mutations_of(

@@ -1,19 +1,21 @@
 """The weights that lag behind with --async-steps are a copy, and loading them for the sampler leaves the policy as it was."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy, distinct_tensors
 from rlvr_cli.samplers.open import ENGINES, EngineKind
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.optimizers.optimizer_state import move_state
 from rlvr_cli.training.parallel.placement import Placement
 from rlvr_cli.training.parallel.replica import Replica
-from rlvr_cli.training.parallel.trainers import Trainers
+from rlvr_cli.training.parallel.trainers import DividedSampler, Trainers
 from rlvr_cli.training.parallel.weight_sync import Snapshot, WeightSync
 from rlvr_cli.training.planning.memory import MemoryPlan
 from rlvr_cli.types import Request, SamplingParams
@@ -200,3 +202,24 @@ def test_a_followers_engine_gives_its_memory_back_when_that_of_rank_0_does(polic
     getattr(Replica(config, device="cpu"), method)(*arguments, **how)
     assert [engine.settings.sleep_mode for engine in opened] == [sleeps, sleeps]
     assert opened[1].asked == ["sample", "sleep"]
+
+
+def test_what_fails_here_is_said_also_if_the_other_trainers_failed_too():
+    class Failing:
+        policy_version = 0
+
+        def sample(self, requests, params):
+            yield from ()
+            raise RlvrError("The environment is no function.", "")
+
+    class Lost:
+        replica = SimpleNamespace(ranks=SimpleNamespace(rank=0, size=2, post=lambda key: None))
+
+        def tell(self, method, *arguments, **how):
+            pass
+
+        def gathered(self):
+            raise RlvrError("The trainers lost each other.", "")
+
+    with pytest.raises(RlvrError, match="no function"):
+        list(DividedSampler(Failing(), Lost(), sleep_mode=False).sample([Request("a", (1,))], SamplingParams()))
