@@ -11,6 +11,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from sys import intern
 from typing import Any
 
 from rlvr_cli.analysis.queries.database import Database
@@ -31,7 +32,7 @@ _BLANK = r"regexp_full_match(response, '[\s\p{Z}\x0b\x1c-\x1f\x{85}]*')"
 _ONE_VOICE = "coalesce(list_bool_and(response_mask), true)"
 _PARAGRAPHS = re.compile(r"\n\s*\n")
 _SIGNS = str.maketrans("−–×·÷", "--**/")
-_SAME = r"md5(lower(trim(regexp_replace(response, '\s+', ' ', 'g'))))"
+_SAME = r"unhex(md5(lower(trim(regexp_replace(response, '\s+', ' ', 'g')))))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Item:
     right: bool = False
     tokens: int = 0
     usable: bool = True  # not cut at the length limit, not blank, and sampled entirely by the policy
-    digest: str = ""  # equal for responses that differ only in case and white space
+    digest: str | bytes = ""  # equal for responses that differ only in case and white space
     faults: frozenset[str] = frozenset()  # of its thinking, of `ThinkingRules`
 
 
@@ -186,7 +187,10 @@ def read_samples(
         f" finish_reason <> 'length' AND NOT {_BLANK} AND {_ONE_VOICE}, {_SAME}, {response}"
         f" FROM rollouts WHERE {_CHOSEN}"
     )
-    items = [Item(tuple(row[:5]), *row[5:-1], faults=rules.faults(row[-1])) for row in database.rows(sql, chosen)]
+    items = [
+        Item((intern(run), intern(of), at, intern(example), sample), intern(question), *row, faults=rules.faults(text))
+        for run, of, at, example, sample, question, *row, text in database.rows(sql, chosen)
+    ]
     return items, questions
 
 
@@ -283,7 +287,7 @@ def select(
         found = "; ".join(f"{count} {how}" for how, count in counts.items() if count)
         selected.keep("decontaminate", lambda i: i.question not in seen, found or "its question is in the evaluation")
     if s.dedup:
-        there: set[tuple[str, str]] = set()
+        there: set[tuple[str, str | bytes]] = set()
 
         def first(item: Item) -> bool:
             identity = (questions[item.question].identity, item.digest)

@@ -7,9 +7,12 @@ table of what was kept, what was dropped, and why.
 import hashlib
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from rlvr_cli import __version__
@@ -36,12 +39,13 @@ from rlvr_cli.data.fusion import fused_forms
 from rlvr_cli.data.pairs import pair_row, pair_up
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo, is_pattern, is_run, read_run, resolve_runs
-from rlvr_cli.runs.storage.files import check_can_write, shown, utc_now, write_together
+from rlvr_cli.runs.storage.files import check_can_write, os_errors_as_user_errors, shown, utc_now, write_together
 from rlvr_cli.runs.storage.parquet import records_parquet
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.text import storable
 
 Rows = list[dict[str, Any]]
+RowsOf = Callable[[Sequence[Item]], Iterable[dict[str, Any]]]  # the rows to write of items, in their order
 
 
 def run(config: FilterConfig) -> None:
@@ -58,24 +62,23 @@ def run(config: FilterConfig) -> None:
         e.question for spec in config.decontaminate_against for e in load_dataset(spec, purpose="eval").examples
     ]
     of_runs = any(is_run(source, config.runs_dir) or is_pattern(source) for source in config.source)
-    if of_runs:
-        selected, rows, described = from_runs(config, evaluation)
-    else:
-        selected, rows, described = from_dataset(config, evaluation)
-
-    columns = ("stage", "kept", "dropped", "why")
-    tables.print_table(columns, [(s.name, s.kept, s.dropped, s.why) for s in selected.stages], output=config.format)
-    if not selected.kept:
-        last = next(s for s in selected.stages if not s.kept)
-        raise RlvrError(
-            f"Nothing is left: the stage {last.name!r} dropped the last {last.dropped} rows.",
-            "Loosen the filter. No file was written.",
+    with ExitStack() as opened:
+        selected, rows_of, described = (
+            from_runs(config, evaluation, opened) if of_runs else from_dataset(config, evaluation)
         )
-    data, written = encoded(out, [rows[i.key] for i in selected.kept])
-    files, of_control = [(out, data)], None  # the data come last: where they are, the rest is, too
-    if control is not None:
-        data, of_control = encoded(control, [rows[i.key] for i in selected.control])
-        files.insert(0, (control, data))
+        columns = ("stage", "kept", "dropped", "why")
+        tables.print_table(columns, [(s.name, s.kept, s.dropped, s.why) for s in selected.stages], output=config.format)
+        if not selected.kept:
+            last = next(s for s in selected.stages if not s.kept)
+            raise RlvrError(
+                f"Nothing is left: the stage {last.name!r} dropped the last {last.dropped} rows.",
+                "Loosen the filter. No file was written.",
+            )
+        data, written = encoded(out, selected.kept, rows_of)
+        files, of_control = [(out, data)], None  # the data come last: where they are, the rest is, too
+        if control is not None:
+            data, of_control = encoded(control, selected.control, rows_of)
+            files.insert(0, (control, data))
     provenance = {
         "rlvr_version": __version__,
         "created_at": utc_now(),
@@ -96,57 +99,64 @@ def run(config: FilterConfig) -> None:
     console.say(f"next     {next_command(config, described)}")
 
 
-def from_runs(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected, Mapping[Any, Any], Rows]:
-    """Select from runs: the selection, the rows to write by key, and a description of each run."""
+def from_runs(config: FilterConfig, evaluation: Sequence[str], opened: ExitStack) -> tuple[Selected, RowsOf, Rows]:
+    """Select from runs: the selection, what gives the rows to write while `opened` is, and a description of each run."""
     named = resolve_runs(config.source, config.runs_dir)
     console.report_passed_over(named.others)
     infos = [read_run(path) for path in named.runs]
     for notice in (notice for info in infos for notice in info.notices):
         console.say(notice)
-    with open_runs(infos, timeout_seconds=config.timeout_seconds) as database:
-        condition = database.condition(config.where, table="rollouts") if config.where else "true"
-        phase = config.phase or _default_phase(database)
-        items, questions = read_samples(
-            database,
-            phase=phase,
-            step=config.step,
-            condition=condition,
-            templates={i.id: template_of(i) for i in infos},
-            rules=thinking_rules(config),
+    database = opened.enter_context(open_runs(infos, timeout_seconds=config.timeout_seconds))
+    condition = database.condition(config.where, table="rollouts") if config.where else "true"
+    phase = config.phase or _default_phase(database)
+    items, questions = read_samples(
+        database,
+        phase=phase,
+        step=config.step,
+        condition=condition,
+        templates={i.id: template_of(i) for i in infos},
+        rules=thinking_rules(config),
+    )
+    _check_every_run_has_rollouts(infos, items, phase=phase, step=config.step)
+    unknown = sum(q.text is None for q in questions.values())
+    if unknown and (evaluation or config.emit in ("questions", "fused")):
+        raise RlvrError(
+            f"{unknown} of {len(questions)} questions cannot be extracted from their prompts: run.json has no template for them.",
+            "Use --emit traces without --decontaminate-against: it needs only the prompts.",
         )
-        _check_every_run_has_rollouts(infos, items, phase=phase, step=config.step)
-        unknown = sum(q.text is None for q in questions.values())
-        if unknown and (evaluation or config.emit in ("questions", "fused")):
-            raise RlvrError(
-                f"{unknown} of {len(questions)} questions cannot be extracted from their prompts: run.json has no template for them.",
-                "Use --emit traces without --decontaminate-against: it needs only the prompts.",
-            )
-        if config.emit == "questions":
-            items = by_question(items)
-        of = "questions" if config.emit == "questions" else "rollouts"
-        what = f"{'' if phase == 'all' else phase + ' '}{of} of {', '.join(i.id for i in infos)}"
-        selected = _select(config, items, questions, evaluation, source=what)
-        keys = {i.key for i in [*selected.kept, *selected.control]}
-        rows: dict[Any, Any]
-        if config.emit == "questions":
-            rows = _question_rows([i.key for i in items], questions, keys)
-            if config.order == "easy_first":
-                selected.kept.sort(key=lambda item: -questions[item.key].pass_rate)
-        elif config.emit == "pairs":
-            responses = response_rows(database, keys, phase=phase, step=config.step, with_ids=True)
-            rows = _pair_rows(config, responses, questions)
-            selected = _paired(config, selected, list(rows))
-        else:
-            rows = {}
-            for row in response_rows(database, keys, phase=phase, step=config.step):
-                rows[row["key"]] = _trace(row, questions[row["question"]], with_question=not unknown)
-            if config.emit == "fused":
-                rows, selected = _fused(rows, selected)
-    return selected, rows, [_description(info, phase=phase) for info in infos]
+    if config.emit == "questions":
+        items = by_question(items)
+    of = "questions" if config.emit == "questions" else "rollouts"
+    what = f"{'' if phase == 'all' else phase + ' '}{of} of {', '.join(i.id for i in infos)}"
+    selected = _select(config, items, questions, evaluation, source=what)
+    described = [_description(info, phase=phase) for info in infos]
+
+    def traces(items: Sequence[Item]) -> Iterator[dict[str, Any]]:
+        """Read the rows of items while they are written: there may be more than memory holds."""
+        responses = response_rows(database, {i.key for i in items}, phase=phase, step=config.step)
+        for item, row in zip(items, responses, strict=True):
+            assert row["key"] == item.key, "responses come in the order in which they were selected"
+            yield _trace(row, questions[row["question"]], with_question=not unknown)
+
+    if config.emit == "traces":
+        return selected, traces, described
+    keys = {i.key for i in [*selected.kept, *selected.control]}
+    rows: dict[Any, Any]
+    if config.emit == "questions":
+        rows = _question_rows([i.key for i in items], questions, keys)
+        if config.order == "easy_first":
+            selected.kept.sort(key=lambda item: -questions[item.key].pass_rate)
+    elif config.emit == "pairs":
+        responses = response_rows(database, keys, phase=phase, step=config.step, with_ids=True)
+        rows = _pair_rows(config, responses, questions)
+        selected = _paired(config, selected, list(rows))
+    else:
+        rows, selected = _fused(traces(selected.kept), selected)
+    return selected, _held(rows), described
 
 
-def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected, Mapping[Any, Any], Rows]:
-    """Select from a dataset: the selection, the rows to write by key, and a description of the dataset."""
+def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selected, RowsOf, Rows]:
+    """Select from a dataset: the selection, what gives the rows to write, and a description of the dataset."""
     source, *others = config.source
     if others:
         raise RlvrError(
@@ -199,7 +209,12 @@ def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selec
     texts = ("id", "question", "ground_truth", "prompt", "response")
     rows = {e.id: {t: getattr(e, t) for t in texts if getattr(e, t) is not None} for e in dataset.examples}
     described = {"dataset": dataset.name, "split": dataset.split, "rows": dataset.rows}
-    return selected, rows, [{**described, "fingerprint": dataset.fingerprint, "grader": dataset.default_grader}]
+    return selected, _held(rows), [{**described, "fingerprint": dataset.fingerprint, "grader": dataset.default_grader}]
+
+
+def _held(rows: Mapping[Any, dict[str, Any]]) -> RowsOf:
+    """Rows that are in memory, by the keys of their items."""
+    return lambda items: (rows[item.key] for item in items)
 
 
 def thinking_rules(config: FilterConfig) -> ThinkingRules:
@@ -224,13 +239,19 @@ def files_left_over(meta: Path, out: Path) -> list[Path]:
     return [meta, *([out.with_name(str(control.get("file")))] if isinstance(control, dict) else [])]
 
 
-def encoded(path: Path, rows: Rows) -> tuple[bytes | memoryview, dict[str, Any]]:
-    """Return the bytes of a .jsonl or .parquet file of these rows; and its name, rows and sha256, for the .meta.json."""
+def encoded(path: Path, items: Sequence[Item], rows_of: RowsOf) -> tuple[memoryview, dict[str, Any]]:
+    """Return the bytes of a .jsonl or .parquet file with the rows of items; and its name, rows and sha256, for the .meta.json.
+
+    Those of a .jsonl file are in a temporary file without a name, in the same directory.
+    """
     if path.suffix == ".parquet":
-        data: bytes | memoryview = records_parquet(rows)
+        data = records_parquet([*rows_of(items)])
     else:
-        data = storable("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)).encode()
-    return data, {"file": path.name, "rows": len(rows), "sha256": hashlib.sha256(data).hexdigest()}
+        with os_errors_as_user_errors(path), TemporaryFile(dir=path.parent) as file:
+            file.writelines(storable(json.dumps(row, ensure_ascii=False) + "\n").encode() for row in rows_of(items))
+            file.flush()
+            data = memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
+    return data, {"file": path.name, "rows": len(items), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def next_command(config: FilterConfig, described: Rows) -> str:
@@ -360,11 +381,11 @@ def _paired(config: FilterConfig, selected: Selected, pairs: Sequence[str]) -> S
     return Selected([Item(pair, "") for pair in pairs], [*selected.stages, stage])
 
 
-def _fused(traces: Mapping[Any, dict[str, Any]], selected: Selected) -> tuple[dict[str, Any], Selected]:
+def _fused(traces: Iterable[dict[str, Any]], selected: Selected) -> tuple[dict[str, Any], Selected]:
     """Both forms of each trace by their ids, and the selection with a stage that makes them. Equal forms are one row."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     thinking = 0
-    for trace in (traces[item.key] for item in selected.kept):
+    for trace in traces:
         of_question = {name: value for name, value in trace.items() if name != "prompt"}
         forms = list(fused_forms(trace["question"], trace["response"]))
         thinking += bool(forms)

@@ -5,13 +5,15 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factories import a_rollout
-from rlvr_cli.analysis.queries.selection import Question, find_contaminated, normalized, question_of
+from rlvr_cli.analysis.queries.selection import Item, Question, find_contaminated, normalized, question_of
+from rlvr_cli.commands.store.filter import encoded
 from rlvr_cli.commands.store.filter import run as filter_run
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.parsing.sources import resolve
@@ -671,3 +673,24 @@ def test_pairs_name_the_command_that_takes_them(made, call, capsys):
         )
     )
     assert "next     rlvr dpo --dataset" in capsys.readouterr().err
+
+
+def test_the_rows_of_a_file_are_not_held(tmp_path):
+    class Row(dict):
+        __hash__ = object.__hash__
+
+    alive: WeakSet[Row] = WeakSet()
+    most = []
+
+    def rows_of(items):
+        for item in items:
+            row = Row(id=item.key)
+            alive.add(row)
+            most.append(len(alive))
+            yield row
+
+    data, written = encoded(tmp_path / "kept.jsonl", [Item(str(i), "") for i in range(50)], rows_of)
+    assert max(most) <= 3
+    assert [json.loads(line)["id"] for line in bytes(data).splitlines()] == [str(i) for i in range(50)]
+    assert written == {"file": "kept.jsonl", "rows": 50, "sha256": hashlib.sha256(data).hexdigest()}
+    assert not list(tmp_path.iterdir())
