@@ -54,14 +54,16 @@ def samplers(results: Results) -> str:
 
 
 def tools(results: Results) -> str:
-    """A step whose episodes call a tool, beside TRL's and on vLLM."""
+    """A step whose episodes call a tool, beside TRL's and on vLLM; the ratio on both kinds of processor."""
     lines = []
     for row in results.get(WIDE, {}).get("episodes_step", ()):
         if row.what == "step with a tool, wall":
             memory = _found(results, WIDE, "episodes_step", "step with a tool, memory", row.cell, beside=row.beside)
-            line = [row.cell, row.beside, said(row.ours, "s"), said(row.theirs, "s"), times(row), *_memories(memory)]
+            slower = _found(results, NARROW, "episodes_step", row.what, row.cell, beside=row.beside)
+            line = [row.cell, row.beside, said(row.ours, "s"), said(row.theirs, "s"), times(row)]
+            line += [times(slower) or "not measured", *_memories(memory)]
             lines.append([*line, row.goal, verdict(row), row.note])
-    right = _right("ours", "theirs", "ratio", "memory, ours", "theirs", "goal")
+    right = _right("ours", "theirs", "ratio", "ratio, without 512-bit units", "memory, ours", "theirs", "goal")
     return _table(["parameters", "beside", *right, "", "episodes"], lines)
 
 
