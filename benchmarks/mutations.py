@@ -1105,8 +1105,11 @@ MATHEMATICS = [
         ("a diverged run is repeated", 'if (status := metadata["status"]) in ENDED:', 'if (status := metadata["status"]) == "finished":', "tests/sweeps/test_schedule.py -k diverged"),
     ),
     *mutations_of(
-        "commands/store/analyze.py",
+        "commands/store/analyzing/asked.py",
         ("--loss-type is lost", "**{name: getattr(config, name) for name in OBJECTIVE},", "**dict.fromkeys(OBJECTIVE),", "tests/commands/store/test_analyze.py -k another_objective"),
+    ),
+    *mutations_of(
+        "commands/store/analyzing/picture.py",
         ("--x is lost", "x=config.x,", "", "tests/commands/store/test_analyze_pictures.py -k options_of_a_picture"),
         ("--panels is lost", "panels=tuple(name for text in config.panels for name in text.split(\",\") if name),", "", "tests/commands/store/test_analyze_pictures.py -k panels_of_a_picture"),
         ("--smooth is lost", "smooth=config.smooth,", "", "tests/commands/store/test_analyze_pictures.py -k options_of_a_picture"),

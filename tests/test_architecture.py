@@ -161,6 +161,9 @@ def imports(tree: ast.AST) -> list[tuple[str, int]]:
     return found
 
 
+PARTS = ("sources", "evaluation", "discovering", "store.analyzing", "store.filtering")  # of commands
+
+
 def test_rooms_import_only_from_rooms_above():
     order = list(ROOMS)
     for module in TREES.keys() - {"__init__"}:
@@ -171,9 +174,7 @@ def test_rooms_import_only_from_rooms_above():
                 continue
             imported = name.split(".")[1]
             assert order.index(imported) <= order.index(room), f"{module}:{line}: {room} must not import {imported}"
-            shared = name.startswith(
-                tuple(f"rlvr_cli.commands.{part}" for part in ("sources", "evaluation", "discovering"))
-            )
+            shared = name.startswith(tuple(f"rlvr_cli.commands.{part}" for part in PARTS))
             assert room != "commands" or imported != "commands" or shared, (
                 f"{module}:{line}: commands are joined by files on disk"
             )

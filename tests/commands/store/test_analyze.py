@@ -18,7 +18,9 @@ from rlvr_cli.analysis.pictures import plots
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.report.build import charts_of
-from rlvr_cli.commands.store.analyze import OF_ANSWERS, find_query, run, shown_rows
+from rlvr_cli.commands.store.analyze import OF_ANSWERS, run
+from rlvr_cli.commands.store.analyzing.asked import find_query
+from rlvr_cli.commands.store.analyzing.said import shown_rows
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.store.analyze import AnalyzeConfig
 from rlvr_cli.errors import RlvrError

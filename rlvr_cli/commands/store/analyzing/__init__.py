@@ -1,0 +1,1 @@
+"""Parts of `rlvr analyze` beside its way from a query to rows."""

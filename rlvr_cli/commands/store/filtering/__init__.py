@@ -1,0 +1,1 @@
+"""Parts of `rlvr filter` beside its way from rows to a file."""
