@@ -80,7 +80,7 @@ HOMES = {
     "click": set(),  # use typer instead, which bundles it
     "aiohttp": {"samplers/openai_client"},
     "ray": {"parallel/cluster"},
-    "vllm": {"samplers/vllm"},
+    "vllm": {"samplers/vllm", "samplers/vllm_process"},
     "bitsandbytes": {"models/compute/bitsandbytes"},
     "liger_kernel": {"models/compute/liger"},
     "datasets": {"data/datasets"},

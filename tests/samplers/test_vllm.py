@@ -21,7 +21,8 @@ from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.policy import Lora, Policy
 from rlvr_cli.samplers.open import EngineSettings, open_sampler
 from rlvr_cli.samplers.stop_strings import response_text
-from rlvr_cli.samplers.vllm import VllmSampler, _trainer_state_preserved
+from rlvr_cli.samplers.vllm import VllmSampler
+from rlvr_cli.samplers.vllm_process import trainer_state_preserved
 from rlvr_cli.training.planning.trial import mean_gap
 from rlvr_cli.types import Request, SamplingParams
 
@@ -287,10 +288,10 @@ def test_the_trainers_random_numbers_and_threads_are_left_alone(sampler, model):
 def test_vllm_runs_on_the_first_device_and_the_trainers_is_the_current_one_again():
     with fake_cuda():
         torch.cuda.set_device(1)
-        with _trainer_state_preserved():
+        with trainer_state_preserved():
             assert torch.cuda.current_device() == 0
         assert torch.cuda.current_device() == 1
-        with pytest.raises(ZeroDivisionError), _trainer_state_preserved():
+        with pytest.raises(ZeroDivisionError), trainer_state_preserved():
             raise ZeroDivisionError
         assert torch.cuda.current_device() == 1
 
