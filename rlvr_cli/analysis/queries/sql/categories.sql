@@ -9,24 +9,18 @@ WITH latest AS (
 ), chosen AS (
     SELECT rollouts.* FROM rollouts JOIN latest USING (run_id)
     WHERE phase = $phase AND rollouts.step = coalesce($step::BIGINT, latest.step)
+), answers AS (
+    SELECT run_id, example_id, category, count(*) AS hits FROM chosen GROUP BY run_id, example_id, category
+), asked AS (
+    SELECT run_id, example_id, sum(hits)::BIGINT AS n FROM answers GROUP BY run_id, example_id
 ), questions AS (
-    SELECT run_id, sum(n) AS samples, count(*) AS questions, sum(n ** 2) AS squares
-    FROM (SELECT run_id, example_id, count(*) AS n FROM chosen GROUP BY run_id, example_id)
-    GROUP BY run_id
+    SELECT run_id, sum(n) AS samples, count(*) AS questions, sum(n * n) AS squares FROM asked GROUP BY run_id
 ), hits AS (
     SELECT
         run_id, category,
-        sum(hits * hits) - 2 * any_value(share) * sum(hits * n) AS part,  -- sums of whole numbers: exact in any order
-        least(count(*), any_value(questions) - count(*) FILTER (hits = n)) AS rarer  -- questions with the rarer outcome
-    FROM (
-        SELECT
-            run_id, example_id, category,
-            count(*) AS hits,
-            sum(count(*)) OVER (PARTITION BY run_id, example_id) AS n,
-            sum(count(*)) OVER (PARTITION BY run_id, category) / sum(count(*)) OVER (PARTITION BY run_id) AS share
-        FROM chosen
-        GROUP BY run_id, example_id, category
-    ) JOIN questions USING (run_id)
+        sum(hits * hits) AS squares_of_hits, sum(hits * n) AS products,  -- of whole numbers: exact in any order
+        count(*) AS with_it, count(*) FILTER (hits = n) AS without_others
+    FROM answers JOIN asked USING (run_id, example_id)
     GROUP BY run_id, category
 ), counts AS (
     SELECT
@@ -42,9 +36,10 @@ WITH latest AS (
     SELECT
         counts.*,
         questions.squares / questions.samples ** 2 AS alike,
-        rarer,
+        least(with_it, questions.questions - without_others) AS rarer,  -- questions with the rarer outcome
         greatest(
-            (part + share ** 2 * questions.squares) / questions.samples ** 2 / nullif(share * (1 - share), 0),
+            (squares_of_hits - 2 * share * products + share ** 2 * questions.squares) / questions.samples ** 2
+                / nullif(share * (1 - share), 0),
             1 / questions.samples
         ) AS seen  -- how much the questions vary: 1 / the number of independent samples that would vary as much
     FROM counts JOIN hits USING (run_id, category) JOIN questions USING (run_id)
