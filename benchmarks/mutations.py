@@ -931,6 +931,7 @@ MATHEMATICS = [
     *mutations_of(
         "samplers/parallel/several.py",
         ("the samples of one that fails are lost", "while missing:", "if missing:", "tests/samplers/parallel/test_several.py"),
+        ("what one leaves waits until the others have done all else", "if more:  # at once", "if False:  # at once", "tests/samplers/parallel/test_several.py -k while_they_work"),
         ("what comes goes to whoever has least to do", "own if own in working else min", "min", "tests/samplers/parallel/test_several.py -k who_gave_it"),
         ("what comes and is lost with a member is forgotten", "missing |= {(len(asked), j)", "missing & {(len(asked), j)", "tests/samplers/parallel/test_several.py -k of_what_comes"),
         ("what comes has the indices of a member", "request_index=i, sample_index=samples[", "request_index=completion.request_index, sample_index=samples[", "tests/samplers/parallel/test_several.py -k who_gave_it"),

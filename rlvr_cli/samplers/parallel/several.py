@@ -123,7 +123,7 @@ class SeveralSamplers(Generic[Member]):
                         missing |= {(len(asked), j) for j in range(len(request.seeds))}
                         own = by.get(request.after) if request.after else None
                         name = own if own in working else min(working, key=lambda name: len(shares[name].missing))
-                        shares[name].add(len(asked), request)
+                        shares[name].add(len(asked), [*range(len(request.seeds))], of=request)
                         asked.append(request)
                     if not any(shares[name].missing for name in working):
                         closing.set()
@@ -144,6 +144,10 @@ class SeveralSamplers(Generic[Member]):
                 working.remove(name)
                 if isinstance(item, RlvrError):
                     self.leave_out(name, item)
+                    if more:  # at once: the others' calls go on
+                        for other, share in divide(shares[name].missing, [*working]).items():
+                            for i, samples in share:
+                                shares[other].add(i, samples, of=asked[i])
                 elif item is not None:
                     raise item
         finally:
@@ -173,12 +177,11 @@ class _Asked:
     def notify(self, call: Callable[[], None]) -> None:
         self._notify = call
 
-    def add(self, index: int, request: Request) -> None:
-        """Ask for a request that has come."""
-        samples = [*range(len(request.seeds))]
+    def add(self, index: int, samples: list[int], *, of: Request) -> None:
+        """Ask for these samples of a request, in the running call."""
         self.places.append((index, samples))
         self.missing |= {(index, j) for j in samples}
-        self._coming.put(replace(request, after=None))
+        self._coming.put(replace(of, seeds=tuple(of.seeds[j] for j in samples), after=None))
         self._notify()
 
     def end(self) -> None:

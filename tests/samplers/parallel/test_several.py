@@ -138,6 +138,32 @@ def test_what_one_leaves_unanswered_of_what_comes_the_others_answer(after):
     assert [*several.members] == ["two"]
 
 
+def test_what_one_leaves_unanswered_is_asked_of_the_others_while_they_work():
+    class Patient(Counting):
+        """It answers nothing before it has been asked for more."""
+
+        calls = 0
+
+        def sample(self, requests, params, *, more):
+            self.calls += 1
+            coming, until = [*requests], time.monotonic() + 5
+            while len(coming) < 3 and time.monotonic() < until:
+                coming += more.take(wait=False)
+                time.sleep(0.001)
+            for number, request in enumerate(coming):
+                for completion in super().sample([request], params):
+                    yield replace(completion, request_index=number)
+            assert not more.take(wait=True)
+
+    patient = Patient()
+    several = SeveralSamplers({"one": Joining(RlvrError("It is gone.")), "two": patient})
+    more = Following(REQUESTS, lambda c: None, turns=0)
+    found = {(c.request_index, c.sample_index): c for c in several.sample(REQUESTS, SamplingParams(), more=more)}
+    assert {key: (c.text, c.token_ids[0]) for key, c in found.items()} == WHOLE
+    assert (patient.calls, patient.asked) == (1, [3, 1, 2, 4, 5, 6])
+    assert several.left_out == ("The sampler one is left out: It is gone.",)
+
+
 def test_what_has_come_is_seen_at_once():
     """Not only when somebody has answered: here one waits for what comes, and the other for the end of that."""
     over = threading.Event()
