@@ -53,7 +53,7 @@ class EpisodeSampler(SamplerWrapper):
         trains: bool = False,
     ) -> None:
         super().__init__(sampler)
-        self._joinable = sampler
+        self._sampler = sampler
         self.tokenizer, self.pool = tokenizer, pool
         self.turns = turns or TextTurns(tokenizer, pool.stop)
         self.max_turns, self.longest, self.trains = max_turns, longest, trains
@@ -71,7 +71,7 @@ class EpisodeSampler(SamplerWrapper):
             asked = table.first_round(requests)
             yield from table.ended()
             while asked:
-                with closing(self._joinable.sample(asked, own, more=table)) as completions:
+                with closing(self._sampler.sample(asked, own, more=table)) as completions:
                     for completion in completions:
                         table.add(completion)
                         yield from table.ended()

@@ -112,7 +112,7 @@ class SeveralSamplers(Generic[Member]):
             more.notify(lambda: found.put(None))
         self._threads = []
         for name, share in shares.items():
-            first = [replace(asked[i], seeds=tuple(asked[i].seeds[j] for j in of)) for i, of in share.places]
+            first = [_part(asked[i], samples) for i, samples in share.places]
             self._threads.append(threading.Thread(target=ask, args=(name, share, first), daemon=True))
         for thread in self._threads:
             thread.start()
@@ -181,7 +181,7 @@ class _Asked:
         """Ask for these samples of a request, in the running call."""
         self.places.append((index, samples))
         self.missing |= {(index, j) for j in samples}
-        self._coming.put(replace(of, seeds=tuple(of.seeds[j] for j in samples), after=None))
+        self._coming.put(_part(of, samples))
         self._notify()
 
     def end(self) -> None:
@@ -206,6 +206,11 @@ class _Asked:
         self._open -= 1
         i, samples = self.places[completion.request_index]
         return replace(completion, request_index=i, sample_index=samples[completion.sample_index])
+
+
+def _part(request: Request, samples: Sequence[int]) -> Request:
+    """Return the request for some of its samples alone; what it came after has another index in a member's call."""
+    return replace(request, seeds=tuple(request.seeds[j] for j in samples), after=None)
 
 
 def divide(samples: Iterable[tuple[int, int]], names: Sequence[str]) -> dict[str, Share]:

@@ -91,10 +91,10 @@ def why_nothing(database: Database, query: NamedQuery, parameters: Mapping[str, 
         rows = database.select("SELECT 1 FROM rollouts WHERE phase = $phase", parameters, limit=1).rows
         if rows:
             return "no failures: every response was rewarded; rlvr analyze rollouts shows some of them"
-    return f"no rows; there are rollouts of {'; '.join(map(stored_steps, infos)) or 'none'}"
+    return f"no rows; there are rollouts of {'; '.join(map(_stored_steps, infos)) or 'none'}"
 
 
-def stored_steps(info: RunInfo) -> str:
+def _stored_steps(info: RunInfo) -> str:
     """The phases and steps that a run has rollouts of, as text."""
     steps: dict[str, set[int]] = {}
     for part in info.parts:

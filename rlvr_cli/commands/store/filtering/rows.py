@@ -38,6 +38,7 @@ def question_rows(order: Sequence[str], questions: Mapping[str, Question], keys:
 
 
 def trace_row(row: Mapping[str, Any], question: Question, *, with_question: bool) -> dict[str, Any]:
+    """The row of a response, for `rlvr sft`."""
     run_id, _, step, _, _ = row["key"]
     return {
         "id": "/".join(map(str, row["key"])),
