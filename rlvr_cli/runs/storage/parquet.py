@@ -169,14 +169,25 @@ def to_parquet(table: "pa.Table") -> memoryview:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    leaves = [leaf for field in table.schema for leaf in _leaves(field)]
+    fields = {field.name: _leaves(field) for field in table.schema}
+    leaves = [leaf for of_field in fields.values() for leaf in of_field]
+    compressed = [f.name for f in table.schema if _is_long(f) and table[f.name].null_count < table.num_rows]
     encodings: dict[str, Any] = {
         "use_dictionary": [leaf for leaf in leaves if leaf.partition(".")[0] not in _UNIQUE_COLUMNS],
         "use_byte_stream_split": [leaf for leaf in leaves if leaf.startswith("sampled_logprobs.")],
+        "compression": {leaf: "zstd" for name in compressed for leaf in fields[name]},
+        "write_statistics": [f.name for f in table.schema if f.name == "phase" or pa.types.is_integer(f.type)],
     }
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True, **encodings)
+    pq.write_table(table, sink, write_page_checksum=True, **encodings)
     return memoryview(sink.getvalue())
+
+
+def _is_long(field: "pa.Field") -> bool:
+    """Whether values are texts, lists or structs: compressing other ones costs more time than it saves bytes."""
+    import pyarrow as pa
+
+    return pa.types.is_string(field.type) or pa.types.is_nested(field.type)
 
 
 def _leaves(field: "pa.Field", prefix: str = "") -> list[str]:
