@@ -1354,6 +1354,10 @@ EPISODES = [
         ("a replay takes the reward for that of the first turn", "[0.0] * (num_turns - 1) + [reward]", "[reward] + [0.0] * (num_turns - 1)", "tests/replay/test_replay.py -k turns_of_episodes"),
     ),
     Mutation("filter holds all rows that it writes", "commands/store/filter.py", "for row in rows_of(items))", "for row in [*rows_of(items)])", "tests/commands/store/test_filter.py -k not_held"),
+    Mutation("a Parquet file's rows are all held", "runs/storage/parquet.py", "islice(records, rows_at_once)", "islice(records, None)", "tests/runs/storage/test_parquet.py"),
+    Mutation("a column has the type of the first rows", "runs/storage/parquet.py", "pa.unify_schemas(schemas, ", "pa.unify_schemas(schemas[:1], ", "tests/runs/storage/test_parquet.py"),
+    Mutation("texts have bounds", "runs/storage/parquet.py", "f.name == \"phase\" or", "pa.types.is_string(f.type) or", "tests/runs/storage/test_parquet.py"),
+    Mutation("columns without a value are compressed", "runs/storage/parquet.py", "for name in filled if", "for name in schema.names if", "tests/runs/storage/test_parquet.py"),
     Mutation("categories add up fractions", "analysis/queries/sql/categories.sql", "sum(hits * hits) AS", "sum(hits * (hits / 3)) * 3 AS", "tests/analysis/queries/test_sql.py -k same_bits"),
     *mutations_of(
         "analysis/queries/database.py",

@@ -25,7 +25,7 @@ from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import is_pattern, is_run
 from rlvr_cli.runs.storage.files import check_can_write, os_errors_as_user_errors, shown, utc_now, write_together
-from rlvr_cli.runs.storage.parquet import records_parquet
+from rlvr_cli.runs.storage.parquet import write_records
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.text import storable
 
@@ -96,15 +96,15 @@ def files_left_over(meta: Path, out: Path) -> list[Path]:
 def encoded(path: Path, items: Sequence[Item], rows_of: RowsOf) -> tuple[memoryview, dict[str, Any]]:
     """Return the bytes of a .jsonl or .parquet file with the rows of items; and its name, rows and sha256, for the .meta.json.
 
-    Those of a .jsonl file are in a temporary file without a name, in the same directory.
+    They are in a temporary file without a name, in the same directory.
     """
-    if path.suffix == ".parquet":
-        data = records_parquet([*rows_of(items)])
-    else:
-        with os_errors_as_user_errors(path), TemporaryFile(dir=path.parent) as file:
+    with os_errors_as_user_errors(path), TemporaryFile(dir=path.parent) as file:
+        if path.suffix == ".parquet":
+            write_records(rows_of(items), file, folder=path.parent)
+        else:
             file.writelines(storable(json.dumps(row, ensure_ascii=False) + "\n").encode() for row in rows_of(items))
-            file.flush()
-            data = memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
+        file.flush()
+        data = memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
     return data, {"file": path.name, "rows": len(items), "sha256": hashlib.sha256(data).hexdigest()}
 
 

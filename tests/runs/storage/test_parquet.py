@@ -1,22 +1,59 @@
 """Dicts as Parquet files. The run store's columns are tested in test_schemas.py, its rows in test_run_dir.py."""
 
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from weakref import WeakSet
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from factories import a_rollout
-from rlvr_cli.runs.storage.parquet import _reader, records_parquet, rollout_table, to_parquet
+from rlvr_cli.runs.storage.parquet import _reader, rollout_table, to_parquet, write_records
 
 
-def test_records_with_any_keys_become_a_file():
-    records = [{"id": "a", "reward": 1.0}, {"id": "b", "response": "r"}]
-    table = pq.read_table(pa.BufferReader(records_parquet(records)))
-    assert table.schema == pa.schema([("id", pa.string()), ("reward", pa.float64()), ("response", pa.string())])
-    assert table.to_pylist() == [
-        {"id": "a", "reward": 1.0, "response": None},
-        {"id": "b", "reward": None, "response": "r"},
+@pytest.mark.parametrize("rows_at_once", [1, 2, 10_000])
+def test_records_with_any_keys_become_a_file(tmp_path: Path, rows_at_once: int):
+    records = [
+        {"id": "a", "reward": None},
+        {"id": "b", "response": "r", "spans": [[0, 2]], "n": 1},
+        {"id": "c", "reward": 1.0, "n": 0.5},
     ]
+    with (tmp_path / "rows.parquet").open("wb") as file:
+        write_records(iter(records), file, folder=tmp_path, rows_at_once=rows_at_once)
+    table = pq.read_table(tmp_path / "rows.parquet")
+    assert dict(zip(table.schema.names, table.schema.types, strict=True)) == {
+        "id": pa.string(),
+        "reward": pa.float64(),
+        "response": pa.string(),
+        "spans": pa.list_(pa.list_(pa.int64())),
+        "n": pa.float64(),
+    }
+    missing = dict.fromkeys(table.column_names)
+    assert table.to_pylist() == [missing | record for record in records]
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.parquet"]
+
+
+def test_no_more_records_are_held_than_a_row_group_has(tmp_path: Path):
+    class Record(dict[str, int]):
+        __hash__ = object.__hash__
+
+    held, most = WeakSet[Record](), 0
+
+    def records() -> Iterator[Record]:
+        nonlocal most
+        for i in range(1000):
+            record = Record(i=i)
+            held.add(record)
+            most = max(most, len(held))
+            yield record
+
+    with (tmp_path / "rows.parquet").open("wb") as file:
+        write_records(records(), file, folder=tmp_path, rows_at_once=100)
+    assert most <= 201  # those of a group, and of the next one, which is read while the first is still named
+    assert pq.read_table(tmp_path / "rows.parquet")["i"].to_pylist() == list(range(1000))
+    assert pq.ParquetFile(tmp_path / "rows.parquet").num_row_groups == 10
 
 
 def test_texts_and_lists_are_compressed_and_whole_numbers_have_bounds():
