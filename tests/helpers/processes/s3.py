@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
@@ -58,6 +58,9 @@ class _Proxy(ThreadingHTTPServer):
     def __init__(self, port: int) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.port, self.lock = port, threading.Lock()
+        self.one_at_a_time = (
+            threading.Lock()
+        )  # moto looks and writes in two steps: of two conditional puts at once both may succeed
         self.s3 = S3(f"http://127.0.0.1:{self.server_address[1]}")
 
 
@@ -85,9 +88,11 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "flip":
             body = body[:-1] + bytes([body[-1] ^ 1])
         upstream = http.client.HTTPConnection("127.0.0.1", self.server.port)
-        upstream.request(self.command, self.path, body, dict(self.headers.items()))
-        got = upstream.getresponse()
-        data, headers = got.read(), dict(got.getheaders())
+        conditional = "If-Match" in self.headers or "If-None-Match" in self.headers
+        with self.server.one_at_a_time if conditional else nullcontext():
+            upstream.request(self.command, self.path, body, dict(self.headers.items()))
+            got = upstream.getresponse()
+            data, headers = got.read(), dict(got.getheaders())
         upstream.close()
         if kind == "stale":
             data = re.sub(rb"<(Contents|CommonPrefixes)>.*?</\1>", b"", data, flags=re.DOTALL)
