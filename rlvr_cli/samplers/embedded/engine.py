@@ -127,7 +127,6 @@ class TransformersSampler:
             kv_memory_bytes: memory for the keys, values and logits of a batch; by default a quarter of the memory that
                 this process may use (CPU), or half of what is free (CUDA) when `sample` is called.
             cuda_graphs: on CUDA, run steps in fixed shapes, each recorded once and replayed (`cuda_graphs.py`).
-
             sleep_mode: on CUDA, give the workspace back in `sleep`.
 
         Raises:
@@ -312,9 +311,9 @@ class TransformersSampler:
     def _plan(self, waiting: deque[Question], params: SamplingParams, *, most_tokens: int = 0) -> _Plan:
         """Return the next batch, whose questions are removed from `waiting`.
 
-        The longest question determines the columns, and `most_tokens` those of questions that join later. If they are so many that
-        memory limits the rows, questions that
-        need fewer than half of the columns wait for a later batch with fewer columns and more rows.
+        The longest question determines the columns, and `most_tokens` those of questions that join later. If they are so many
+        that memory limits the rows, questions that need fewer than half of the columns wait for a later batch with fewer
+        columns and more rows.
         """
         longest = max(waiting[0].kept + params.max_tokens, most_tokens)
         columns = longest + max(16, longest // 8)  # spare ones, so that moving back to the beginning is rare
