@@ -121,9 +121,7 @@ def write_records(
 
     records, schemas = iter(records), list[pa.Schema]()
     with TemporaryFile(dir=folder) as waiting:
-        while group := list(islice(records, rows_at_once)):
-            names = dict.fromkeys(name for r in group for name in r)
-            table = pa.table({name: [r.get(name) for r in group] for name in names})
+        while (table := _records_table([*islice(records, rows_at_once)])).num_rows:
             with pa.ipc.new_stream(waiting, table.schema) as stream:
                 stream.write_table(table)
             schemas.append(table.schema)
@@ -134,6 +132,13 @@ def write_records(
                 with pa.ipc.open_stream(waiting) as stream:
                     table = stream.read_all()
                 writer.write_table(pa.concat_tables([schema.empty_table(), table], promote_options="permissive"))
+
+
+def _records_table(records: Sequence[Mapping[str, Any]]) -> "pa.Table":
+    import pyarrow as pa
+
+    names = dict.fromkeys(name for r in records for name in r)
+    return pa.table({name: [r.get(name) for r in records] for name in names})
 
 
 def to_rollouts(table: "pa.Table") -> list[Rollout]:
@@ -210,7 +215,7 @@ def _encodings(schema: "pa.Schema", filled: Sequence[str]) -> dict[str, Any]:
 
     fields = {field.name: _leaves(field) for field in schema}
     leaves = [leaf for of_field in fields.values() for leaf in of_field]
-    compressed = [name for name in filled if _is_long(schema.field(name))]
+    compressed = [name for name in filled if _is_compressible(schema.field(name))]
     return {
         "write_page_checksum": True,
         "use_dictionary": [leaf for leaf in leaves if leaf.partition(".")[0] not in _UNIQUE_COLUMNS],
@@ -220,8 +225,8 @@ def _encodings(schema: "pa.Schema", filled: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _is_long(field: "pa.Field") -> bool:
-    """Whether values are texts, lists or structs: compressing other ones costs more time than it saves bytes."""
+def _is_compressible(field: "pa.Field") -> bool:
+    """Whether values are texts, lists or structs; single numbers hardly become smaller."""
     import pyarrow as pa
 
     return pa.types.is_string(field.type) or pa.types.is_nested(field.type)

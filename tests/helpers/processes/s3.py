@@ -58,9 +58,7 @@ class _Proxy(ThreadingHTTPServer):
     def __init__(self, port: int) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.port, self.lock = port, threading.Lock()
-        self.one_at_a_time = (
-            threading.Lock()
-        )  # moto looks and writes in two steps: of two conditional puts at once both may succeed
+        self.one_at_a_time = threading.Lock()  # for conditional puts: moto looks and writes in two steps
         self.s3 = S3(f"http://127.0.0.1:{self.server_address[1]}")
 
 
