@@ -3,13 +3,14 @@
     python benchmarks/sampling.py [--questions-file FILE] [--repeats 5] [--json FILE]
     python benchmarks/sampling.py --sizes 0.4M 25M 100M [--questions-file FILE] --repeats 2
 
-The same model, prompts, number of samples and precision for each; temperature 1, full softmax. Two workloads:
+The same model, prompts, number of samples and precision for each; temperature 1, full softmax. Three workloads:
 
   fixed    a random Qwen2 of 0.85 million parameters, 64 questions x 4 samples x 128 tokens each (EOS is barred):
            measures only the cost of a token. The questions are those of FILE (any data set that `rlvr eval` reads, such
            as GSM8K's test.jsonl), or word problems made here.
   ragged   the first batch of quickstart's GRPO: the built-in model, 32 questions x 8 samples of 4 to 64 tokens, which
            end after `</answer>` or EOS: measures the gain from rows that leave the batch early. Four batches per turn.
+  eval     a model as in fixed, 256 questions in r1_zero's template x 1 sample x 64 tokens: measures prompts.
 
 With --sizes, the grid of `grpo_step.py` instead: its random models, 8 questions x 8 samples of exactly 64 tokens, after short
 prompts and, with --questions-file, after those questions in r1_zero.
@@ -46,10 +47,12 @@ from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.data.prompts import load_prompt, prompt_of
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.load import load_policy
+from rlvr_cli.rollouts.requests import common_prefix
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.types import Request, SamplingParams
 
 GOALS = {"generate": ">= 3", "vllm": ">= 1.5"}
+WHAT = {"ragged": "embedded sampler, ragged lengths", "eval": "embedded sampler, one sample a question"}
 NAMES = {"generate": "transformers.generate", "vllm": "vLLM, in process"}
 
 
@@ -108,12 +111,12 @@ def random_model(directory: str, corpus: Sequence[str]) -> None:
 
 
 def with_ours(work: Workload) -> Callable[[int], int]:
-    sampler = TransformersSampler(load_policy(work.model))
+    sampler, common = TransformersSampler(load_policy(work.model)), common_prefix(work.prompts)
 
     def run(repeat: int) -> int:
         first = repeat * len(work.prompts)
         requests = [
-            Request(prompt, tuple(1_000_003 * (first + i) + j for j in range(work.samples)))
+            Request(prompt, tuple(1_000_003 * (first + i) + j for j in range(work.samples)), common_prefix=common)
             for i, prompt in enumerate(work.prompts)
         ]
         return sum(completion.num_tokens for completion in sampler.sample(requests, work.params))
@@ -201,8 +204,18 @@ def rows_of(work: Workload, *, repeats: int) -> list[Row]:
         beside = "" if name == "ours" else f"ours is {ours / middle:.2f} x that"
         print(f"  {name:9} {middle:9,.0f} tokens/s  {beside:22} {spread}")
         if name != "ours":
-            what = "embedded sampler, ragged lengths" if work.name == "ragged" else "embedded sampler"
-            rows.append(Row(what, work.work, NAMES[name], "tokens/s", ours, middle, GOALS[name], work.cell))
+            rows.append(
+                Row(
+                    WHAT.get(work.name, "embedded sampler"),
+                    work.work,
+                    NAMES[name],
+                    "tokens/s",
+                    ours,
+                    middle,
+                    GOALS[name],
+                    work.cell,
+                )
+            )
     if "vllm" not in engines:
         print("  vLLM is not installed: its rows are left out")
     sys.stdout.flush()
@@ -245,13 +258,15 @@ def main() -> None:
 
     if args.sizes:
         return write(args.json, grid(args.sizes, args.questions_file, repeats=args.repeats))
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory() as second:
         if args.questions_file:
-            prompts = [example.question for example in load_dataset(args.questions_file, limit=64).examples]
+            questions = [example.question for example in load_dataset(args.questions_file, limit=256).examples]
             of_what = "questions of " + Path(args.questions_file).parent.name
         else:
-            prompts, of_what = word_problems(64), "word problems"
+            questions, of_what = word_problems(256), "word problems"
+        prompts, filled = questions[:64], [load_prompt("r1_zero").fill(question) for question in questions]
         random_model(directory, prompts)
+        random_model(second, filled)
         batch = load_dataset("arithmetic:4000:1", limit=32, purpose="train").examples
         workloads = [
             Workload(
@@ -271,6 +286,14 @@ def main() -> None:
                 samples=8,
                 params=SamplingParams(max_tokens=64, min_tokens=4, stop=("</answer>",)),
                 batches=4,
+            ),
+            Workload(
+                name="eval",
+                work=f"a random 0.85M Qwen2, {len(filled)} {of_what} in r1_zero x 1 sample x 64 tokens",
+                model=second,
+                prompts=filled,
+                samples=1,
+                params=SamplingParams(max_tokens=64, min_tokens=64, stop=()),
             ),
         ]
         write(args.json, [row for work in workloads for row in rows_of(work, repeats=args.repeats)])

@@ -38,7 +38,7 @@ STEP = "the step's rest"
 PHASES: dict[str, list[tuple[Any, str]]] = {
     "weight sync, check": [(weight_sync.WeightSync, "sync")],
     "sampling: forward": [(cache.RowCache, "forward")],
-    "sampling: prefill": [(engine.TransformersSampler, "_prefixes")],
+    "sampling: prefill": [(cache.RowCache, "prefill")],
     "sampling: drawing": [(batch, "draw_tokens"), (batch, "uniforms")],
     "sampling: completions": [(batch.Batch, "_completion")],
     "sampling: seats, loop, prompts": [

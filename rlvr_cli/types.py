@@ -175,6 +175,7 @@ class Request:
     # The completion of this call, as (request_index, sample_index), whose prompt and tokens `prompt_ids` begin with: what an engine
     # has computed for it need not be computed again.
     after: tuple[int, int] | None = None
+    common_prefix: str = ""  # what the prompt begins with, as others of its data do: an engine may compute it once
     example: Example | None = None  # for the environment of an episode; an engine passes over it
 
 

@@ -18,7 +18,7 @@ from rlvr_cli.faults import fault_point
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import utc_now_naive
 from rlvr_cli.rollouts.metrics import SamplingStats
-from rlvr_cli.rollouts.requests import request_seed
+from rlvr_cli.rollouts.requests import common_prefix, request_seed
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.text import storable
 from rlvr_cli.types import Completion, Example, Request, Rollout, Sampler, SamplingParams, Segment
@@ -91,18 +91,23 @@ def _wanted(
 
     The seeds are the step's own, so that no response repeats its draws.
     """
-    for example in questions:
-        name, prompt = storable(example.id), prompt_of(example, template)
+    prompts = [prompt_of(example, template) for example in questions]
+    common = common_prefix(prompts)
+    for example, prompt in zip(questions, prompts, strict=True):
+        name = storable(example.id)
         key = {"phase": "train", "step": step, "example_id": example.id}
         seeds = [request_seed(seed, **key, sample_index=index) for index in range(num_samples)]
         if name not in groups:
-            yield _Wanted(name, range(num_samples), Request(prompt, tuple(seeds), name=example.id))
+            yield _Wanted(
+                name, range(num_samples), Request(prompt, tuple(seeds), name=example.id, common_prefix=common)
+            )
             continue
         for index, segments in enumerate(groups[name]):
             if segments[-1].finish_reason is None:
                 ids = token_ids_of(segments)
                 prompt_ids = (*segments[0].prompt_ids, *ids)
-                request = Request(prompt, (seeds[index],), name=example.id, prompt_ids=prompt_ids, begun=len(ids))
+                more = {"prompt_ids": prompt_ids, "begun": len(ids), "common_prefix": common}
+                request = Request(prompt, (seeds[index],), name=example.id, **more)
                 yield _Wanted(name, [index], request)
 
 

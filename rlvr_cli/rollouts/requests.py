@@ -1,6 +1,7 @@
 """Build the requests for the sampler: the samples that a run lacks, each with a seed derived from its key."""
 
 import hashlib
+import os.path
 from collections.abc import Iterator, Sequence
 
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
@@ -16,6 +17,11 @@ def request_seed(seed: int, *, phase: Phase, step: int, example_id: str, sample_
     return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "big") >> 1
 
 
+def common_prefix(prompts: Sequence[str]) -> str:
+    """Return what all of several prompts begin with; nothing for one alone."""
+    return os.path.commonprefix(prompts) if len(prompts) > 1 else ""  # noqa: RUF071  (by characters, as it should)
+
+
 def missing_samples(
     run: RunDir,
     *,
@@ -27,17 +33,21 @@ def missing_samples(
     seed: int,
 ) -> tuple[list[tuple[Example, list[int]]], list[Request]]:
     """Return the samples of (phase, step) that the run lacks, as (example, sample indices) and as requests, in one order."""
-    wanted = [(e, run.missing_indices(phase, step, e.id, num_samples=num_samples)) for e in examples]
-    wanted = [(e, indices) for e, indices in wanted if indices]
+    prompts = [prompt_of(e, template) for e in examples]
+    common = common_prefix(prompts)  # of the stored ones too: what an interrupted run lacks is computed in the same way
+    missing = [run.missing_indices(phase, step, e.id, num_samples=num_samples) for e in examples]
     requests = [
         Request(
-            prompt_of(e, template),
+            prompt,
             tuple(request_seed(seed, phase=phase, step=step, example_id=e.id, sample_index=i) for i in indices),
             name=e.id,
+            common_prefix=common,
             example=e,
         )
-        for e, indices in wanted
+        for e, prompt, indices in zip(examples, prompts, missing, strict=True)
+        if indices
     ]
+    wanted = [(e, indices) for e, indices in zip(examples, missing, strict=True) if indices]
     return wanted, requests
 
 

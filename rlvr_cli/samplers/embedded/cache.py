@@ -21,7 +21,7 @@ from rlvr_cli.models.compute.device import to_device
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers.embedded.cuda_graphs import FixedShapeStep
 from rlvr_cli.samplers.embedded.decode_step import BLOCK, DecodeStep, Window
-from rlvr_cli.samplers.embedded.prefill import Prefix, extension
+from rlvr_cli.samplers.embedded.prefill import Prefix, extension, prefill
 from rlvr_cli.samplers.embedded.shared import Readers, SharedPrefix
 
 _WORTH_BLOCKS = 0.1  # the least share of columns that reading blocks of rows separately must save
@@ -156,6 +156,10 @@ class RowCache:
         self._shared: list[SharedPrefix | None] = [None] * rows  # what each row begins with
         self._readers: Readers | None = None  # None: no row has one
         self._regroup = False  # whether the readers may have changed
+        # Of what prompts begin with, see `prefill`.
+        self._common: dict[tuple[int, ...], Prefix] = {
+            (): [(keys[0, :, :0], values[0, :, :0]) for keys, values in self.slots]
+        }
 
     @property
     def recording_failure(self) -> str:
@@ -179,6 +183,20 @@ class RowCache:
     def shared_bytes(self) -> int:
         """The bytes of the prefixes that rows share."""
         return sum(block.nbytes for block in {shared.block for shared in self._shared if shared is not None})
+
+    def prefill(self, prompts: Sequence[list[int]], *, common: tuple[int, ...] = ()) -> list[Prefix]:
+        """Compute the keys and values of prompts.
+
+        Args:
+            common: what they begin with, which is computed in the first call that has it. Only steps can: the model itself
+                computes it again.
+        """
+        if self._step is None:
+            return prefill(self._policy, prompts) if any(prompts) else [self._common[()] for _ in prompts]
+        if common not in self._common:
+            (self._common[common],) = self._step.prefill([common], after=self._common[()])
+        known, rest = self._common[common], [prompt[len(common) :] for prompt in prompts]
+        return self._step.prefill(rest, after=known) if any(rest) else [known for _ in rest]
 
     def seat(self, prompt_ids: Sequence[int], prefix: Prefix | SharedPrefix, *, most: int) -> np.ndarray:
         """Give free rows the prompt, at most so many. Returns them. A shared prefix is not copied."""
@@ -292,7 +310,7 @@ class RowCache:
             self._move_columns(w.column - w.low + lacking)
         where = {"start": self._start[rows], "end": self._end[rows], "column": w.column}
         new = extension(news, rows=rows, known=known, mask=self._mask, **where)
-        if len(new.tokens):
+        if any(news):
             self._step.extend(new, cache=self.slots)
         at, lengths = new.rows, np.array([*map(len, prompts)])
         self._mask[at, 0, 0, new.seen] = new.later

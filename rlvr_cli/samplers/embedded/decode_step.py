@@ -1,6 +1,6 @@
 """One decoding step of a Llama-like model: the newest token of every row enters, the logits of the next one leave.
 
-Rows whose episodes go on get the tokens of their environment's answer in a pass of the same layers, without logits.
+Prompts, and what the environment of an episode answers, pass the same layers, many tokens at a time and without logits.
 
 A second implementation of what `transformers` has, for the case that sampling repeats again and again: one token per
 row, no gradients. It needs a third of the operators, and its shapes can be held fixed, so that a CUDA graph can replay
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 from transformers import DynamicCache
@@ -25,7 +26,7 @@ from transformers.cache_utils import DynamicLayer
 from rlvr_cli.models.compute.device import as_operand, product
 from rlvr_cli.models.compute.onednn import linear
 from rlvr_cli.models.policy import LowRank, Policy
-from rlvr_cli.samplers.embedded.prefill import Extension
+from rlvr_cli.samplers.embedded.prefill import Extension, Prefix, packed
 from rlvr_cli.samplers.embedded.shared import Part, Readers, attend_to_part, merged
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # values of `model_type`
@@ -305,21 +306,46 @@ class DecodeStep:
             logits = product(as_operand(self._normed(x, self._norm), self._dtype), self._head.weight.T).float()
         return logits if self._head.bias is None else logits + self._head.bias
 
-    def extend(self, new: Extension, *, cache: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def prefill(self, prompts: Sequence[Sequence[int]], *, after: Prefix) -> list[Prefix]:
+        """Compute the keys and values of prompts that begin with the same tokens, which are known.
+
+        Args:
+            prompts: what follows these tokens; some may be empty, but not all.
+            after: the keys and values of these tokens, which may be none.
+
+        Returns:
+            Those of each prompt, from its first token on.
+        """
+        before = after[0][0].shape[1]
+        new = packed(prompts, known=np.full(len(prompts), before), device=after[0][0].device)
+        most, layers = new.places.shape[1], []
+        mask = after[0][0].new_full((most, before + most), -torch.inf).triu(before + 1) if before else None
+
+        def attended(number: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor | None:
+            keys, values = (
+                torch.cat((known.expand(len(prompts), -1, -1, -1), new.spread(states.to(known.dtype))), 2)
+                for known, states in zip(after[number], (key, value), strict=True)
+            )
+            layers.append((keys, values))
+            if number == len(self._layers) - 1:
+                return None
+            return new.gathered(self._attended_by_several(new.spread(query), keys, values, mask))
+
+        self._hidden(new.tokens, new.positions, attended)
+        ends = [before + len(prompt) for prompt in prompts]
+        return [[(keys[row, :, :end], values[row, :, :end]) for keys, values in layers] for row, end in enumerate(ends)]
+
+    def extend(self, extension: Extension, *, cache: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Write the keys and values of tokens into the cache, those of each layer, of which a row may get several."""
+        new, rows, seen = extension.new, extension.rows, extension.seen
 
         def attended(number: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor | None:
             for slots, states in zip(cache[number], (key, value), strict=True):
-                slots[new.row, :, new.column] = states.to(slots.dtype)
+                slots[extension.row, :, extension.column] = states.to(slots.dtype)
             if number == len(self._layers) - 1:
                 return None
-            keys, values = (slots[:, :, new.seen].index_select(0, new.rows) for slots in cache[number])
-            asked = query.to(keys.dtype).index_select(0, new.queries.flatten())
-            asked = asked.view(*new.queries.shape, *query.shape[1:]).transpose(1, 2)
-            out = F.scaled_dot_product_attention(
-                asked, keys, values, attn_mask=new.mask, scale=self._scaling, enable_gqa=True
-            )
-            return out.transpose(1, 2).reshape(-1, query[0].numel()).index_select(0, new.back)
+            keys, values = (slots[:, :, seen].index_select(0, rows) for slots in cache[number])
+            return new.gathered(self._attended_by_several(new.spread(query), keys, values, extension.mask))
 
         self._hidden(new.tokens, new.positions, attended)
 
@@ -349,6 +375,27 @@ class DecodeStep:
             return attend(query, keys, values, mask, scaling=self._scaling)
         seen = (attend(*states, scaling=self._scaling) for states in _in_blocks(window, query, keys, values, mask))
         return torch.cat([*seen])
+
+    def _attended_by_several(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Compute the attention of several tokens per row, (rows, heads, tokens, head size). In half precision, a CPU rounds only the operands.
+
+        Args:
+            mask: what is added to the scores; None: the tokens are all, and see those before them.
+        """
+        asked, keys, values = (as_operand(states, keys.dtype) for states in (query, keys, values))
+        flash = (
+            mask is None and keys.dtype.itemsize < 4
+        )  # of the kernels for CUDA, it alone reads keys for several heads
+        grouped = flash or keys.device.type == "cpu"
+        if not grouped:
+            keys, values = (states.repeat_interleave(self.heads // self._kv_heads, 1) for states in (keys, values))
+        mask = None if mask is None else mask.to(asked.dtype)
+        how = {"scale": self._scaling, "enable_gqa": grouped}
+        with torch.autocast(asked.device.type, enabled=False):
+            out = F.scaled_dot_product_attention(asked, keys, values, mask, is_causal=mask is None, **how)
+        return out.to(query.dtype)
 
     def _own_part(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, window: Window

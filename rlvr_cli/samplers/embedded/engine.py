@@ -34,7 +34,7 @@ from rlvr_cli.samplers.embedded.cache import RowCache, Workspace, make_slots
 from rlvr_cli.samplers.embedded.cuda_graphs import COLUMNS, first_sentence
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep, unsupported_reason
 from rlvr_cli.samplers.embedded.prefill import Prefix, prefill
-from rlvr_cli.samplers.embedded.questions import PARKED_STEPS, TAKEN_OUT_SHARE, Question
+from rlvr_cli.samplers.embedded.questions import PARKED_STEPS, TAKEN_OUT_SHARE, Question, common_token_ids
 from rlvr_cli.samplers.embedded.shared import Block
 from rlvr_cli.samplers.stop_strings import StopStrings, prompt_token_ids
 from rlvr_cli.samplers.weight_check import Probe, probe_params, probe_prompts, take_probe, verify_weights
@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 _WINDOWED = ("gemma2", "gemma3_text", "mistral", "phi3")
 _MAX_ROWS = 256  # more rows hardly raise the rate: the fixed cost of a step is small by then
 _PREFILL_TOKENS = 4096  # prompt tokens per prefill, padding included
+_HELD_BY_COMMON = 4  # times as many keys and values may a prefill hold, of tokens that prompts begin with and that it does not compute
 # More padding costs more than another prefill: on a CPU, on other devices.
 _PADDING_TOKENS, _PADDING_TOKENS_ELSEWHERE = 128, 2048
 # The share of used rows under which waiting samples get rows: on a CPU, on other devices, where a prefill costs several steps.
@@ -191,6 +192,7 @@ class TransformersSampler:
             first: the index of the first request.
         """
         prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=self._vocab_size)
+        commons = common_token_ids(self._tokenizer, requests, prompts)
         limit = self._policy.context_length
         for index, (request, ids) in enumerate(zip(requests, prompts, strict=True), start=first):
             most = request.max_tokens or params.max_tokens
@@ -207,11 +209,12 @@ class TransformersSampler:
                 index,
                 ids,
                 deque(enumerate(request.seeds)),
+                common=common,
                 begun=request.begun,
                 max_tokens=request.max_tokens,
                 after=request.after,
             )
-            for index, (request, ids) in enumerate(zip(requests, prompts, strict=True), start=first)
+            for index, (request, ids, common) in enumerate(zip(requests, prompts, commons, strict=True), start=first)
             if request.seeds
         ]
 
@@ -376,7 +379,7 @@ class TransformersSampler:
                 if not ready:
                     if batch.live and batch.cache.shared_bytes >= shared_bytes:
                         break
-                    ready.extend(self._prefill(upcoming, batch.free))
+                    ready.extend(self._prefill(batch.cache, upcoming, batch.free))
                 question = ready[0]
                 batch.seat(question)
                 if not question.samples:
@@ -385,23 +388,26 @@ class TransformersSampler:
         if batch.used < _COMPACT_BELOW * batch.cache.window.rows:
             batch.compact()
 
-    def _prefill(self, upcoming: deque[Question], free: int) -> list[Question]:
+    def _prefill(self, cache: RowCache, upcoming: deque[Question], free: int) -> list[Question]:
         """Prefill the next questions in one pass: enough for `free` rows, or as many as a pass may hold.
 
-        They are padded on the right, so causal attention needs no mask. Those that would need much padding are left for the
-        next pass.
+        They begin with the same tokens, of which the pass has only the keys and values. Those that would need much padding, on the
+        right, are left for the next pass.
         """
         questions = [upcoming.popleft()]
-        length = known = len(questions[0].prompt_ids)  # of the longest, and of all
+        common = questions[0].common
+        length = known = len(questions[0].prompt_ids) - len(common)  # of the longest, and of all
         padding = _PADDING_TOKENS if self._policy.device.type == "cpu" else _PADDING_TOKENS_ELSEWHERE
-        while upcoming and sum(len(q.samples) for q in questions) < free:
-            length = max(length, len(upcoming[0].prompt_ids))
-            known += len(upcoming[0].prompt_ids)
-            tokens = (len(questions) + 1) * length
-            if tokens > _PREFILL_TOKENS or tokens - known > padding:
+        while upcoming and sum(len(q.samples) for q in questions) < free and upcoming[0].common == common:
+            length = max(length, len(upcoming[0].prompt_ids) - len(common))
+            known += len(upcoming[0].prompt_ids) - len(common)
+            rows = len(questions) + 1
+            if max(rows * length, rows * (len(common) + length) // _HELD_BY_COMMON) > _PREFILL_TOKENS:
+                break
+            if rows * length - known > padding:
                 break
             questions.append(upcoming.popleft())
-        prefixes = self._prefixes([question.prompt_ids[:-1] for question in questions])
+        prefixes = cache.prefill([question.prompt_ids[:-1] for question in questions], common=common)
         for question, prefix in zip(questions, prefixes, strict=True):
             question.prefix = prefix
         if sharing := [question for question in questions if question.shares]:
@@ -409,10 +415,6 @@ class TransformersSampler:
             for question, shared in zip(sharing, block.prefixes, strict=True):
                 question.prefix = shared
         return questions
-
-    def _prefixes(self, prompts: list[list[int]]) -> list[Prefix]:
-        """Compute the keys and values of each prompt."""
-        return prefill(self._policy, prompts) if any(prompts) else [self._empty_prefix for _ in prompts]
 
     @contextmanager
     def _inference(self) -> Iterator[None]:
@@ -484,17 +486,17 @@ class TransformersSampler:
             plain = torch.stack([self._policy.forward(input_ids=one).logits[0, -2:].float() for one in ids], dim=1)
         exact = self._policy.compute_dtype.itemsize >= 4
         with self._sampling():
-            prefixes = self._prefixes([prompt[:-2] for prompt in _CHECKED])
-            gap = partial(self._gap, plain, prefixes)  # plain: (steps, prompts, vocabulary)
+            nothing = [(keys[:, :0], values[:, :0]) for keys, values in prefill(self._policy, [[0]])[0]]
+            gap = partial(self._gap, plain, nothing)  # plain: (steps, prompts, vocabulary)
             if gap() > (1e-2 if exact else 1e-1):
                 raise unsupported
             self._check_step(gap, bound=1e-4 if exact else 5e-2)
-            return plain.shape[-1], _without_tokens(prefixes[0])
+            return plain.shape[-1], nothing
 
     def _gap(
         self,
         plain: torch.Tensor,
-        prefixes: list[Prefix],
+        nothing: Prefix,
         *,
         step: DecodeStep | None = None,
         fixed: bool = False,
@@ -508,8 +510,11 @@ class TransformersSampler:
             RuntimeError: a step cannot be recorded.
         """
         # ones would show if the mask were ignored
-        slots = make_slots(_without_tokens(prefixes[0]), rows=len(_CHECKED), columns=8, value=1.0)
+        slots = make_slots(nothing, rows=len(_CHECKED), columns=8, value=1.0)
         cache = RowCache(self._policy, Workspace(slots, step=step, fixed=fixed))
+        prefixes = cache.prefill([prompt[:-2] for prompt in _CHECKED])
+        if shared:
+            prefixes = [*(cache.prefill([prompt[:-2]], common=(prompt[0],))[0] for prompt in _CHECKED)]
         for prompt, prefix in zip(_CHECKED, Block(prefixes).prefixes if shared else prefixes, strict=True):
             cache.seat(prompt[:-1], prefix, most=1)
         first = cache.forward().clone()
@@ -543,11 +548,6 @@ def _share(questions: Sequence[Question]) -> None:
     if saved >= _SHARED_TOKENS * len(questions):
         for question in questions:
             question.shares = len(question.samples) > 1 < len(question.prompt_ids)
-
-
-def _without_tokens(prefix: Prefix) -> Prefix:
-    """Return an empty prefix with the shapes and dtypes of this one."""
-    return [(keys[:, :0].clone(), values[:, :0].clone()) for keys, values in prefix]
 
 
 def _is_supported(policy: Policy) -> bool:

@@ -1,7 +1,7 @@
 """The keys and values of tokens that are known, computed in one pass for several rows of them.
 
-Enters: prompts, or what follows the tokens of rows. Leaves: a `Prefix` of each prompt, or an `Extension`, for the pass of
-`decode_step.DecodeStep.extend`.
+Enters: prompts, or what follows the tokens of rows. Leaves: a `Prefix` of each prompt, or what `decode_step.DecodeStep` needs
+for its passes.
 """
 
 from collections.abc import Sequence
@@ -31,28 +31,70 @@ def prefill(policy: Policy, prompts: Sequence[list[int]]) -> list[Prefix]:
     ]
 
 
-class Extension(NamedTuple):
-    """Tokens that follow those of rows of a cache, several to a row: where they go, and what they see.
+class Packed(NamedTuple):
+    """The tokens of several rows, side by side without padding, and how they lie in padded rows.
 
     Attributes:
         tokens, positions: (tokens,).
-        row, column: (tokens,), of the cache, where each goes.
-        rows: (n,), of the cache: those that go on.
-        seen: the columns that the tokens see or go to.
-        queries: (n, most), the token that asks; any one where a row has fewer.
-        back: (tokens,), where each is among those of `queries`.
-        mask: (n, 1, most, columns seen), added to attention scores.
-        later: (n, columns seen), added to those of each row's later tokens.
+        places: (n, most), the token that is there; any one where a row has fewer.
+        back: (tokens,), where each is among those of `places`.
     """
 
     tokens: torch.Tensor
     positions: torch.Tensor
+    places: torch.Tensor
+    back: torch.Tensor
+
+    def spread(self, states: torch.Tensor) -> torch.Tensor:
+        """Put (tokens, heads, head size) into padded rows, (n, heads, most, head size)."""
+        rows = states.index_select(0, self.places.flatten())
+        return rows.view(*self.places.shape, *states.shape[1:]).transpose(1, 2)
+
+    def gathered(self, rows: torch.Tensor) -> torch.Tensor:
+        """Take the tokens out of padded rows: (n, heads, most, head size) -> (tokens, heads x head size)."""
+        return rows.transpose(1, 2).reshape(self.places.numel(), -1).index_select(0, self.back)
+
+
+def packed(rows: Sequence[Sequence[int]], *, known: np.ndarray, device: torch.device) -> Packed:
+    """Lay the tokens of rows side by side.
+
+    Args:
+        known: (n,), how many tokens precede those of each row.
+    """
+    of, nth = _numbered(rows)
+    most = max(1, *map(len, rows))
+    places = np.zeros((len(rows), most), dtype=np.int64)
+    places[of, nth] = np.arange(len(of))
+    tokens = np.array([token for row in rows for token in row], dtype=np.int64)
+    arrays = (tokens, known[of] + nth, places, of * most + nth)
+    return Packed(*(to_device(torch.from_numpy(array), device) for array in arrays))
+
+
+def _numbered(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return of which row each token is, and the how manieth of it."""
+    counts = np.array([*map(len, rows)])
+    return np.repeat(np.arange(len(rows)), counts), np.arange(counts.sum()) - np.repeat(
+        counts.cumsum() - counts, counts
+    )
+
+
+class Extension(NamedTuple):
+    """Tokens that follow those of rows of a cache, several to a row: where they go, and what they see.
+
+    Attributes:
+        new: the tokens.
+        row, column: (tokens,), of the cache, where each goes.
+        rows: (n,), of the cache: those that go on.
+        seen: the columns that the tokens see or go to.
+        mask: (n, 1, most, columns seen), added to attention scores.
+        later: (n, columns seen), added to those of each row's later tokens.
+    """
+
+    new: Packed
     row: torch.Tensor
     column: torch.Tensor
     rows: torch.Tensor
     seen: slice
-    queries: torch.Tensor
-    back: torch.Tensor
     mask: torch.Tensor
     later: torch.Tensor
 
@@ -79,14 +121,11 @@ def extension(
         column: behind those that it may take.
         mask: (rows of the cache, 1, 1, columns), what each of them sees.
     """
-    counts = np.array([*map(len, news)])
-    most, total, gap = max(1, counts.max()), counts.sum(), column - end
+    of, nth = _numbered(news)
+    counts, gap = np.array([*map(len, news)]), column - end
+    most = max(1, counts.max())
     low = int((start - (counts - gap).clip(0)).min())
-    of = np.repeat(np.arange(len(news)), counts)
-    nth = np.arange(total) - np.repeat(counts.cumsum() - counts, counts)
     columns = np.where(nth < gap[of], end[of] + nth, start[of] - 1 - (nth - gap[of]))
-    queries = np.zeros((len(news), most), dtype=np.int64)
-    queries[of, nth] = np.arange(total)
 
     def placed(array: np.ndarray) -> torch.Tensor:
         return to_device(torch.from_numpy(array), mask.device)
@@ -99,14 +138,11 @@ def extension(
     since = np.where(seen & (np.arange(low, column) < end[:, None]), -1, most)  # the new token that sees a column first
     since[of, columns - low] = nth
     return Extension(
-        tokens=placed(np.array([token for new in news for token in new], dtype=np.int64)),
-        positions=placed(known[of] + nth),
+        new=packed(news, known=known, device=mask.device),
         row=placed(rows[of]),
         column=placed(columns),
         rows=at,
         seen=slice(low, column),
-        queries=placed(queries),
-        back=placed(of * most + nth),
         mask=added(since[:, None, None] > np.arange(most)[:, None]),
         later=added(since == most),
     )

@@ -5,15 +5,19 @@ that waits longer are copied out of the cache, and into a free row when its ques
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from rlvr_cli.models.tokens.tokenization import encode_prompts
 from rlvr_cli.samplers.embedded.cache import RowCache
 from rlvr_cli.samplers.embedded.prefill import Prefix
 from rlvr_cli.samplers.embedded.shared import SharedPrefix
+from rlvr_cli.types import Request
 
 Key = tuple[int, int]  # (request index, sample index) of what has ended
 
+COMMON_TOKENS = 32  # that prompts begin with, and for which another pass is worth it
 PARKED_STEPS = 32  # how long a row waits for what comes after it; the cache has so many columns more
 TAKEN_OUT_STEPS = 4  # how long it waits in the cache while other work waits for a row
 TAKEN_OUT_SHARE = 0.25  # of the memory of the cache, for what is taken out of it
@@ -27,6 +31,7 @@ class Question:
     prompt_ids: list[int]
     samples: deque[tuple[int, int]]  # (sample index, seed)
     prefix: Prefix | SharedPrefix | None = None  # None before the prefill
+    common: tuple[int, ...] = ()  # what its prompt begins with, as those of others do
     shares: bool = False  # whether its samples read one copy of the prefix
     begun: int = 0  # see `types.Request`
     max_tokens: int | None = None  # of each sample; None: those of the parameters
@@ -41,6 +46,23 @@ class Question:
     def beginning(self) -> list[int]:
         """The tokens of the response that are in the prompt."""
         return self.prompt_ids[len(self.prompt_ids) - self.begun :]
+
+
+def common_token_ids(
+    tokenizer: Any, requests: Sequence[Request], prompts: Sequence[Sequence[int]]
+) -> list[tuple[int, ...]]:
+    """Return the tokens of each request's common prefix, as far as they are those of its prompt; () if these are few.
+
+    Its last token is left out, since the text after it may become part of it. A prompt alone decides: with which others it is sampled
+    changes no bit.
+    """
+    texts = sorted({request.common_prefix for request in requests} - {""})
+    found = {text: tuple(ids[:-1]) for text, ids in zip(texts, encode_prompts(tokenizer, texts), strict=True)}
+    commons = [found.get(request.common_prefix, ()) for request in requests]
+    return [
+        common if len(common) >= COMMON_TOKENS and len(ids) > len(common) and (*ids[: len(common)],) == common else ()
+        for common, ids in zip(commons, prompts, strict=True)
+    ]
 
 
 class Parked:

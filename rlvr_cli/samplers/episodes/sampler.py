@@ -135,9 +135,8 @@ class _Table:
                 self._asked[-1].append(playing)
             else:
                 self._asked.append([playing])
-                asked.append(
-                    Request(playing.prompt, (), name=request.name, prompt_ids=ids, max_tokens=self._rest(playing))
-                )
+                more = {"prompt_ids": ids, "max_tokens": self._rest(playing), "common_prefix": request.common_prefix}
+                asked.append(Request(playing.prompt, (), name=request.name, **more))
         asked = [replace(r, seeds=tuple(p.seed for p in group)) for r, group in zip(asked, self._asked, strict=True)]
         if pool.begins:
             self._prompts = prompt_token_ids(self._player.tokenizer, asked, vocab_size=len(self._player.tokenizer))

@@ -110,6 +110,7 @@ class Attention(NamedTuple):
     kernel: str  # flash, efficient or math
     dtype: torch.dtype
     query: torch.Size
+    keys: torch.Size
     mask: torch.Size | None
 
 
@@ -403,9 +404,8 @@ class FakeCuda(TorchDispatchMode):
         kernel = "math" if query.dtype == torch.float64 or enable_gqa else "efficient"
         if attn_mask is None and query.dtype in (torch.bfloat16, torch.float16):
             kernel = "flash"
-        self.attentions.append(
-            Attention(kernel, query.dtype, query.shape, None if attn_mask is None else attn_mask.shape)
-        )
+        mask = None if attn_mask is None else attn_mask.shape
+        self.attentions.append(Attention(kernel, query.dtype, query.shape, key.shape, mask))
         given = (dropout_p, is_causal)
         if self.compute or kernel == "math":
             options = {"scale": scale, "enable_gqa": enable_gqa}

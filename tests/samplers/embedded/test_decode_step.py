@@ -118,6 +118,23 @@ def test_a_step_after_several_tokens_in_a_pass_gives_the_models_logits(architect
             torch.testing.assert_close(found, plain.float(), atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@torch.no_grad()
+def test_a_prefill_gives_the_models_keys_and_values(architecture, dtype, before):
+    """Of prompts of all lengths, one of them nothing but what all begin with."""
+    policy = Policy(small_model(architecture, **ARCHITECTURES[architecture]).to(dtype))
+    ids = torch.randint(320, (3, 12), generator=torch.Generator().manual_seed(0)).tolist()
+    prompts = [ids[0][:before] + one[:length] for one, length in zip(ids, (0 if before else 1, 12, 7), strict=True)]
+    nothing = [(keys[:, :0], values[:, :0]) for keys, values in prefill(policy, [[0]])[0]]
+    step = DecodeStep(policy, dtype=dtype, positions=16)
+    after = step.prefill([prompts[0][:before]], after=nothing)[0] if before else nothing
+    found = step.prefill([prompt[before:] for prompt in prompts], after=after)
+    for prefix, expected in zip(found, prefill(policy, prompts), strict=True):
+        torch.testing.assert_close(prefix, expected, atol=2e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_sampler_uses_the_decode_step_without_a_note(architecture, tiny_tokenizer):
     model = small_model(architecture, **ARCHITECTURES[architecture])
@@ -236,7 +253,7 @@ def test_unused_rows_do_not_change_other_rows(tiny_model, tiny_tokenizer):
         cache = RowCache(Policy(tiny_model), Workspace(slots, step=sampler._new_step(40), fixed=True))
         batch = Batch(cache, params=params, eos=(), stops=stops)
         for index, prompt in enumerate((first, second)):
-            (prefix,) = sampler._prefixes([prompt[:-1]])
+            (prefix,) = cache.prefill([prompt[:-1]])
             batch.seat(Question(index, prompt, deque([(0, index)]), prefix))
             for _ in range(3):
                 batch.advance()

@@ -15,9 +15,10 @@ import transformers
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.tokens.tokenization import collate
-from rlvr_cli.samplers.embedded import engine
+from rlvr_cli.samplers.embedded import engine, questions
 from rlvr_cli.samplers.embedded.batch import Batch
 from rlvr_cli.samplers.embedded.cache import RowCache, Workspace, make_slots
+from rlvr_cli.samplers.embedded.decode_step import DecodeStep
 from rlvr_cli.samplers.embedded.draw import nucleus, uniforms
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.embedded.questions import Question
@@ -203,10 +204,75 @@ def test_prompts_of_other_lengths_are_not_padded_to_the_longest(tiny_model, tiny
         assert together[index, 0].token_ids == alone.token_ids
 
 
+def recorded(monkeypatch):
+    """Of each prefill, how many tokens it computes for each prompt, and after how many."""
+    passes, prefill = [], DecodeStep.prefill
+
+    def recording(step, prompts, *, after):
+        passes.append(([*map(len, prompts)], after[0][0].shape[1]))
+        return prefill(step, prompts, after=after)
+
+    monkeypatch.setattr(DecodeStep, "prefill", recording)
+    return passes
+
+
+TEMPLATE = "User: Solve x^2 - 5x + 6 = 0. " * 3
+
+
+@pytest.mark.parametrize("samples", [1, 40])
+def test_what_prompts_begin_with_is_computed_once(sampler, monkeypatch, samples):
+    """Also where the samples of a question read one copy of its prompt."""
+    prompts = [TEMPLATE + prompt for prompt in PROMPTS]
+    plain = collect(sampler, requests(prompts, samples), FREE)
+    passes = recorded(monkeypatch)
+    asked = [replace(request, common_prefix=TEMPLATE) for request in requests(prompts, samples)]
+    done = collect(sampler, asked, FREE)
+    common = len(sampler._tokenizer(TEMPLATE).input_ids) - 1
+    assert passes[0] == ([common], 0)
+    assert {after for _, after in passes[1:]} == {common}
+    rest = sorted(length for lengths, _ in passes[1:] for length in lengths)
+    assert rest == sorted(len(done[i, 0].prompt_ids) - 1 - common for i in range(len(prompts)))
+    for key, completion in done.items():
+        assert completion.token_ids == plain[key].token_ids
+        assert completion.logprobs == pytest.approx(plain[key].logprobs, abs=1e-4)
+    passes.clear()
+    collect(sampler, asked[2:3], FREE)
+    assert [after for _, after in passes] == [0, common]  # alone it is computed as with others
+
+
+def test_prompts_that_do_not_begin_alike_are_computed_whole(sampler, monkeypatch):
+    """A template that breaks off within what becomes a token with the text after it, and one that is too short."""
+    prompts, passes = (
+        [TEMPLATE + "12", "Natalia sold 48 clips. " * 9, TEMPLATE[:-1], TEMPLATE[:-1] + "!"],
+        recorded(monkeypatch),
+    )
+    asked = [replace(r, common_prefix=TEMPLATE[:-1]) for r in requests(prompts, 1)]
+    done = collect(sampler, [*asked, replace(asked[0], prompt="12 + 30", common_prefix="12 + ")], FREE)
+    ids = {i: sampler._tokenizer(prompt).input_ids for i, prompt in enumerate([*prompts, "12 + 30"])}
+    common = sampler._tokenizer(TEMPLATE[:-1]).input_ids[:-1]
+    whole = [i for i in ids if ids[i][: len(common)] != common or len(ids[i]) == len(common) or i == 4]
+    assert len(common) >= questions.COMMON_TOKENS
+    assert {1, 4} <= set(whole) < {*ids}
+    assert {i: list(done[i, 0].prompt_ids) for i in ids} == ids
+    computed = sorted(length for lengths, after in passes if not after for length in lengths)
+    assert computed == sorted([len(common), *(len(ids[i]) - 1 for i in whole)])
+
+
+def test_what_prompts_begin_with_holds_no_more_memory_than_a_few_prefills(sampler, monkeypatch):
+    monkeypatch.setattr(engine, "_PREFILL_TOKENS", 200)
+    passes = recorded(monkeypatch)
+    prompts = [TEMPLATE + str(i) for i in range(40)]
+    collect(sampler, [replace(r, common_prefix=TEMPLATE) for r in requests(prompts, 1)], FREE)
+    held = [len(lengths) * after + sum(lengths) for lengths, after in passes]
+    assert 200 < max(held) <= 4 * 200
+
+
 def test_a_twentieth_of_the_rows_waits_for_a_prefill_on_a_cpu(tiny_model, tiny_tokenizer, monkeypatch):
     sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=40)
-    counts, compute = [], engine.prefill
-    monkeypatch.setattr(engine, "prefill", lambda policy, ids: counts.append(len(ids)) or compute(policy, ids))
+    counts, compute = [], RowCache.prefill
+    monkeypatch.setattr(
+        RowCache, "prefill", lambda cache, ids, **asked: counts.append(len(ids)) or compute(cache, ids, **asked)
+    )
     asked = [Request("", (i,), prompt_ids=(7, 8, 9), max_tokens=i + 1) for i in range(50)]  # one ends in each step
     assert len(list(sampler.sample(asked, SamplingParams(max_tokens=50, min_tokens=50, stop=())))) == 50
     assert counts == [40, 2, 2, 2, 2, 2]
@@ -597,7 +663,7 @@ def test_a_longer_prompt_joins_rows_that_are_under_way(tiny_model, tiny_tokenize
         batch = Batch(cache, params=FREE, eos=sampler._eos, stops=stops)
         expected = []
         for prompt in (short, middle, long):  # a call of `sample` would start with the longest
-            (prefix,) = sampler._prefixes([prompt[:-1]])
+            (prefix,) = cache.prefill([prompt[:-1]])
             batch.seat(Question(0, prompt, deque([(0, 3)]), prefix))
             expected.append(list(prompt))
             for _ in range(2):

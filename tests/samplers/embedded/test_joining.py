@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr_cli.models.policy import Policy
-from rlvr_cli.samplers.embedded import batch, engine, questions
+from rlvr_cli.samplers.embedded import batch, questions
 from rlvr_cli.samplers.embedded.cache import RowCache, Workspace, make_slots
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
-from rlvr_cli.samplers.embedded.prefill import prefill
 from rlvr_cli.samplers.stop_strings import StopStrings
 from rlvr_cli.types import Completion, Request, SamplingParams
 
@@ -100,9 +99,9 @@ def recorded(patch: pytest.MonkeyPatch) -> list[list[int]]:
     """The tokens of each pass for rows that go on."""
     passes, extend = [], DecodeStep.extend
 
-    def recording(step, new, *, cache):
-        passes.append(new.tokens.tolist())
-        return extend(step, new, cache=cache)
+    def recording(step, extension, *, cache):
+        passes.append(extension.new.tokens.tolist())
+        return extend(step, extension, cache=cache)
 
     patch.setattr(DecodeStep, "extend", recording)
     return passes
@@ -110,8 +109,10 @@ def recorded(patch: pytest.MonkeyPatch) -> list[list[int]]:
 
 def test_of_a_turn_that_joins_only_what_is_new_is_computed(tiny_model, tiny_tokenizer, monkeypatch):
     sampler, passes = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), recorded(monkeypatch)
-    turns, prefilled = Turns(random.Random(0), turns=2), []
-    monkeypatch.setattr(engine, "prefill", lambda policy, ids: prefilled.append(ids) or prefill(policy, ids))
+    turns, prefilled, prefill = Turns(random.Random(0), turns=2), [], RowCache.prefill
+    monkeypatch.setattr(
+        RowCache, "prefill", lambda cache, ids, **asked: prefilled.append(ids) or prefill(cache, ids, **asked)
+    )
     done = answered(sampler, turns)
     assert sorted(prefilled[0], key=len) == sorted((list(prompt[:-1]) for prompt in PROMPTS), key=len)
     assert len(prefilled) == 1
@@ -135,8 +136,8 @@ def batch_of(sampler, tokenizer, *, rows, max_tokens, over):
     return batch.Batch(cache, params=params, eos=(), stops=stops, awaits=lambda key: key not in over)
 
 
-def question(sampler, index: int, prompt: list[int]) -> questions.Question:
-    return questions.Question(index, prompt, deque([(0, 3), (1, 4)]), *sampler._prefixes([prompt[:-1]]))
+def question(rows: batch.Batch, index: int, prompt: list[int]) -> questions.Question:
+    return questions.Question(index, prompt, deque([(0, 3), (1, 4)]), *rows.cache.prefill([prompt[:-1]]))
 
 
 def test_rows_that_nothing_comes_after_are_freed(tiny_model, tiny_tokenizer):
@@ -144,7 +145,7 @@ def test_rows_that_nothing_comes_after_are_freed(tiny_model, tiny_tokenizer):
     sampler, over, found = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), set(), []
     with sampler._sampling():
         rows = batch_of(sampler, tiny_tokenizer, rows=2, max_tokens=2, over=over)
-        rows.seat(question(sampler, 0, [7, 8, 9]))
+        rows.seat(question(rows, 0, [7, 8, 9]))
         rows.advance()
         assert {completion.sample_index for completion in rows.advance()} == {0, 1}
         assert (rows.live, rows.used) == (0, 2)
@@ -160,13 +161,13 @@ def test_a_row_that_waits_may_be_moved_and_its_place_taken(tiny_model, tiny_toke
     sampler, over = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), {(0, 0), (0, 1)}
     with sampler._sampling():
         rows = batch_of(sampler, tiny_tokenizer, rows=4, max_tokens=1, over=over)
-        rows.seat(question(sampler, 0, [7, 8, 9]))
-        rows.seat(question(sampler, 1, [60, 61, 62, 63]))
+        rows.seat(question(rows, 0, [7, 8, 9]))
+        rows.seat(question(rows, 1, [60, 61, 62, 63]))
         said = {completion.sample_index: completion for completion in rows.advance() if completion.request_index == 1}
         rows.advance()
         assert (rows.live, rows.used) == (0, 2)
         rows.compact()
-        rows.seat(question(sampler, 2, [70, 71]))
+        rows.seat(question(rows, 2, [70, 71]))
         ids = [*said[1].prompt_ids, *said[1].token_ids, 80, 81]
         rows.parked.coming.append(questions.Question(3, ids, deque([(0, 9)]), after=(1, 1)))
         assert rows.resume() == []
@@ -183,7 +184,7 @@ def test_a_row_that_waits_longer_gives_its_place_to_others(tiny_model, tiny_toke
     sampler, over = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), set()
     with sampler._sampling():
         rows = batch_of(sampler, tiny_tokenizer, rows=3, max_tokens=1, over=over)
-        rows.seat(question(sampler, 0, [7, 8, 9]))
+        rows.seat(question(rows, 0, [7, 8, 9]))
         said = {completion.sample_index: completion for completion in rows.advance()}
         ids = [*said[1].prompt_ids, *said[1].token_ids, 80, 81, 82, 83]
         rows.parked.coming.append(questions.Question(1, ids, deque([(0, 9)]), after=(0, 1)))
@@ -200,7 +201,7 @@ def test_a_row_that_waits_longer_gives_its_place_to_others(tiny_model, tiny_toke
         rows.advance()
         rows.parked.take_out(rows.step)
         assert rows.used == 0
-        rows.seat(question(sampler, 2, [70, 71]))
+        rows.seat(question(rows, 2, [70, 71]))
         more = [*last.prompt_ids, *last.token_ids, 90, 91]
         for index, sample in ((3, (0, 0)), (4, (1, 0))):
             coming = more if sample == (1, 0) else [*said[0].prompt_ids, *said[0].token_ids, 95]
@@ -223,7 +224,7 @@ def test_what_was_taken_out_needs_not_wait_for_rows_that_wait(tiny_model, tiny_t
     with sampler._sampling():
         rows = batch_of(sampler, tiny_tokenizer, rows=2, max_tokens=1, over=set())
         for index in (0, 1):
-            rows.seat(question(sampler, index, [7, 8, 9]))
+            rows.seat(question(rows, index, [7, 8, 9]))
             for _ in range(1 + questions.TAKEN_OUT_STEPS):
                 rows.advance()
             if not index:
@@ -241,7 +242,7 @@ def test_what_is_taken_out_has_a_limit_and_an_end(tiny_model, tiny_tokenizer, mo
     with sampler._sampling():
         rows = batch_of(sampler, tiny_tokenizer, rows=2, max_tokens=1, over=over)
         monkeypatch.setattr(questions, "TAKEN_OUT_SHARE", 3 / 180)  # of 2 x 90 columns: one row's three tokens
-        rows.seat(question(sampler, 0, [7, 8, 9]))
+        rows.seat(question(rows, 0, [7, 8, 9]))
         rows.advance()
         for _ in range(questions.TAKEN_OUT_STEPS):
             rows.advance()
@@ -265,7 +266,7 @@ def test_turns_of_a_row_go_on_in_its_columns_those_before_them_or_a_new_row(
     answers = [[60], [*range(60, 69)], [60], [], [62, 63], [*range(70, 75)]]
     with sampler._sampling():
         rows = batch_of(sampler, tiny_tokenizer, rows=1, max_tokens=2, over=over)
-        rows.seat(questions.Question(0, ids, deque([(0, 5)]), *sampler._prefixes([ids[:-1]])))
+        rows.seat(questions.Question(0, ids, deque([(0, 5)]), *rows.cache.prefill([ids[:-1]])))
         for turn, answer in enumerate([[], *answers]):
             if turn:
                 new = [found[-1].token_ids[-1], *answer]
@@ -274,7 +275,7 @@ def test_turns_of_a_row_go_on_in_its_columns_those_before_them_or_a_new_row(
                 if crowded := rows.resume():
                     assert rows.used == 0
                     freed += 1
-                    crowded[0].prefix = sampler._prefixes([ids[:-1]])[0]
+                    crowded[0].prefix = rows.cache.prefill([ids[:-1]])[0]
                     rows.seat(crowded[0])
                 elif answer:
                     assert passes.pop() == new[:-1]

@@ -6,6 +6,7 @@ import torch
 from fake_cuda import fake_cuda
 from rlvr_cli.models.adapter import AdaptedPolicy, add_adapter
 from rlvr_cli.models.policy import Lora, Policy
+from rlvr_cli.samplers.embedded import questions
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.types import Request, SamplingParams
 from shapes import math_1_5b
@@ -15,9 +16,9 @@ STEPS = 4
 PARAMS = SamplingParams(max_tokens=STEPS, min_tokens=STEPS, stop=())
 
 
-def make_model(dtype, *, lora=False):
+def make_model(dtype, *, layers=1, lora=False):
     """Before the devices are there: what peft imports looks for CUDA's own functions."""
-    model = math_1_5b(layers=1, dtype=dtype)
+    model = math_1_5b(layers=layers, dtype=dtype)
     if lora:
         add_adapter(model, Lora(rank=32, alpha=64, seed=0))
     return model
@@ -31,11 +32,11 @@ def sampler_of(model, tokenizer, *, lora=False, **how):
     return policy, sampler
 
 
-def answered(cuda, sampler, *, samples):
+def answered(cuda, sampler, *, samples, common=""):
     """Answer six questions; return the number of steps that were replayed."""
     before = cuda.replayed.total()
     cuda.forget()
-    asked = [Request("What is 12 + 30? " * (i + 1), tuple(range(samples))) for i in range(6)]
+    asked = [Request("What is 12 + 30? " * (i + 1), tuple(range(samples)), common_prefix=common) for i in range(6)]
     completions = list(sampler.sample(asked, PARAMS))
     assert len(completions) == 6 * samples
     assert {c.num_tokens for c in completions} == {STEPS}
@@ -44,7 +45,7 @@ def answered(cuda, sampler, *, samples):
 
 @pytest.mark.parametrize(("dtype", "lora"), [(HALF, True), pytest.param(torch.float32, False, marks=pytest.mark.slow)])
 def test_a_step_waits_only_for_what_it_drew_and_multiplies_in_half_precision(tiny_tokenizer, dtype, lora):
-    model = make_model(dtype, lora=lora)
+    model = make_model(dtype, layers=2, lora=lora)
     with fake_cuda(compute=False) as cuda:
         _, sampler = sampler_of(model, tiny_tokenizer, lora=lora, max_batch_size=64)
         steps = answered(cuda, sampler, samples=16)
@@ -52,9 +53,8 @@ def test_a_step_waits_only_for_what_it_drew_and_multiplies_in_half_precision(tin
     assert cuda.waits == {
         ("stream", "device.py:to_host"): steps,  # tokens, log-probabilities and entropies together
         ("stream", "cuda_graphs.py:_recorded"): cuda.captured.total() - 1,  # one was captured before
-        ("upload", "policy.py:body"): 4,  # those of transformers, for each prefill
     }
-    assert set(cuda.uploads) == {"device.py:to_device", "policy.py:body"}
+    assert set(cuda.uploads) == {"device.py:to_device"}
     assert set(cuda.captured) == {"cuda:1"}
     assert not cuda.astray
     assert {types for name in ("mm", "addmm", "bmm") for types in cuda.types[name]} <= {(HALF,) * 2, (HALF,) * 3}
@@ -100,9 +100,19 @@ def test_the_next_call_takes_the_new_weights_into_the_same_buffers(tiny_tokenize
         assert [tensor.data_ptr() for tensor in buffers] == places
         assert cuda.captured.total() == captured
         assert cuda.allocated <= held
-        assert {why for why, _ in cuda.waits} == {"stream", "upload"}
+        assert {why for why, _ in cuda.waits} == {"stream"}
         assert cuda.waits["stream", "device.py:to_host"] == 2 * STEPS
-        assert "copy" not in {why for why, _ in cuda.waits}
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.float32])
+def test_a_prefill_after_what_prompts_begin_with_needs_no_scores_in_memory(tiny_tokenizer, monkeypatch, dtype):
+    monkeypatch.setattr(questions, "COMMON_TOKENS", 4)
+    with fake_cuda(compute=False) as cuda:
+        _, sampler = sampler_of(make_model(dtype, layers=2), tiny_tokenizer, cuda_graphs=False)
+        answered(cuda, sampler, samples=2, common="What is 12 + 30? ")
+    after = [call for call in cuda.attentions if call.keys[2] > call.query[2] > 1 and call.query[1] == 12]
+    assert {call.kernel for call in after} == {"efficient"}
+    assert {call.mask for call in after} == {(call.query[2], call.keys[2]) for call in after}
 
 
 def test_without_graphs_a_step_waits_for_nothing_else(tiny_tokenizer):
@@ -111,7 +121,7 @@ def test_without_graphs_a_step_waits_for_nothing_else(tiny_tokenizer):
         assert answered(cuda, sampler, samples=16) == 0
         assert not cuda.captured
         assert not cuda.astray
-        assert cuda.waits == {("stream", "device.py:to_host"): 2 * STEPS, ("upload", "policy.py:body"): 4}
+        assert cuda.waits == {("stream", "device.py:to_host"): 2 * STEPS}
         assert {call.dtype for call in cuda.attentions} == {HALF}
 
 
