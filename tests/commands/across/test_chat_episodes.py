@@ -86,9 +86,10 @@ def trained(place, rlvr) -> Path:
 
 
 def rows_of(run: Path) -> list[dict]:
+    """By their keys: those of an evaluation are stored in the order in which their episodes ended."""
     rows = read_rollouts(run).to_pylist()
     assert rows
-    return rows
+    return sorted(rows, key=lambda row: [row[name] for name in ("phase", "step", "example_id", "sample_index")])
 
 
 def test_training_is_on_the_policys_tokens_and_replays(place, trained, rlvr, monkeypatch):
