@@ -188,8 +188,8 @@ class RowCache:
         """Compute the keys and values of prompts.
 
         Args:
-            common: what they begin with, which is computed in the first call that has it. Only steps can: the model itself
-                computes it again.
+            common: what they begin with, which is computed in the first call that has it. Without a step the model computes each
+                prompt whole.
         """
         if self._step is None:
             return prefill(self._policy, prompts) if any(prompts) else [self._common[()] for _ in prompts]

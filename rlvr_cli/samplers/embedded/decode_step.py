@@ -382,7 +382,7 @@ class DecodeStep:
         """Compute the attention of several tokens per row, (rows, heads, tokens, head size). In half precision, a CPU rounds only the operands.
 
         Args:
-            mask: what is added to the scores; None: the tokens are all, and see those before them.
+            mask: what is added to the scores; None: there are no other tokens, and each sees those before it.
         """
         asked, keys, values = (as_operand(states, keys.dtype) for states in (query, keys, values))
         flash = (

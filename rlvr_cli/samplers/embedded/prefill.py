@@ -71,11 +71,10 @@ def packed(rows: Sequence[Sequence[int]], *, known: np.ndarray, device: torch.de
 
 
 def _numbered(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return of which row each token is, and the how manieth of it."""
+    """Return of which row each token is, and its place in that row."""
     counts = np.array([*map(len, rows)])
-    return np.repeat(np.arange(len(rows)), counts), np.arange(counts.sum()) - np.repeat(
-        counts.cumsum() - counts, counts
-    )
+    starts = counts.cumsum() - counts
+    return np.repeat(np.arange(len(rows)), counts), np.arange(counts.sum()) - np.repeat(starts, counts)
 
 
 class Extension(NamedTuple):
