@@ -291,7 +291,9 @@ WIRING = [
         "rollouts/partial.py",
         ("a response gets all its tokens in one step", "replace(params, max_tokens=tokens)", "params", f"{PARTIAL} -k segments_say", "partial_rollout_tokens"),
         ("every step draws with the seeds of the first", '{"phase": "train", "step": step, "example_id"', '{"phase": "train", "step": 0, "example_id"', f"{PARTIAL} -k segments_say", "partial_rollout_tokens"),
-        ("the engine does not know what has begun", "\"begun\": len(ids)", "\"begun\": 0", f"{PARTIAL} -k border", "partial_rollout_tokens"),
+        ("the engine does not know what has begun", '"begun": len(ids)', '"begun": 0', f"{PARTIAL} -k border", "partial_rollout_tokens"),
+        ("the engine does not know what new prompts begin with", "name=example.id, common_prefix=common)", "name=example.id)", "tests/rollouts/test_partial.py -k begin_alike"),
+        ("the engine does not know what the prompts of what goes on begin with", ', "common_prefix": common}', "}", "tests/rollouts/test_partial.py -k begin_alike"),
         ("a response goes on beyond its length", "request.begun + completion.num_tokens < max_tokens", "True", f"{PARTIAL} -k segments_say", "sampling_max_tokens"),
         ("a response ends with its first segment", 'completion.finish_reason == "length" and', "False and", f"{PARTIAL} -k segments_say"),
         ("responses that have ended go on", "if segments[-1].finish_reason is None:", "if True:", f"{PARTIAL} -k segments_say"),
@@ -1547,6 +1549,7 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
         "samplers/embedded/cache.py",
         ("what prompts begin with is computed for each call", "if common not in self._common:", "if True:", f"{ENGINE} -k computed_once"),
     ),
+    Mutation("the engine does not know what the prompts of episodes begin with", "samplers/episodes/sampler.py", ', "common_prefix": request.common_prefix}', "}", "tests/samplers/episodes/test_sampler.py -k told_what"),
     *mutations_of(
         "rollouts/requests.py",
         ("what is stored does not count to what prompts have in common", "common = common_prefix(prompts)", "common = common_prefix([p for e, p in zip(examples, prompts, strict=True) if run.missing_indices(phase, step, e.id, num_samples=num_samples)])", "tests/rollouts/test_requests.py"),

@@ -204,18 +204,8 @@ def rows_of(work: Workload, *, repeats: int) -> list[Row]:
         beside = "" if name == "ours" else f"ours is {ours / middle:.2f} x that"
         print(f"  {name:9} {middle:9,.0f} tokens/s  {beside:22} {spread}")
         if name != "ours":
-            rows.append(
-                Row(
-                    WHAT.get(work.name, "embedded sampler"),
-                    work.work,
-                    NAMES[name],
-                    "tokens/s",
-                    ours,
-                    middle,
-                    GOALS[name],
-                    work.cell,
-                )
-            )
+            what = WHAT.get(work.name, "embedded sampler")
+            rows.append(Row(what, work.work, NAMES[name], "tokens/s", ours, middle, GOALS[name], work.cell))
     if "vllm" not in engines:
         print("  vLLM is not installed: its rows are left out")
     sys.stdout.flush()

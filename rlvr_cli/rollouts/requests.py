@@ -19,7 +19,7 @@ def request_seed(seed: int, *, phase: Phase, step: int, example_id: str, sample_
 
 def common_prefix(prompts: Sequence[str]) -> str:
     """Return what all of several prompts begin with; nothing for one alone."""
-    return os.path.commonprefix(prompts) if len(prompts) > 1 else ""  # noqa: RUF071  (by characters, as it should)
+    return os.path.commonprefix(prompts) if len(prompts) > 1 else ""  # noqa: RUF071  (prompts are no paths)
 
 
 def missing_samples(

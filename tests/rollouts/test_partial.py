@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factories import a_rollout, a_segment
+from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.rollouts.partial import (
     Answers,
+    _wanted,
     extended,
     has_ended,
     in_flight,
@@ -20,7 +22,7 @@ from rlvr_cli.rollouts.partial import (
     with_origin,
 )
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.types import Request, SamplingParams
+from rlvr_cli.types import Example, Request, SamplingParams
 
 # Per group, the steps that each of its two responses takes; after these, all take one.
 DURATIONS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=24)
@@ -102,6 +104,14 @@ def test_a_question_is_asked_again_while_nothing_of_the_first_time_is_left():
     third = [a_segment(step=2), a_segment(step=2, sample_index=1, finish_reason="stop")]
     assert in_flight([first, second], group_size=2) == {}
     assert in_flight([first, second, third], group_size=2) == {"q0": ((third[0],), (third[1],))}
+
+
+def test_what_goes_on_and_what_is_new_begin_alike():
+    examples = [Example(id=f"q{i}", question=f"{i} + 1", ground_truth="1") for i in range(3)]
+    template, groups = load_prompt("r1_zero"), in_flight([[a_segment(), a_segment(sample_index=1)]], group_size=2)
+    wanted = list(_wanted(groups, examples, step=1, template=template, num_samples=2, seed=0))
+    assert [(w.name, w.request.begun) for w in wanted] == [("q0", 1), ("q0", 1), ("q1", 0), ("q2", 0)]
+    assert {w.request.common_prefix for w in wanted} == {template.text.partition("{question}")[0]}
 
 
 PARTS = (

@@ -57,7 +57,7 @@ _COMPACT_BELOW = 0.8  # share of live rows under which moving rows costs less th
 _KEPT_BYTES = 128 * 2**20  # the largest workspace that is kept for the next call on a CPU
 # The memory of prefixes that rows share, of what they take without padding and without those of rows that ended.
 _PADDED_SHARE = 1.25
-_CHECKED = ([3, 1, 4, 1, 5, 9], [2, 7, 1])  # prompts on which steps are compared with a plain forward pass
+_CHECKED = ([3, 1, 4, 1, 5, 9], [3, 7, 1])  # prompts on which steps are compared with a plain forward pass
 _PROBE_PROMPTS, _PROBE_LENGTH, _PROBE_TOKENS = 2, 8, 4  # few, since the probe runs after every update
 
 
@@ -512,9 +512,7 @@ class TransformersSampler:
         # ones would show if the mask were ignored
         slots = make_slots(nothing, rows=len(_CHECKED), columns=8, value=1.0)
         cache = RowCache(self._policy, Workspace(slots, step=step, fixed=fixed))
-        prefixes = cache.prefill([prompt[:-2] for prompt in _CHECKED])
-        if shared:
-            prefixes = [*(cache.prefill([prompt[:-2]], common=(prompt[0],))[0] for prompt in _CHECKED)]
+        prefixes = cache.prefill([prompt[:-2] for prompt in _CHECKED], common=(_CHECKED[0][0],))
         for prompt, prefix in zip(_CHECKED, Block(prefixes).prefixes if shared else prefixes, strict=True):
             cache.seat(prompt[:-1], prefix, most=1)
         first = cache.forward().clone()

@@ -135,6 +135,18 @@ def test_a_prefill_gives_the_models_keys_and_values(architecture, dtype, before)
         torch.testing.assert_close(prefix, expected, atol=2e-5, rtol=1e-5)
 
 
+def test_a_prefill_that_goes_wrong_after_known_tokens_is_found_at_the_start(tiny_model, tiny_tokenizer, monkeypatch):
+    prefill = DecodeStep.prefill
+
+    def wrong(step, prompts, *, after):
+        found = prefill(step, prompts, after=after)
+        return [[(keys, -values) for keys, values in one] for one in found] if after[0][0].shape[1] else found
+
+    monkeypatch.setattr(DecodeStep, "prefill", wrong)
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
+    assert sampler.notes == (f"{SLOWER}the faster one gives different logits.",)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_sampler_uses_the_decode_step_without_a_note(architecture, tiny_tokenizer):
     model = small_model(architecture, **ARCHITECTURES[architecture])

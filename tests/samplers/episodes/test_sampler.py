@@ -90,6 +90,19 @@ class Alone:
         return self._engine.sample(requests, params)
 
 
+def test_the_engine_is_told_what_prompts_begin_with(pools, engine, tiny_tokenizer):
+    asked = []
+
+    class Recording(Alone):
+        def sample(self, requests, params, *, more=None):
+            asked.extend(requests)
+            return super().sample(requests, params)
+
+    sampler = EpisodeSampler(Recording(engine), tiny_tokenizer, pools["Script"], max_turns=1, longest=longest(90))
+    play(sampler, [replace(request, common_prefix="of all") for request in requests_of()])
+    assert {request.common_prefix for request in asked} == {"of all"}
+
+
 SAYS = [
     {"text": " SEED is 数学 <|endoftext|>\\n", "reward": 0.25},
     {"text": ""},
