@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
 from checks import findings
+from forks import Forks
 from killed import metrics_of, rows_of
 from rlvr_cli.commands import eval as evaluate
 from rlvr_cli.config.eval import EvalConfig
@@ -119,8 +120,8 @@ def test_servers_sample_the_turns_of_episodes(forks, tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def start_real(tmp_path_factory) -> Iterator[Callable[..., list[Real]]]:
-    with real_servers(tmp_path_factory.mktemp("servers")) as start:
+def start_real(forks: Forks, tmp_path_factory) -> Iterator[Callable[..., list[Real]]]:
+    with real_servers(forks, tmp_path_factory.mktemp("servers")) as start:
         yield start
 
 

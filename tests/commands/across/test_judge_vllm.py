@@ -52,7 +52,7 @@ def place(tmp_path_factory, forks: Forks):
     )  # fmt: skip
     (folder / "plain.jinja").write_text("{{ messages[0]['content'] }}")
     flags = ("--chat-template", str(folder / "plain.jinja"), "--enable-lora", "--max-lora-rank", "8")
-    with real_servers(folder) as start:
+    with real_servers(forks, folder) as start:
         ((url, _),) = start(1, *flags, "--lora-modules", f"judge={folder / 'runs/taught/model'}")
         yield folder, f"{url}/v1"
 

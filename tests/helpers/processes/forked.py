@@ -30,6 +30,7 @@ MODULES = (
     "rlvr_cli",
     "rlvr_cli.parallel.child",
     "together",
+    "vllm.entrypoints.openai.api_server",
 )
 ROOT = str(Path(__file__).parents[3])
 _PR_SET_CHILD_SUBREAPER = 36

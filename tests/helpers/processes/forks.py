@@ -58,7 +58,7 @@ HEAVY = (
     "pytest",
     *(
         name
-        for name in ("aiohttp", "matplotlib.backends.backend_svg")
+        for name in ("aiohttp", "matplotlib.backends.backend_svg", "vllm.entrypoints.openai.api_server")
         if importlib.util.find_spec(name.partition(".")[0])
     ),
 )
@@ -220,6 +220,8 @@ def processes_in(folder: Path) -> dict[int, str]:
 def _serve(starts: socket.socket) -> None:
     main = importlib.import_module("rlvr_cli.cli").main
     modules = json.loads(sys.stdin.readline())  # no arguments: a process is to be known by what it runs
+    if any(module.startswith("vllm.") for module in modules):
+        importlib.import_module("rlvr_cli.samplers.vllm_process").import_vllm()  # with the variables that it minds then
     for module in modules:
         importlib.import_module(module)
     if "rlvr_cli.models.load" in modules:

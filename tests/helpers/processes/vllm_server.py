@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from endpoint import Reply, error, serving
+from forks import Forks
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
@@ -181,8 +182,11 @@ Real = tuple[str, subprocess.Popen]  # its address, and the process to end
 
 
 @contextmanager
-def real_servers(folder: Path) -> Iterator[Callable[..., list[Real]]]:
-    """Starts this many servers of the built-in model, with these flags, and waits until they answer: a minute. Their logs are in the folder."""
+def real_servers(forks: Forks, folder: Path) -> Iterator[Callable[..., list[Real]]]:
+    """Starts this many servers of the built-in model, with these flags, and waits until they answer: half a minute.
+
+    They are forks, and the engine behind each of them is a new process. Their logs are in the folder.
+    """
     started: list[Real] = []
     environment = os.environ | {
         "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -198,7 +202,7 @@ def real_servers(folder: Path) -> Iterator[Callable[..., list[Real]]]:
                 "--logprobs-mode processed_logprobs --no-enable-chunked-prefill --max-model-len 256"
             )
             with (folder / f"{len(started)}.log").open("w") as log:
-                process = subprocess.Popen(
+                process = forks.popen(
                     [sys.executable, *command, *flags, "--model", str(builtin_model_path())],
                     env=environment, stdout=log, stderr=log, start_new_session=True,
                 )  # fmt: skip

@@ -532,8 +532,8 @@ def test_servers_that_cannot_be(forks: Forks, tmp_path, options, said):
 
 
 @pytest.fixture(scope="module")
-def start_real(tmp_path_factory) -> Iterator[Callable[..., list[Real]]]:
-    with real_servers(tmp_path_factory.mktemp("servers")) as start:
+def start_real(forks: Forks, tmp_path_factory) -> Iterator[Callable[..., list[Real]]]:
+    with real_servers(forks, tmp_path_factory.mktemp("servers")) as start:
         yield start
 
 
