@@ -47,7 +47,6 @@ WITHOUT_EFFECT = dict.fromkeys(
     "dtype": "of vLLM; needs it installed",
     "max_model_len": "of vLLM; needs it installed",
     "gpu_memory_utilization": "of vLLM; needs it installed",
-    "fused_kernels": "needs liger-kernel; tests/models/compute/test_liger.py",
     "cuda_graphs": "needs a CUDA device",
     "sampler_urls": "where vLLM is; tests/samplers/parallel/test_servers.py",
     "weights_dir": "where vLLM is; tests/samplers/parallel/test_servers.py",
@@ -870,6 +869,39 @@ MATHEMATICS = [
         "models/compute/device.py",
         ("operands that are not rounded", "rounded = tensor.to(dtype)", "rounded = tensor", "tests/models/test_log_probs.py -k under_autocast", "compute_dtype"),
         ("bfloat16 only on CUDA", 'device.type == "cuda" and weights == torch.float32', "False", "tests/models/test_policy.py -k precision_of_matrix", "compute_dtype"),
+    ),
+    *mutations_of(
+        "models/compute/rounded.py",
+        ("gradients of one micro-batch only", "add_product(ctx.weight.grad, a, b)", "ctx.weight.grad = product(a, b)", "tests/models/compute/test_rounded.py -k nearer"),
+        ("gradients that are rounded after all", "ctx.weight.grad = product(a, b)", "ctx.weight.grad = product(a, b).bfloat16().float()", "tests/models/compute/test_rounded.py -k nearer"),
+        ("a rounded layer without a gradient of its bias", "rows.sum(0) if of_bias else None", "None", "tests/models/compute/test_rounded.py -k nearer"),
+        ("a layer that stays rounded", 'vars(layer).pop("forward", None)', "pass", "tests/models/compute/test_rounded.py -k nearer"),
+    ),
+    *mutations_of(
+        "models/compute/fused_logits.py",
+        ("blocks of columns are not weighed", "p, kept = tl.exp(x - higher), tl.exp(top - higher)", "p, kept = tl.exp(x - higher), 1.0", "tests/models/compute/test_fused_logits.py -k float64", "fused_kernels"),
+        ("the entropy forgets that the maximum moved", "(weighted + (top - higher) * total)", "weighted", "tests/models/compute/test_fused_logits.py -k float64", "fused_kernels"),
+        ("columns behind the last one count", 'other=-float("inf")', "other=0.0", "tests/models/compute/test_fused_logits.py -k float64", "fused_kernels"),
+        ("a label of another chunk counts in this one", "torch.where(label[0], label[1][:, 0], -1)", "label[1][:, 0]", "tests/models/compute/test_fused_logits.py -k float64", "fused_kernels"),
+        ("the gradient of entropies is left out", "WITH_ENTROPY=toward.entropies is not None", "WITH_ENTROPY=False", "tests/models/compute/test_fused_logits.py -k float64", "fused_kernels"),
+    ),
+    *mutations_of(
+        "models/compute/liger.py",
+        ("kernels for logits are not tried", " or _difference_of_logits(model.device)", "", "tests/models/compute/test_fused_logits.py -k something_else", "fused_kernels"),
+        ("sums of products are not tried", " or _difference_of_sums(model.device)", "", "tests/models/compute/test_liger.py -k cannot_be_added", "fused_kernels"),
+        ("an error of Triton stops the run", "(RuntimeError, *_triton_errors())", "RuntimeError", "tests/models/compute/test_fused_logits.py -k compile", "fused_kernels"),
+        ("every norm rounds its output", "if before_products else out", "if True else out", "tests/models/compute/test_liger.py -k once_for_the_products", "fused_kernels"),
+        ("no norm rounds its output", "if before_products else out", "if False else out", "tests/models/compute/test_liger.py -k once_for_the_products", "fused_kernels"),
+    ),
+    *mutations_of(
+        "models/log_probs.py",
+        ("the gradient of a head is that of the first micro-batch", "                if known_grad is not None:", "                if False:", "tests/models/compute/test_liger.py -k tied", "fused_kernels"),
+        ("a chunk of a head's gradient goes to the first one", "known_grad[chunk], grad.T", "known_grad[: chunk.stop - chunk.start], grad.T", "tests/models/compute/test_fused_logits.py -k added_to", "fused_kernels"),
+    ),
+    *mutations_of(
+        "models/policy.py",
+        ("gradients of weights are rounded with fused kernels too", 'unrounded_gradients=self.kernels == "liger"', "unrounded_gradients=False", "tests/models/compute/test_liger.py -k no_gradient_of_a_weight", "fused_kernels"),
+        ("fused logits outside the block", "            self._fused = False", "            pass", "tests/models/compute/test_fused_logits.py -k only_within", "fused_kernels"),
     ),
     *mutations_of(
         "models/compute/prefixes.py",
@@ -1972,6 +2004,8 @@ def main() -> int:
     arguments = parser.parse_args()
     marks = "not slow and not full" if arguments.default_only else "not full"
     chosen = [m for m in MUTATIONS if re.search(arguments.only, f"{m.name} {m.file} {' '.join(m.options)}")]
+    if not list(Path("/dev").glob("nvidia[0-9]*")):
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported, as in tests/conftest.py
     for name in ("duckdb", "torch", "transformers.models.qwen2.modeling_qwen2"):  # the forked interpreters share them
         importlib.import_module(name)
     sys.modules["torch"].set_num_threads(1)

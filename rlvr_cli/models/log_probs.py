@@ -3,14 +3,28 @@
 Enters: a batch of token ids (`tokenization`) and a causal language model of transformers. Leaves: (batch, seq) tensors.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from rlvr_cli.models.compute.device import as_operand, operand_dtype, product
-from rlvr_cli.models.compute.logits import FLOOR, accumulation_dtype, chunk_size_for, chunks, places, scaled_logits
-from rlvr_cli.models.compute.onednn import add_product, rows_multiple
+from rlvr_cli.models.compute.device import add_product, as_operand, operand_dtype, product
+from rlvr_cli.models.compute.logits import (
+    FLOOR,
+    Statistics,
+    Toward,
+    accumulation_dtype,
+    chunk_size_for,
+    chunks,
+    logits_gradient,
+    places,
+    scaled_logits,
+    statistics,
+)
+from rlvr_cli.models.compute.onednn import rows_multiple
 from rlvr_cli.models.compute.prefixes import Wanted, wanted_positions
 from rlvr_cli.models.divergence import TeacherStates
 from rlvr_cli.models.policy import Policy, as_policy
@@ -124,6 +138,7 @@ def _scores(
             temperature=temperature,
             with_entropy=with_entropy,
             chunk_size=chunk_size,
+            fused=head.fused,
         )
     else:
         logits = policy.forward(input_ids=input_ids).logits.flatten(0, 1)
@@ -170,12 +185,29 @@ def _linear_log_probs(
     rounded: Tensor | None = None,
     with_entropy: bool = True,
     chunk_size: int | None = None,
+    fused: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probabilities of `labels`, and entropies, under softmax((hidden @ weight.T + bias) / temperature)."""
-    chunk_size = min(chunk_size or chunk_size_for(hidden), len(weight))
+    """Log-probabilities of `labels`, and entropies, under softmax((hidden @ weight.T + bias) / temperature).
+
+    Args:
+        rounded: the weight in the precision of products, if that is not its own.
+        fused: without a bias, compute what follows from the logits by `fused_logits`, and add the gradient of a weight that has a
+            `rounded` one to its `grad`, if that is there: no other tensor of its size is needed.
+    """
+    chunk_size, dtype = min(chunk_size or chunk_size_for(hidden), len(weight)), operand_dtype(hidden)
+    fused = fused and bias is None
     return _LinearLogProbs.apply(  # type: ignore[return-value]
-        hidden, weight, bias, labels, temperature, with_entropy, chunk_size, operand_dtype(hidden), rounded
+        hidden, weight, bias, labels, temperature, with_entropy, chunk_size, dtype, rounded, fused
     )
+
+
+def _passes(dtype: torch.dtype, *, fused: bool) -> tuple[Callable[..., Statistics], Callable[..., Tensor]]:
+    """Return `logits.statistics` and `logits.logits_gradient` or, if `fused`, the same in one kernel each, with a gradient in `dtype`."""
+    if not fused:
+        return statistics, logits_gradient
+    from rlvr_cli.models.compute import fused_logits  # it needs Triton
+
+    return fused_logits.statistics, partial(fused_logits.logits_gradient, dtype=dtype)
 
 
 class _LinearLogProbs(torch.autograd.Function):
@@ -188,7 +220,7 @@ class _LinearLogProbs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, labels, temperature, with_entropy, chunk_size, dtype, rounded=None):
+    def forward(ctx, hidden, weight, bias, labels, temperature, with_entropy, chunk_size, dtype, rounded, fused):
         wide = accumulation_dtype(dtype)
         inputs = as_operand(hidden, dtype)
         multiplied = weight if rounded is None else rounded
@@ -197,9 +229,10 @@ class _LinearLogProbs(torch.autograd.Function):
         entropy = torch.zeros_like(picked) if with_entropy else None
         full = len(weight) // chunk_size if any(ctx.needs_input_grad) else 0
         room = min(_KEPT_LOGITS // max(len(labels) * chunk_size, 1), full)
-        # For the first chunks: z minus its maximum at each position, and the maxima. One tensor each: many small ones
+        # For the first chunks: z less its shift at each position, and the shifts. One tensor each: many small ones
         # would lie between tensors that are freed, and fragment the memory.
-        kept, tops = picked.new_empty(room, len(labels), chunk_size), picked.new_empty(room, len(labels))
+        kept, shifts = picked.new_empty(room, len(labels), chunk_size), picked.new_empty(room, len(labels))
+        statistics, _ = _passes(dtype, fused=fused)
         with torch.autocast(hidden.device.type, enabled=False):
             for number, chunk in enumerate(chunks(len(weight), chunk_size)):
                 z = scaled_logits(inputs, as_operand(multiplied[chunk], dtype), bias, chunk, temperature)
@@ -207,58 +240,54 @@ class _LinearLogProbs(torch.autograd.Function):
                 picked = torch.where(inside, z.gather(-1, place).squeeze(-1), picked)
                 if bias is not None:  # a bias may be -inf
                     z.clamp_(min=FLOOR)
-                top = z.amax(dim=-1)
-                z -= top[:, None]
+                shift, here, entropy_here = statistics(z, with_entropy=with_entropy)
                 if number < room:
-                    kept[number], tops[number] = z, top
-                p = z.exp()  # the chunk's softmax times `total`, which is at least 1
-                total = p.sum(dim=-1)
-                log_total = total.log()
-                here = top + log_total  # the chunk's own normalizer
+                    kept[number], shifts[number] = z, shift
                 merged = torch.logaddexp(normalizer, here)
-                if entropy is not None:
-                    entropy_here = log_total - p.mul_(z).sum(dim=-1) / total
+                if entropy is not None and entropy_here is not None:
                     log_before, log_here = normalizer - merged, here - merged  # log shares of the probability
                     entropy = log_before.exp() * (entropy - log_before) + log_here.exp() * (entropy_here - log_here)
                 normalizer = merged
-        ctx.save_for_backward(hidden, weight, bias, labels, normalizer, entropy, kept, tops)
-        ctx.constants, ctx.rounded = (temperature, chunk_size, dtype), rounded
+        ctx.save_for_backward(hidden, weight, bias, labels, normalizer, entropy, kept, shifts)
+        ctx.constants, ctx.rounded = (temperature, chunk_size, dtype, fused), rounded
+        ctx.parameter = weight if fused and rounded is not None and ctx.needs_input_grad[1] else None
         ctx.set_materialize_grads(False)
         return picked - normalizer, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_log_probs, grad_entropy):  # type: ignore[override]
-        hidden, weight, bias, labels, normalizer, entropy, kept, tops = ctx.saved_tensors
-        temperature, chunk_size, dtype = ctx.constants
+        hidden, weight, bias, labels, normalizer, entropy, kept, shifts = ctx.saved_tensors
+        temperature, chunk_size, dtype, fused = ctx.constants
+        _, logits_gradient = _passes(dtype, fused=fused)
         inputs = as_operand(hidden, dtype)
-        upstream = torch.zeros_like(normalizer) if grad_log_probs is None else grad_log_probs / temperature
+        toward = Toward(
+            torch.zeros_like(normalizer) if grad_log_probs is None else grad_log_probs / temperature,
+            None if grad_entropy is None else (entropy, grad_entropy / -temperature),
+        )
         grad_hidden = torch.zeros_like(hidden, dtype=accumulation_dtype(dtype)) if ctx.needs_input_grad[0] else None
-        grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        known_grad = None if ctx.parameter is None else ctx.parameter.grad
+        grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] and known_grad is None else None
         grad_bias = torch.empty_like(bias) if ctx.needs_input_grad[2] else None
         with torch.autocast(hidden.device.type, enabled=False):
             for number, chunk in enumerate(chunks(len(weight), chunk_size)):
                 operand = as_operand((weight if ctx.rounded is None else ctx.rounded)[chunk], dtype)
-                inside, place = places(labels, chunk)
+                label = places(labels, chunk)
                 if number < len(kept):
-                    z = kept[number] - (normalizer - tops[number])[:, None]
+                    grad = logits_gradient(kept[number], normalizer - shifts[number], toward, label, in_place=False)
                 else:
-                    z = scaled_logits(inputs, operand, bias, chunk, temperature).sub_(normalizer[:, None])
-                if grad_entropy is None:
-                    grad = z.exp_().mul_(-upstream[:, None])  # with respect to the logits, (positions, chunk)
-                else:
-                    grad = z.exp()
-                    z.clamp_(min=FLOOR).add_(entropy[:, None]).mul_(grad_entropy[:, None] / -temperature)
-                    grad *= z.sub_(upstream[:, None])
-                grad.scatter_add_(-1, place, torch.where(inside, upstream, 0.0)[:, None])
+                    z = scaled_logits(inputs, operand, bias, chunk, temperature)
+                    grad = logits_gradient(z, normalizer, toward, label, in_place=True)
                 if grad_bias is not None:
                     grad_bias[chunk] = grad.sum(dim=0)
                 grad = as_operand(grad, dtype)
-                if grad_hidden is not None and grad.dtype == grad_hidden.dtype:
+                if grad_hidden is not None and (fused or grad.dtype == grad_hidden.dtype):
                     add_product(grad_hidden, grad, operand)
                 elif grad_hidden is not None:
                     grad_hidden += product(grad, operand)
-                if grad_weight is not None:
+                if known_grad is not None:
+                    add_product(known_grad[chunk], grad.T, inputs)
+                elif grad_weight is not None:
                     grad_weight[chunk] = product(grad.T, inputs)
         grad_hidden = None if grad_hidden is None else grad_hidden.to(hidden.dtype)
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None, None
+        return grad_hidden, grad_weight, grad_bias, *[None] * 7

@@ -43,6 +43,7 @@ class Head(NamedTuple):
     weight: Tensor  # (vocabulary, hidden)
     bias: Tensor | None  # (vocabulary,)
     rounded: Tensor | None = None  # the weight in the precision of matrix products, within `Policy.rounded_weights`
+    fused: bool = False  # whether `fused_logits` computes what follows from the logits, within `Policy.fused_kernels`
 
 
 class LowRank(NamedTuple):
@@ -105,7 +106,7 @@ class Policy:
         model: the transformers model. Any code may use its forward pass and its config; only this class uses its
             internals.
         critic: what estimates values, and is trained with the policy (`add_critic`); None without one.
-        kernels: what computes norms, rotary positions and SwiGLU within `fused_kernels`: `torch`, or `liger` after `use_kernels`.
+        kernels: what computes layers, and what follows from logits, within `fused_kernels`: `torch`, or `liger` after `use_kernels`.
         load_again: loads it from where `load.load_policy` did; None for a model from memory, which has no `reference`.
     """
 
@@ -120,7 +121,7 @@ class Policy:
         self.model, self._tokenizer, self._compute_dtype = model, tokenizer, compute_dtype
         self.load_again: Callable[[], Policy] | None = None
         self._rounded_head: Tensor | None = None
-        self.kernels = "torch"
+        self.kernels, self._fused = "torch", False
         self.critic: Critic | None = None
         if compute_dtype != "auto":
             resolve_compute_dtype(compute_dtype, weights=self.dtype, device=self.device)  # or raise an error
@@ -272,7 +273,7 @@ class Policy:
         if not _has_linear_head(self.model):
             return None
         layer: Any = self.model.get_output_embeddings()
-        return Head(layer.weight, layer.bias, self._rounded_head)
+        return Head(layer.weight, layer.bias, self._rounded_head, self._fused)
 
     def values(self, input_ids: Tensor, wanted: Wanted, hidden: Tensor | None) -> Tensor | None:
         """Compute the critic's values at the wanted positions, (positions,), as `hidden_states` does; None without a critic.
@@ -302,7 +303,8 @@ class Policy:
     def rounded_weights(self) -> Iterator[None]:
         """Round the weights to `compute_dtype` once for all passes within the block; they must not change meanwhile.
 
-        Their gradients are added in the precision of the weights. Results are those without it.
+        Their gradients are added in the precision of the weights. Results are those without it or, with fused `kernels`, nearer to those
+        in the precision of the weights, since no gradient of a weight is rounded.
         """
         dtype, head = self.compute_dtype, self.head()
         if dtype == self.dtype:
@@ -311,7 +313,7 @@ class Policy:
         _ = self.packs_rows  # a model is tested with the weights that it has
         output: Any = self.model.get_output_embeddings()  # its gradient is not rounded, and may be the embedding's too
         try:
-            with rounded_weights(self.model, dtype, but=output):
+            with rounded_weights(self.model, dtype, but=output, unrounded_gradients=self.kernels == "liger"):
                 self._rounded_head = None if head is None else head.weight.detach().to(dtype)
                 yield
         finally:
@@ -342,9 +344,15 @@ class Policy:
         self.kernels, note = resolve_kernels(self.model, wanted, autocast=self.autocast)
         return note
 
-    def fused_kernels(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which the layers compute with the chosen `kernels`, backward passes included."""
-        return fused_kernels(self.model) if self.kernels == "liger" else contextlib.nullcontext()
+    @contextmanager
+    def fused_kernels(self) -> Iterator[None]:
+        """Compute with the chosen `kernels` within the block, backward passes included."""
+        self._fused = self.kernels == "liger"
+        try:
+            with fused_kernels(self.model) if self._fused else contextlib.nullcontext():
+                yield
+        finally:
+            self._fused = False
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -101,6 +101,14 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return onednn.product(a, b)
 
 
+def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Add `product(a, b)` to a float32 tensor, without another one of its size."""
+    if a.dtype.itemsize < 4:
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)  # type: ignore[call-overload]
+    else:
+        onednn.add_product(total, a, b)
+
+
 def resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""Fused kernels for a model's layers, by liger-kernel, an extra: RMSNorm, rotary positions and SwiGLU in one kernel each.
+"""Fused kernels of an update: RMSNorm, rotary positions and SwiGLU by liger-kernel, an extra, and what follows from logits (`fused_logits`).
 
 PyTorch computes each of the three from several operators, which read and write the hidden states again and again. The kernels
 compute the same in float32 within; results differ by rounding. Only one model's layers use them, only within a block: its modules
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlvr_cli.errors import RlvrError, missing_extra
+from rlvr_cli.models.compute import logits
+from rlvr_cli.models.compute.device import add_product, as_operand, operand_dtype
+from rlvr_cli.models.compute.logits import Toward, places
 
 _PREFIXES = {
     "llama": "Llama",
@@ -45,7 +48,7 @@ def resolve_kernels(model: PreTrainedModel, wanted: str, *, autocast: Callable[[
         check_liger()
     if wanted == "none" or (wanted == "auto" and (device.type != "cuda" or not _installed())):
         return "torch", ""
-    problem = _obstacle(model, device) or _difference(model, autocast)
+    problem = _obstacle(model, device) or _problem(model, autocast)
     if not problem:
         return "liger", ""
     if wanted == "auto":
@@ -96,22 +99,30 @@ def _obstacle(model: PreTrainedModel, device: torch.device) -> str:
 def _fused(model: PreTrainedModel) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
     """Iterate over the layers that the kernels compute, with what takes the place of their `forward`."""
     prefix = _PREFIXES[model.config.model_type]
-    for module in model.modules():
+    for name, module in model.named_modules():
         match type(module).__name__.removeprefix(prefix):
             case "RMSNorm":
-                yield module, _norm(module)
+                yield (
+                    module,
+                    _norm(module, before_products=name.endswith(("input_layernorm", "post_attention_layernorm"))),
+                )
             case "MLP":
                 yield module, _swiglu(module)
             case "Attention":
                 yield module, _rotated(module)
 
 
-def _norm(module: Any) -> Callable[[Tensor], Tensor]:
+def _norm(module: Any, *, before_products: bool) -> Callable[[Tensor], Tensor]:
+    """Return RMSNorm; before several products under autocast, its output is rounded once for all of them."""
     from liger_kernel.ops import LigerRMSNormFunction
 
-    # "llama": statistics in float32, the product with the weight in the precision of the input, as in transformers. The input's
-    # gradient is written over the output's: in these models no one else reads that.
-    return lambda hidden: LigerRMSNormFunction.apply(hidden, module.weight, module.variance_epsilon, 0.0, "llama", True)
+    def normed(hidden: Tensor) -> Tensor:
+        # "llama": statistics in float32, the product with the weight in the precision of the input, as in transformers. The input's
+        # gradient is written over the output's: in these models no one else reads that.
+        out = LigerRMSNormFunction.apply(hidden, module.weight, module.variance_epsilon, 0.0, "llama", True)
+        return out.to(operand_dtype(out)) if before_products else out
+
+    return normed
 
 
 def _swiglu(module: Any) -> Callable[[Tensor], Tensor]:
@@ -137,6 +148,20 @@ def _rotated(module: Any) -> Callable[..., Any]:
     )
     changed.__kwdefaults__ = own.__kwdefaults__
     return changed.__get__(module)
+
+
+def _problem(model: PreTrainedModel, autocast: Callable[[], Any]) -> str:
+    """Return why the kernels are not to be used, after they were tried on a few numbers; empty if they are."""
+    try:
+        return _difference(model, autocast) or _difference_of_logits(model.device) or _difference_of_sums(model.device)
+    except (RuntimeError, *_triton_errors()) as error:  # of Triton's compiler or of a driver
+        return f"they fail here with {type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
+
+
+def _triton_errors() -> tuple[type[Exception], ...]:
+    from triton.errors import TritonError
+
+    return (TritonError,)
 
 
 def _difference(model: PreTrainedModel, autocast: Callable[[], Any]) -> str:
@@ -166,8 +191,6 @@ def _difference(model: PreTrainedModel, autocast: Callable[[], Any]) -> str:
         plain = computed()
         with fused_kernels(model):
             ours = computed()
-    except RuntimeError as error:  # of Triton's compiler or of a driver
-        return f"they fail here with {type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
     finally:
         for parameter, (requires_grad, gradient) in zip(parameters, asked, strict=True):
             parameter.requires_grad_(requires_grad).grad = gradient
@@ -180,3 +203,35 @@ def _difference(model: PreTrainedModel, autocast: Callable[[], Any]) -> str:
                 f"their {'gradients' if number else 'hidden states'} differ by more than rounding from those of PyTorch"
             )
     return ""
+
+
+def _difference_of_logits(device: torch.device) -> str:
+    """Return what differs with the kernels for logits; empty: nothing but rounding."""
+    from rlvr_cli.models.compute import fused_logits
+
+    z = 9 * torch.linspace(0, 900, 9000, device=device).sin().view(3, -1)
+    label = places(torch.tensor([4, 2500, 3000], device=device), slice(0, z.shape[1]))
+
+    def computed(passes: Any, **how: Any) -> list[Tensor]:
+        shift, normalizer, entropy = passes.statistics(mine := z.clone(), with_entropy=True)
+        toward = Toward(normalizer, (entropy, normalizer))
+        grads = [
+            passes.logits_gradient(mine, normalizer - shift, one, label, in_place=False, **how).float()
+            for one in (toward, Toward(normalizer, None))
+        ]
+        return [normalizer, entropy, *grads]
+
+    ours = computed(fused_logits, dtype=torch.float32)
+    same = all((a - b).norm() <= 1e-4 * a.norm() for a, b in zip(computed(logits), ours, strict=True))
+    return "" if same else "what they make of logits differs by more than rounding from what PyTorch does"
+
+
+def _difference_of_sums(device: torch.device) -> str:
+    """Return what differs if products in half precision are added to a gradient; empty: nothing but rounding."""
+    a, b = (
+        as_operand(torch.linspace(-1, 1, 64, device=device).view(shape), torch.bfloat16) for shape in ((4, 16), (16, 4))
+    )
+    total = torch.ones(4, 4, device=device)
+    add_product(total, a, b)
+    same = (total - (a.float() @ b.float() + 1)).abs().max() <= 1e-4
+    return "" if same else "products are added to gradients with more than rounding"

@@ -1,6 +1,7 @@
 """Logits in chunks of the vocabulary, over the temperature and in float32 at least: what log-probabilities and divergences share."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,3 +42,54 @@ def scaled_logits(inputs: Tensor, weight: Tensor, bias: Tensor | None, chunk: sl
     if bias is not None:
         logits += bias[chunk]
     return logits if temperature == 1 else logits.div_(temperature)
+
+
+class Statistics(NamedTuple):
+    """What follows from the logits of a chunk, each (positions,)."""
+
+    shift: Tensor  # what was taken from the logits, in place
+    normalizer: Tensor  # the logarithm of the sum of their exponentials
+    entropy: Tensor | None  # of the softmax over the chunk
+
+
+def statistics(z: Tensor, *, with_entropy: bool) -> Statistics:
+    """Return the statistics of finite logits, (positions, chunk), from which their maximum at each position is taken."""
+    top = z.amax(dim=-1)
+    z -= top[:, None]
+    p = z.exp()  # the chunk's softmax times `total`, which is at least 1
+    total = p.sum(dim=-1)
+    log_total = total.log()
+    return Statistics(top, top + log_total, log_total - p.mul_(z).sum(dim=-1) / total if with_entropy else None)
+
+
+class Toward(NamedTuple):
+    """The gradients of a loss with respect to what was computed from logits, each (positions,)."""
+
+    labels: Tensor  # of the log-probabilities of labels, over the temperature
+    entropies: tuple[Tensor, Tensor] | None  # the entropies, and minus the gradients of them, over the temperature
+
+
+def logits_gradient(
+    z: Tensor, normalizer: Tensor, toward: Toward, label: tuple[Tensor, Tensor], *, in_place: bool
+) -> Tensor:
+    """Return the gradient of a loss with respect to the logits of a chunk, (positions, chunk).
+
+    Let l = z - normalizer be the log-probabilities, and p = exp(l): it is u (onehot - p) + g p (l + H), where u are the `labels` of
+    `toward`, and H and g its `entropies`.
+
+    Args:
+        z: the logits.
+        normalizer: (positions,), of all logits, less what was taken from `z`.
+        label: the result of `places`.
+        in_place: write over `z`.
+    """
+    z = z.sub_(normalizer[:, None]) if in_place else z - normalizer[:, None]
+    inside, place = label
+    if toward.entropies is None:
+        grad = z.exp_().mul_(-toward.labels[:, None])
+    else:
+        entropy, g = toward.entropies
+        grad = z.exp()
+        z.clamp_(min=FLOOR).add_(entropy[:, None]).mul_(g[:, None])
+        grad *= z.sub_(toward.labels[:, None])
+    return grad.scatter_add_(-1, place, torch.where(inside, toward.labels, 0.0)[:, None])

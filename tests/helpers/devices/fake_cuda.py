@@ -288,7 +288,7 @@ class FakeCuda(TorchDispatchMode):
             inner_kwargs["device"] = "meta"
             if not unknown and (self.compute or not func(*inner_args, **inner_kwargs).is_floating_point()):
                 inner_kwargs["device"] = "cpu"
-        on_cpu = _wide_product if func is aten.mm.dtype and not unknown else func  # the CPU has no such product
+        on_cpu = _ONLY_ON_CUDA.get(func, func)
         results = self._launch(func, partial(on_cpu, *inner_args, **inner_kwargs), device, tensors)
         if func._schema.is_mutable:
             return args[0] if func._schema.returns else None
@@ -432,7 +432,7 @@ def _bytes_of(tensor: torch.Tensor) -> int:
 
 
 def _work_of(func, name: str, kernel: partial, operands: list[torch.Tensor], results: Any) -> Work:
-    given = [_bytes_of(tensor) for tensor in operands]
+    given = [_bytes_of(tensor) for tensor in dict.fromkeys(operands)]  # one of them may be the result too
     made = sum(_bytes_of(leaf) for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor))
     if name in _READ_IN_PART:
         moved = sum(given[1:]) + 2 * made
@@ -447,7 +447,10 @@ def _work_of(func, name: str, kernel: partial, operands: list[torch.Tensor], res
     else:
         moved = sum(given) + made
     count = flop_registry.get(func.overloadpacket)
-    return Work(name, moved, 0 if count is None else count(*kernel.args, **kernel.keywords, out_val=results))
+    given_to = (
+        kernel.args[:3] if func is aten.addmm.dtype_out else kernel.args
+    )  # without the type, which `count` does not know
+    return Work(name, moved, 0 if count is None else count(*given_to, **kernel.keywords, out_val=results))
 
 
 def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -470,6 +473,19 @@ def _places(index: torch.Tensor | None) -> list[torch.Tensor | None]:
 
 def _wide_product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return a.to(dtype) @ b.to(dtype)
+
+
+def _add_wide_product(
+    total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, *, out: torch.Tensor
+) -> torch.Tensor:
+    assert out is total
+    return out.addmm_(a.to(dtype), b.to(dtype))
+
+
+_ONLY_ON_CUDA = {
+    aten.mm.dtype: _wide_product,
+    aten.addmm.dtype_out: _add_wide_product,
+}  # products that the CPU does not have
 
 
 def _accumulate(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:

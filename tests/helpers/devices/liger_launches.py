@@ -1,4 +1,4 @@
-"""The kernels of liger-kernel on the emulated devices of `fake_cuda`, which have no Triton: they are counted, and compute nothing.
+"""The kernels of liger-kernel and `fused_logits` on the emulated devices of `fake_cuda`, without Triton: they are counted, and compute nothing.
 
 Import it before the devices are there: what liger-kernel imports looks for CUDA's own functions.
 """
@@ -14,6 +14,7 @@ import liger_kernel.ops.swiglu
 import torch
 
 from fake_cuda import FakeCuda, Work
+from rlvr_cli.models.compute import fused_logits
 
 _ops = liger_kernel.ops
 _BOTH = {  # the places, among its tensors, of those that a kernel reads and writes; the others it reads or writes
@@ -22,6 +23,8 @@ _BOTH = {  # the places, among its tensors, of those that a kernel reads and wri
     (_ops.rope, "_triton_rope"): (0, 1),  # query and key
     (_ops.swiglu, "_swiglu_forward_kernel"): (),
     (_ops.swiglu, "_swiglu_backward_kernel"): (1, 2),  # what it gets becomes the gradients
+    (fused_logits, "_statistics"): (),
+    (fused_logits, "_gradient"): (),
 }
 
 

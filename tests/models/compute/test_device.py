@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fake_cuda import fake_cuda
-from rlvr_cli.models.compute.device import current_device
+from rlvr_cli.models.compute.device import add_product, as_operand, current_device, product
 from rlvr_cli.models.load import load_policy
 
 
@@ -33,3 +33,17 @@ def test_cudnn_plans_no_attention_of_a_policy(tiny_model_dir, device, planned):
         assert torch.backends.cuda.cudnn_sdp_enabled() == planned
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_products_are_not_rounded_and_may_be_added(device, dtype):
+    a, b = (torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype) for shape in ((3, 5), (5, 4)))
+    expected = a.float() @ b.float()
+    with fake_cuda():
+        ours = [as_operand(matrix.to(device), dtype) for matrix in (a, b)]
+        total = torch.ones(6, 4, device=device)
+        assert product(*ours).dtype == torch.float32
+        assert product(*ours).cpu().equal(expected)
+        add_product(total[3:], *ours)
+        torch.testing.assert_close(total.cpu(), torch.cat((torch.ones(3, 4), 1 + expected)))

@@ -14,6 +14,8 @@ from rlvr_cli.commands import grpo
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.adapter import AdaptedPolicy, add_adapter
+from rlvr_cli.models.compute import liger
+from rlvr_cli.models.compute.device import product
 from rlvr_cli.models.compute.onednn import rows_multiple
 from rlvr_cli.models.policy import Lora, Policy
 from rlvr_cli.models.tokens.tokenization import collate
@@ -106,6 +108,16 @@ def test_updates_are_as_near_to_float64_as_those_of_pytorch(calls, kind, dtype, 
         assert ours <= 2 * theirs + (1e-5 if compute == "float32" else 0), errors
 
 
+def test_of_a_tied_weight_both_gradients_of_all_micro_batches_are_added():
+    """Its head adds to the gradient that is there, where weights are rounded, and the embedding's comes through autograd."""
+    exact = gradients(Policy(make_model(dtype=torch.float64)))[0]
+    policy = Policy(make_model(), compute_dtype="bfloat16")
+    policy.use_kernels("liger")
+    found = gradients(policy)[0]["model.embed_tokens.weight"]
+    assert found.dtype == torch.float32
+    assert (found - exact["model.embed_tokens.weight"]).norm() <= 0.05 * exact["model.embed_tokens.weight"].norm()
+
+
 @pytest.mark.parametrize("how", [{"gradient_checkpointing": True}, {"micro_batch_tokens": 8}])
 def test_layers_may_be_computed_again(how):
     plain, fused = Policy(make_model()), Policy(make_model())
@@ -132,6 +144,31 @@ def test_an_adapter_and_its_reference():
     expected, found = (gradients(policy, gradient_checkpointing=True)[0] for policy in (plain, fused))
     for name, gradient in expected.items():
         assert (found[name] - gradient).norm() <= 0.1 * gradient.norm(), name
+
+
+@pytest.mark.parametrize("kernels", ["none", "liger"])
+def test_with_them_no_gradient_of_a_weight_is_rounded(kernels):
+    policy = Policy(make_model(), compute_dtype="bfloat16")
+    policy.use_kernels(kernels)
+    layer = policy.model.model.layers[1].mlp.up_proj
+    weight, x = layer.weight, torch.linspace(-1, 1, 120, device=DEVICE).view(5, 24)
+    with policy.rounded_weights(), policy.autocast():
+        layer(x).float().square().sum().backward()
+    halves = weight.grad.bfloat16().float()
+    assert weight.grad.equal(halves) == (kernels == "none")
+
+
+def test_norms_round_their_output_once_for_the_products_after_them():
+    policy = Policy(make_model("qwen3"), compute_dtype="bfloat16")
+    policy.use_kernels("liger")
+    layer = policy.model.model.layers[0]
+    hidden = torch.randn(1, 3, 24, device=DEVICE)
+    with policy.fused_kernels(), policy.autocast():
+        assert layer.input_layernorm(hidden).dtype == layer.post_attention_layernorm(hidden).dtype == torch.bfloat16
+        assert policy.model.model.norm(hidden).dtype == torch.float32
+        assert layer.self_attn.q_norm(hidden[..., :6]).dtype == torch.float32
+    with policy.fused_kernels():
+        assert layer.input_layernorm(hidden).dtype == torch.float32
 
 
 def test_each_layer_is_one_kernel_and_only_within_the_block(calls):
@@ -193,6 +230,12 @@ def test_kernels_that_compute_something_else_are_not_used(monkeypatch):
 
     monkeypatch.setattr(ops, "LigerSiLUMulFunction", Wrong)
     with pytest.raises(RlvrError, match="their gradients differ by more than rounding"):
+        Policy(make_model()).use_kernels("liger")
+
+
+def test_products_that_cannot_be_added_are_noticed(monkeypatch):
+    monkeypatch.setattr(liger, "add_product", lambda total, a, b: total.copy_(product(a, b)))
+    with pytest.raises(RlvrError, match="products are added to gradients with more than rounding"):
         Policy(make_model()).use_kernels("liger")
 
 

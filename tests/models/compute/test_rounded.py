@@ -1,5 +1,7 @@
 """models/compute/rounded.py: passes with rounded weights are those of autocast, to the last bit, and leave the model as it was."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, PhiConfig, Qwen2Config
@@ -71,6 +73,40 @@ def test_every_bit_is_that_of_autocast(name):
         assert parameter.grad.dtype == torch.float32
         assert parameter.grad is not gradients[name]
         assert parameter.grad.equal(gradients[name]), name
+
+
+@pytest.mark.parametrize("name", ["llama", "phi, with biases"])
+def test_gradients_that_are_not_rounded_are_nearer_to_exact_ones(name):
+    """Those of two passes, of layers whose inputs and outputs have gradients of their own; nothing else changes."""
+    found, inputs = {}, [torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+
+    def gradients(dtype, compute=None, **how):
+        model = make_policy(name).model.to(dtype)
+        first, last = model.model.embed_tokens, model.model.layers[0]
+        layers = [module for module in last.modules() if type(module) is torch.nn.Linear and module.in_features == 16]
+        context = rounded_weights(model, compute, **how) if compute else nullcontext()
+        forwards = {}
+        with context, torch.autocast("cpu", compute, enabled=compute is not None):
+            for number, x in enumerate(inputs):
+                x = x.to(dtype).requires_grad_()
+                outputs = [layer(x) for layer in layers]
+                torch.stack([out.to(dtype).square().sum() for out in outputs]).sum().backward()
+                forwards[number] = [*outputs, x.grad]
+        assert "forward" not in vars(layers[0])
+        assert first.weight.grad is None
+        return forwards, {n: p.grad for n, p in last.named_parameters() if p.grad is not None}
+
+    _, exact = gradients(torch.float64)
+    for unrounded in (False, True):
+        found[unrounded] = gradients(torch.float32, torch.bfloat16, unrounded_gradients=unrounded)
+    for number in range(2):
+        assert all(map(torch.equal, found[True][0][number], found[False][0][number]))
+    assert found[True][1].keys() == exact.keys()
+    errors = {u: {n: (g.double() - exact[n]).norm() / exact[n].norm() for n, g in found[u][1].items()} for u in found}
+    assert all(g.dtype == torch.float32 for g in found[True][1].values())
+    assert all(errors[True][n] == errors[False][n] for n in exact if n.endswith("bias"))
+    better = [n for n in exact if errors[True][n] < errors[False][n]]
+    assert set(better) == {n for n in exact if n.endswith("weight")}, errors
 
 
 def test_frozen_weights_get_no_gradient_and_an_error_restores_the_model():

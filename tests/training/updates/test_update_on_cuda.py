@@ -427,7 +427,9 @@ def test_each_option_keeps_waits_precisions_and_shapes(case, prepared):
 
     # Precision: of products, of what is exponentiated, of gradients that several rows add to, of weights and moments
     products = cuda.types["mm"] | cuda.types["addmm"] | cuda.types["bmm"]
-    assert products <= {(HALF,) * 2, (HALF,) * 3} | ({(WIDE,) * 2, (WIDE,) * 3} if case.critic else set())
+    summed = {(WIDE, HALF, HALF, WIDE)} if case.kernels == "liger" else set()  # added to what is wide
+    assert products <= {(HALF,) * 2, (HALF,) * 3} | summed | ({(WIDE,) * 2, (WIDE,) * 3} if case.critic else set())
+    assert bool(cuda.types["addmm"] & summed) == bool(summed)
     assert cuda.types["exp"] == {(WIDE,)}
     assert cuda.types["index_add_"] == {(WIDE, torch.int64, WIDE)}
     of_adapter = {p.dtype for name, p in trained.items() if ".lora_" in name}
@@ -455,9 +457,11 @@ def test_each_option_keeps_waits_precisions_and_shapes(case, prepared):
     fused = {
         name
         for name in cuda.types
-        if name.endswith(("rms_norm_forward_kernel", "_triton_rope", "swiglu_backward_kernel"))
+        if name.endswith(
+            ("rms_norm_forward_kernel", "_triton_rope", "swiglu_backward_kernel", "_statistics", "_gradient")
+        )
     }
-    assert len(fused) == (3 if case.kernels == "liger" else 0)
+    assert len(fused) == (5 if case.kernels == "liger" else 0)
 
 
 SCORING = ("lora in bfloat16, checkpointed", "flash-attn", "liger, lora in bfloat16, checkpointed", "critic")
