@@ -20,6 +20,7 @@ from rlvr_cli.training.parallel.ranks import ALONE, Elsewhere, Ranks
 from rlvr_cli.training.updates.scores import compute_log_probs
 from rlvr_cli.training.updates.update import train_update
 from together import Together
+from triton_on_cpu import mend_interpreter
 
 LENGTHS = [(3, 5), (3, 2), (2, 7), (2, 0), (4, 4), (4, 6), (1, 1), (3, 3)]
 pytestmark = pytest.mark.filterwarnings("ignore:The (logits|attention) of Gemma2")  # that it is slow
@@ -58,12 +59,14 @@ MODELS = {
     "soft-capped": soft_capped,
     "bfloat16": lambda: make_policy(torch.bfloat16, layers=2),
     "float32": lambda: make_policy(torch.float32, layers=2),
+    "fused": lambda: make_policy(torch.float32, layers=2),
 }
 
 
 def policy_of(ranks: Ranks, kind: str, compute_dtype: str = "auto"):
     """A policy, whole or, where there are several ranks, divided; and the whole one."""
     whole = Policy(MODELS[kind](), compute_dtype=compute_dtype)
+    whole.kernels = "liger" if kind == "fused" else "torch"
     if ranks.size == 1:
         return whole, whole
     divided = ShardedPolicy(whole, ranks.mesh(CPU))
@@ -170,6 +173,28 @@ def test_in_bfloat16_each_product_is_that_of_the_whole_policy(together: Together
     """Both round the same weights to the same numbers: sums differ by float32's rounding, and weights by their own precision's."""
     bound = 1e-5 if kind == "float32" else 2**-7
     assert_same(together, kind, [a_batch()], {"micro_batch_size": 1}, "bfloat16", "sgd", rtol=bound, atol=bound / 10)
+
+
+def updated_without_triton(ranks: Ranks, *case):
+    with pytest.MonkeyPatch.context() as patch:
+        mend_interpreter(patch)
+        return updated(ranks, *case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
+def test_fused_kernels_compute_what_they_do_for_the_whole_policy(together: Together, compute_dtype: str):
+    """In bfloat16 the gradients of the whole one's weights are not rounded."""
+    pytest.importorskip("liger_kernel", reason="needs liger-kernel")
+    case = [a_batch()], {"micro_batch_size": 2}, compute_dtype, "sgd"
+    bound = 1e-5 if compute_dtype == "float32" else 2**-7
+    _, plain = updated(ALONE, "float32", *case)
+    _, weights = updated_without_triton(ALONE, "fused", *case)
+    for _, theirs in together.call(updated_without_triton, "fused", *case):
+        for name, weight in weights.items():
+            torch.testing.assert_close(theirs[name], weight, rtol=bound, atol=bound / 10)
+            torch.testing.assert_close(weight, plain[name], rtol=bound, atol=bound / 10)
+    assert any(not weight.equal(plain[name]) for name, weight in weights.items()), "the kernels round as PyTorch does"
 
 
 def scored(ranks: Ranks, kind: str, how):
