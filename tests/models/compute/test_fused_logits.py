@@ -3,6 +3,11 @@
 Where there is no GPU, Triton's interpreter runs the kernels on the CPU (tests/conftest.py).
 """
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -155,3 +160,36 @@ def test_what_triton_cannot_compile_is_not_used(tiny_model, monkeypatch):
     monkeypatch.setattr(fused_logits, "statistics", fails)
     with pytest.raises(RlvrError, match="they fail here with TritonError: no such instruction"):
         Policy(tiny_model.to(DEVICE)).use_kernels("liger")
+
+
+COMPILED = """
+import triton
+from triton.backends.compiler import GPUTarget
+
+from rlvr_cli.models.compute import fused_logits
+
+vectors = dict.fromkeys(("normalizers", "towards", "places", "entropies", "gs"), "*fp32") | {"places": "*i64"}
+
+def compiled(kernel, known, capability, **types):
+    signature = {name: types.get(name) or vectors.get(name) or "constexpr" for name in kernel.arg_names}
+    constants = {(kernel.arg_names.index(name),): value for name, value in known.items()}
+    source = triton.compiler.ASTSource(kernel, signature=signature, constexprs=constants)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
+
+for capability in (80, 90):
+    assert compiled(fused_logits._statistics, {"BLOCK": fused_logits._COLUMNS}, capability, z="*fp32", columns="i32")
+    for with_entropy in (False, True):
+        known = {"WITH_ENTROPY": with_entropy, "BLOCK": fused_logits._COLUMNS}
+        for kind in ("*bf16", "*fp32"):
+            assert compiled(fused_logits._gradient, known, capability, z="*fp32", grad=kind, columns="i32")
+"""
+
+
+def test_they_compile_for_an_a100_and_an_h100(tmp_path):
+    """Which needs no GPU, and no interpreter."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    root = str(Path(__file__).parents[3])
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1", "PYTHONPATH": root}
+    done = subprocess.run([sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.rglob("*.cubin"))) == 10
