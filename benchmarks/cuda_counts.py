@@ -9,8 +9,9 @@ The work: 256 rows of a prompt of 180 tokens and a response of 500, in groups of
 and compute in bfloat16. Micro-batches have so many rows or, with `--tokens`, so many tokens; auto: as many as the plan of the preset
 cs336 gives them on one H100. A sampling step is one in the middle of a response: 256 rows, 430 tokens before the new one.
 
-With `--kernels liger` (needs liger-kernel) the update's norms, rotary positions and SwiGLU are the fused ones: what is launched is
-counted, each tensor read or written once, and once more where a kernel writes over what it has read.
+With `--kernels liger` (needs liger-kernel) the update's norms, rotary positions, SwiGLU and what follows from logits are the fused
+ones, and gradients of weights are added as they are computed: what is launched is counted, each tensor read or written once, and
+once more where a kernel writes over what it has read.
 
 Times follow from published rates alone, as if each kernel took the longest of its launch, its bytes and its operations, and
 each wait of the host, after which the device has nothing to do, took as long as a few launches. They are a lower bound, not a

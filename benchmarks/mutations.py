@@ -875,7 +875,7 @@ MATHEMATICS = [
         ("gradients of one micro-batch only", "add_product(ctx.weight.grad, a, b)", "ctx.weight.grad = product(a, b)", "tests/models/compute/test_rounded.py -k nearer"),
         ("gradients that are rounded after all", "ctx.weight.grad = product(a, b)", "ctx.weight.grad = product(a, b).bfloat16().float()", "tests/models/compute/test_rounded.py -k nearer"),
         ("a rounded layer without a gradient of its bias", "rows.sum(0) if of_bias else None", "None", "tests/models/compute/test_rounded.py -k nearer"),
-        ("a layer that stays rounded", 'vars(layer).pop("forward", None)', "pass", "tests/models/compute/test_rounded.py -k nearer"),
+        ("a layer that keeps adding gradients", 'vars(layer).pop("forward", None)', "pass", "tests/models/compute/test_rounded.py -k nearer"),
     ),
     *mutations_of(
         "models/compute/fused_logits.py",
@@ -889,7 +889,7 @@ MATHEMATICS = [
         "models/compute/liger.py",
         ("kernels for logits are not tried", " or _difference_of_logits(model.device)", "", "tests/models/compute/test_fused_logits.py -k something_else", "fused_kernels"),
         ("sums of products are not tried", " or _difference_of_sums(model.device)", "", "tests/models/compute/test_liger.py -k cannot_be_added", "fused_kernels"),
-        ("an error of Triton stops the run", "(RuntimeError, *_triton_errors())", "RuntimeError", "tests/models/compute/test_fused_logits.py -k compile", "fused_kernels"),
+        ("an error of Triton stops the run", "except Exception as error:  # of Triton", "except RuntimeError as error:  # of Triton", "tests/models/compute/test_fused_logits.py -k compile", "fused_kernels"),
         ("every norm rounds its output", "if before_products else out", "if True else out", "tests/models/compute/test_liger.py -k once_for_the_products", "fused_kernels"),
         ("no norm rounds its output", "if before_products else out", "if False else out", "tests/models/compute/test_liger.py -k once_for_the_products", "fused_kernels"),
     ),

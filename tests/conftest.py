@@ -25,7 +25,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from forks import HEAVY, Forks
+from forks import HEAVY, VLLM, Forks
 
 settings.register_profile("rlvr", deadline=None)  # tests never assert a time: an example may wait for a busy machine
 settings.load_profile("rlvr")
@@ -124,8 +124,9 @@ def tiny_tokenizer(tiny_model_dir):
 
 
 @pytest.fixture(scope="session")
-def forks(tmp_path_factory) -> Iterator[Forks]:
-    with Forks(tmp_path_factory.mktemp("output"), modules=HEAVY) as forks:
+def forks(tmp_path_factory, request) -> Iterator[Forks]:
+    on_vllm = importlib.util.find_spec("vllm") and any(i.get_closest_marker("vllm") for i in request.session.items)
+    with Forks(tmp_path_factory.mktemp("output"), modules=HEAVY + (VLLM if on_vllm else ())) as forks:
         yield forks
 
 

@@ -303,8 +303,8 @@ class Policy:
     def rounded_weights(self) -> Iterator[None]:
         """Round the weights to `compute_dtype` once for all passes within the block; they must not change meanwhile.
 
-        Their gradients are added in the precision of the weights. Results are those without it or, with fused `kernels`, nearer to those
-        in the precision of the weights, since no gradient of a weight is rounded.
+        Their gradients are added in the precision of the weights. Results are those without it; with fused `kernels`, no gradient of a
+        linear layer's weight has been rounded.
         """
         dtype, head = self.compute_dtype, self.head()
         if dtype == self.dtype:
@@ -341,7 +341,8 @@ class Policy:
 
     def use_kernels(self, wanted: str) -> str:
         """Choose the kernels of `fused_kernels`: `auto`, `none` or `liger`; returns a note or the empty string, see `resolve_kernels`."""
-        self.kernels, note = resolve_kernels(self.model, wanted, autocast=self.autocast)
+        with self.on_its_device():  # Triton launches kernels on the current one
+            self.kernels, note = resolve_kernels(self.model, wanted, autocast=self.autocast)
         return note
 
     @contextmanager

@@ -70,7 +70,7 @@ class OptimizationOptions:
     )
     fused_kernels: FusedKernels = knob(
         "auto",
-        "Kernels for norms, rotary positions, SwiGLU and logits in updates: liger (needs liger-kernel), or none. auto: liger on CUDA "
+        "Kernels for norms, rotary positions, SwiGLU and logits in updates and scores: liger (needs liger-kernel), or none. auto: liger on CUDA "
         "where it is installed and the model is a Llama, Mistral, Qwen2 or Qwen3.",
         group="Optimization",
     )

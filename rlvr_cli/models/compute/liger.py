@@ -1,8 +1,8 @@
-"""Fused kernels of an update: RMSNorm, rotary positions and SwiGLU by liger-kernel, an extra, and what follows from logits (`fused_logits`).
+"""Fused kernels of updates and scores: RMSNorm, rotary positions and SwiGLU by liger-kernel, an extra, and what follows from logits.
 
-PyTorch computes each of the three from several operators, which read and write the hidden states again and again. The kernels
-compute the same in float32 within; results differ by rounding. Only one model's layers use them, only within a block: its modules
-are as they were afterwards, and so are other models.
+PyTorch computes each of these from several operators, which read and write the hidden states or the logits again and again. The
+kernels compute the same in float32 within; results differ by rounding. Only one model's layers use them, only within a block: its
+modules are as they were afterwards, and so are other models. Those for logits are in `fused_logits`.
 """
 
 import contextlib
@@ -154,14 +154,8 @@ def _problem(model: PreTrainedModel, autocast: Callable[[], Any]) -> str:
     """Return why the kernels are not to be used, after they were tried on a few numbers; empty if they are."""
     try:
         return _difference(model, autocast) or _difference_of_logits(model.device) or _difference_of_sums(model.device)
-    except (RuntimeError, *_triton_errors()) as error:  # of Triton's compiler or of a driver
+    except Exception as error:  # of Triton, the compilers that it calls, their headers, or a driver
         return f"they fail here with {type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
-
-
-def _triton_errors() -> tuple[type[Exception], ...]:
-    from triton.errors import TritonError
-
-    return (TritonError,)
 
 
 def _difference(model: PreTrainedModel, autocast: Callable[[], Any]) -> str:
@@ -221,17 +215,18 @@ def _difference_of_logits(device: torch.device) -> str:
         ]
         return [normalizer, entropy, *grads]
 
-    ours = computed(fused_logits, dtype=torch.float32)
-    same = all((a - b).norm() <= 1e-4 * a.norm() for a, b in zip(computed(logits), ours, strict=True))
-    return "" if same else "what they make of logits differs by more than rounding from what PyTorch does"
+    for dtype, bound in ((torch.float32, 1e-4), (torch.bfloat16, 1e-2)):
+        ours = computed(fused_logits, dtype=dtype)
+        if not all((a - b).norm() <= bound * a.norm() for a, b in zip(computed(logits), ours, strict=True)):
+            return "what they make of logits differs by more than rounding from what PyTorch does"
+    return ""
 
 
 def _difference_of_sums(device: torch.device) -> str:
-    """Return what differs if products in half precision are added to a gradient; empty: nothing but rounding."""
-    a, b = (
-        as_operand(torch.linspace(-1, 1, 64, device=device).view(shape), torch.bfloat16) for shape in ((4, 16), (16, 4))
-    )
-    total = torch.ones(4, 4, device=device)
-    add_product(total, a, b)
-    same = (total - (a.float() @ b.float() + 1)).abs().max() <= 1e-4
+    """Return what differs if products in half precision are added to a part of a gradient; empty: nothing but rounding."""
+    a, b = (as_operand(torch.linspace(-1, 1, 64, device=device).view(16, 4), torch.bfloat16) for _ in range(2))
+    total = torch.ones(8, 4, device=device)
+    add_product(total[4:], a.T, b)
+    expected = torch.cat((torch.zeros(4, 4, device=device), a.float().T @ b.float())) + 1
+    same = (total - expected).abs().max() <= 1e-4
     return "" if same else "products are added to gradients with more than rounding"

@@ -2,8 +2,8 @@
 
 Autocast rounds every weight in each pass, and turns each gradient back before it is added. Here the layers hold rounded copies
 for a while, and the gradients of the copies are added to those of the weights, in the precision of the weights. Every number
-is the same. Or each product that is a gradient is added as it is computed, without having been rounded: a weight's gradient is read
-and written once, and nothing else of its size.
+is the same. With `unrounded_gradients`, the product that is a weight's gradient is added to the gradient that is there as it is
+computed: it is never rounded, and no other tensor of its size is read or written.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ def rounded_weights(
 
     Args:
         but: a layer that keeps its weights.
-        unrounded_gradients: of the weights.
+        unrounded_gradients: whether the gradients of weights, but not of biases, are added without having been rounded.
     """
     first = next(model.parameters())
     layers = [module for module in model.modules() if type(module) in LINEAR and module is not but]
@@ -41,15 +41,17 @@ def rounded_weights(
         for name, weight in layer._parameters.items()
         if weight is not None and weight is not first and weight.dtype != dtype
     ]
+    summed = [(layer, w) for layer, name, w in places if unrounded_gradients and name == "weight" and w.requires_grad]
     try:
         for layer, name, weight in places:
             layer._parameters[name] = _rounded(weight, dtype)  # type: ignore[assignment]  (a Parameter, by its type)
-            if unrounded_gradients and name == "weight" and weight.requires_grad:
-                vars(layer)["forward"] = partial(_linear, layer, weight)
+        for layer, weight in summed:
+            vars(layer)["forward"] = partial(_linear, layer, weight)
         yield
     finally:
         for layer, name, weight in places:
             layer._parameters[name] = weight
+        for layer, _ in summed:
             vars(layer).pop("forward", None)
 
 

@@ -58,10 +58,12 @@ HEAVY = (
     "pytest",
     *(
         name
-        for name in ("aiohttp", "matplotlib.backends.backend_svg", "vllm.entrypoints.openai.api_server")
+        for name in ("aiohttp", "matplotlib.backends.backend_svg")
         if importlib.util.find_spec(name.partition(".")[0])
     ),
 )
+
+VLLM = ("vllm.entrypoints.openai.api_server",)  # for the tests on real vLLM
 
 
 @dataclass(frozen=True)
@@ -220,8 +222,11 @@ def processes_in(folder: Path) -> dict[int, str]:
 def _serve(starts: socket.socket) -> None:
     main = importlib.import_module("rlvr_cli.cli").main
     modules = json.loads(sys.stdin.readline())  # no arguments: a process is to be known by what it runs
+    environment = dict(os.environ)
     if any(module.startswith("vllm.") for module in modules):
-        importlib.import_module("rlvr_cli.samplers.vllm_process").import_vllm()  # with the variables that it minds then
+        importlib.import_module("rlvr_cli.samplers.vllm_process").import_vllm()  # it minds variables as it is imported
+        os.environ.clear()
+        os.environ.update(environment)  # the children set them themselves
     for module in modules:
         importlib.import_module(module)
     if "rlvr_cli.models.load" in modules:

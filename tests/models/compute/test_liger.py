@@ -119,19 +119,22 @@ def test_of_a_tied_weight_both_gradients_of_all_micro_batches_are_added():
 
 
 @pytest.mark.parametrize("how", [{"gradient_checkpointing": True}, {"micro_batch_tokens": 8}])
-def test_layers_may_be_computed_again(how):
-    plain, fused = Policy(make_model()), Policy(make_model())
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_layers_may_be_computed_again(how, compute):
+    plain, fused = Policy(make_model()), Policy(make_model(), compute_dtype=compute)
     fused.use_kernels("liger")
     expected, found = gradients(plain)[0], gradients(fused, **how)[0]
+    bound = 1e-4 if compute == "float32" else 0.05
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-4)
+        assert (found[name] - gradient).norm() <= bound * gradient.norm() + 1e-2 * bound, name
 
 
-def test_an_adapter_and_its_reference():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_adapter_and_its_reference(dtype):
     def adapted():
-        model = make_model(dtype=torch.bfloat16)
+        model = make_model(dtype=dtype)
         add_adapter(model, Lora(rank=3, alpha=6, seed=0))
-        policy = AdaptedPolicy(model, base="nowhere")
+        policy = AdaptedPolicy(model, base="nowhere", compute_dtype="bfloat16")
         draw = torch.Generator().manual_seed(1)
         for name, tensor in policy.weights().items():
             if ".lora_B." in name:

@@ -128,6 +128,14 @@ def test_frozen_weights_get_no_gradient_and_an_error_restores_the_model():
     assert policy.head().rounded is None
 
 
+def test_a_layer_keeps_a_forward_of_its_own():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    model[1].forward = own = lambda x: 2 * x
+    with rounded_weights(model, torch.bfloat16):
+        assert model[1].forward is own
+    assert model[1].forward is own
+
+
 def test_the_first_parameter_keeps_the_models_precision():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     with rounded_weights(model, torch.bfloat16):
