@@ -898,8 +898,10 @@ MATHEMATICS = [
         ("the gradient of a head is that of the first micro-batch", "                if known_grad is not None:", "                if False:", "tests/models/compute/test_liger.py -k tied", "fused_kernels"),
         ("a chunk of a head's gradient goes to the first one", "known_grad[chunk], grad.T", "known_grad[: chunk.stop - chunk.start], grad.T", "tests/models/compute/test_fused_logits.py -k added_to", "fused_kernels"),
     ),
+    Mutation("a divided policy computes without fused kernels", "models/sharded.py", "self.kernels = whole.kernels", "pass", "tests/models/test_sharded.py -k fused", ("fused_kernels",)),
     *mutations_of(
         "models/policy.py",
+        ("kernels are tried on another device", "with self.on_its_device():  # Triton", "with contextlib.nullcontext():  # Triton", f"{ON_CUDA} -k each_option", "fused_kernels"),
         ("gradients of weights are rounded with fused kernels too", 'unrounded_gradients=self.kernels == "liger"', "unrounded_gradients=False", "tests/models/compute/test_liger.py -k no_gradient_of_a_weight", "fused_kernels"),
         ("fused logits outside the block", "            self._fused = False", "            pass", "tests/models/compute/test_fused_logits.py -k only_within", "fused_kernels"),
     ),

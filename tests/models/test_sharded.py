@@ -183,10 +183,18 @@ def test_in_bfloat16_each_product_is_that_of_the_whole_policy(together: Together
     assert_same(together, kind, [a_batch()], {"micro_batch_size": 1}, "bfloat16", "sgd", rtol=bound, atol=bound / 10)
 
 
-def updated_without_triton(ranks: Ranks, *case):
+def updated_by_kernels(ranks: Ranks, *case):
+    """In Triton's interpreter. Each rank has to launch them."""
+    from rlvr_cli.models.compute import fused_logits
+
+    launched = []
     with pytest.MonkeyPatch.context() as patch:
         mend_interpreter(patch)
-        return updated(ranks, *case)
+        own = fused_logits.logits_gradient
+        patch.setattr(fused_logits, "logits_gradient", lambda *a, **k: launched.append(1) or own(*a, **k))
+        found = updated(ranks, *case)
+    assert launched
+    return found
 
 
 @pytest.mark.slow
@@ -201,9 +209,9 @@ def test_fused_kernels_compute_what_they_do_for_the_whole_policy(together: Toget
         return {name: weight - before[name] for name, weight in weights.items()}
 
     plain = steps(updated(ALONE, "float32", *case)[1])
-    whole = steps(updated_without_triton(ALONE, "fused", *case)[1])
+    whole = steps(updated_by_kernels(ALONE, "fused", *case)[1])
     least = 1e-3 * torch.stack([step.norm() for step in plain.values()]).norm()  # a bias of keys changes nothing
-    for found in (whole, *(steps(weights) for _, weights in together.call(updated_without_triton, "fused", *case))):
+    for found in (whole, *(steps(weights) for _, weights in together.call(updated_by_kernels, "fused", *case))):
         for name, step in plain.items():
             bound = 1e-3 if compute_dtype == "float32" else 0.05
             assert (found[name] - step).norm() <= bound * step.norm() + least, name

@@ -104,7 +104,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
     """Add `product(a, b)` to a tensor that is at least float32. For operands in half precision there is no other tensor of its size."""
     if a.dtype.itemsize < 4:
-        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)  # type: ignore[call-overload]
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)  # type: ignore[call-overload]  (its stubs lack out_dtype)
     else:
         onednn.add_product(total, a, b)
 

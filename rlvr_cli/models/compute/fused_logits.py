@@ -17,7 +17,7 @@ _COLUMNS = 2048  # that a program reads at a time
 
 
 def statistics(z: Tensor, *, with_entropy: bool) -> Statistics:
-    """Return the statistics of logits, (positions, chunk), from which nothing is taken."""
+    """Return the statistics of logits, (positions, chunk), from which nothing is subtracted."""
     rows, columns = z.shape
     normalizer, entropy = z.new_empty(2, rows)
     _statistics[(rows,)](z, normalizer, entropy, columns, BLOCK=_COLUMNS)  # type: ignore[arg-type]  (a constexpr)
@@ -33,9 +33,10 @@ def logits_gradient(
     in_place: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return the gradient with respect to logits, see `logits.logits_gradient`; `z` is as it was.
+    """Return the gradient with respect to logits, see `logits.logits_gradient`.
 
     Args:
+        in_place: without effect; `z` is never written over.
         dtype: of the result.
     """
     rows, columns = z.shape
@@ -47,7 +48,7 @@ def logits_gradient(
         *given,
         columns,
         WITH_ENTROPY=toward.entropies is not None,  # type: ignore[arg-type]  (a constexpr)
-        BLOCK=_COLUMNS,  # type: ignore[arg-type]
+        BLOCK=_COLUMNS,  # type: ignore[arg-type]  (a constexpr)
     )
     return grad
 

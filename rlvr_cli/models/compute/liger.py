@@ -27,6 +27,7 @@ _PREFIXES = {
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
 }  # of their classes, by model type
+_BEFORE_PRODUCTS = ("input_layernorm", "post_attention_layernorm")  # the norms whose output several linear layers read
 _PROBE = (3, 1, 4, 1, 5, 9)  # token ids
 
 
@@ -102,10 +103,7 @@ def _fused(model: PreTrainedModel) -> Iterator[tuple[nn.Module, Callable[..., An
     for name, module in model.named_modules():
         match type(module).__name__.removeprefix(prefix):
             case "RMSNorm":
-                yield (
-                    module,
-                    _norm(module, before_products=name.endswith(("input_layernorm", "post_attention_layernorm"))),
-                )
+                yield module, _norm(module, before_products=name.endswith(_BEFORE_PRODUCTS))
             case "MLP":
                 yield module, _swiglu(module)
             case "Attention":

@@ -47,13 +47,13 @@ def scaled_logits(inputs: Tensor, weight: Tensor, bias: Tensor | None, chunk: sl
 class Statistics(NamedTuple):
     """What follows from the logits of a chunk, each (positions,)."""
 
-    shift: Tensor  # what was taken from the logits, in place
+    shift: Tensor  # what was subtracted from the logits, in place
     normalizer: Tensor  # the logarithm of the sum of their exponentials
     entropy: Tensor | None  # of the softmax over the chunk
 
 
 def statistics(z: Tensor, *, with_entropy: bool) -> Statistics:
-    """Return the statistics of finite logits, (positions, chunk), from which their maximum at each position is taken."""
+    """Return the statistics of logits, (positions, chunk), none of them infinite. In place, the maximum at each position is subtracted."""
     top = z.amax(dim=-1)
     z -= top[:, None]
     p = z.exp()  # the chunk's softmax times `total`, which is at least 1
@@ -63,7 +63,7 @@ def statistics(z: Tensor, *, with_entropy: bool) -> Statistics:
 
 
 class Toward(NamedTuple):
-    """The gradients of a loss with respect to what was computed from logits, each (positions,)."""
+    """The gradients of a loss toward what was computed from logits, each (positions,)."""
 
     labels: Tensor  # of the log-probabilities of labels, over the temperature
     entropies: tuple[Tensor, Tensor] | None  # the entropies, and minus the gradients of them, over the temperature
@@ -79,9 +79,9 @@ def logits_gradient(
 
     Args:
         z: the logits.
-        normalizer: (positions,), of all logits, less what was taken from `z`.
+        normalizer: (positions,), of all logits, less what was subtracted from `z`.
         label: the result of `places`.
-        in_place: write over `z`.
+        in_place: whether `z` may be written over.
     """
     z = z.sub_(normalizer[:, None]) if in_place else z - normalizer[:, None]
     inside, place = label

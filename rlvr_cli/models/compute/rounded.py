@@ -56,11 +56,11 @@ def rounded_weights(
 
 
 def _linear(layer: Any, weight: nn.Parameter, x: Tensor) -> Tensor:
-    return _Linear.apply(x, layer.weight, layer.bias, weight)  # type: ignore[return-value]  (apply has no types)
+    return _UnroundedGradient.apply(x, layer.weight, layer.bias, weight)  # type: ignore[return-value]  (apply has no types)
 
 
-class _Linear(torch.autograd.Function):
-    """A linear layer with a rounded weight, which adds its gradient to that of the weight itself."""
+class _UnroundedGradient(torch.autograd.Function):
+    """A linear layer with a rounded weight, whose gradient is added to that of the weight itself."""
 
     @staticmethod
     def forward(ctx, x, rounded, bias, weight):

@@ -26,12 +26,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 # Those that import torch. Others start sooner than a process of this size is copied, and some mind how much memory it has.
-MODULES = (
-    "rlvr_cli",
-    "rlvr_cli.parallel.child",
-    "together",
-    "vllm.entrypoints.openai.api_server",
-)
+VLLM_SERVER = "vllm.entrypoints.openai.api_server"
+MODULES = ("rlvr_cli", "rlvr_cli.parallel.child", "together", VLLM_SERVER)
 ROOT = str(Path(__file__).parents[3])
 _PR_SET_CHILD_SUBREAPER = 36
 _ABOVE = 200  # where a child's descriptors wait until those that it must not have are closed

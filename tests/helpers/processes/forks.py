@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from forked import fork_modules, pair, popen, run_and_end, serve
+from forked import VLLM_SERVER, fork_modules, pair, popen, run_and_end, serve
 
 LIMIT = 120.0  # seconds after which a call counts as hung
 SIGNALED = "RLVR_TEST_SIGNALED"  # names a file that gets the moment at which a fault point signals the process
@@ -63,7 +63,7 @@ HEAVY = (
     ),
 )
 
-VLLM = ("vllm.entrypoints.openai.api_server",)  # for the tests on real vLLM
+VLLM = (VLLM_SERVER,)  # for the tests on real vLLM
 
 
 @dataclass(frozen=True)

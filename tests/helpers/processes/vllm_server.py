@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from endpoint import Reply, error, serving
+from forked import VLLM_SERVER
 from forks import Forks
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.load import load_policy
@@ -198,7 +199,7 @@ def real_servers(forks: Forks, folder: Path) -> Iterator[Callable[..., list[Real
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = free.getsockname()[1]
             command = shlex.split(
-                f"-m vllm.entrypoints.openai.api_server --host 127.0.0.1 --port {port} --dtype float32 --enforce-eager "
+                f"-m {VLLM_SERVER} --host 127.0.0.1 --port {port} --dtype float32 --enforce-eager "
                 "--logprobs-mode processed_logprobs --no-enable-chunked-prefill --max-model-len 256"
             )
             with (folder / f"{len(started)}.log").open("w") as log:
