@@ -163,10 +163,12 @@ class Batch:
 
         Returns those for which there is no row any more, or none with room: they are prefilled as others are.
         """
-        if not self.parked.coming or (self.live and self.step - self._resumed < RESUME_STEPS):
+        if not self.parked.coming:
             return []
-        self._resumed = self.step
-        going, crowded = self.parked.claim(max_tokens=self._params.max_tokens)
+        passes = not self.live or self.step - self._resumed >= RESUME_STEPS
+        if passes:
+            self._resumed = self.step
+        going, crowded = self.parked.claim(max_tokens=self._params.max_tokens, passes=passes, steps=bool(self.live))
         going.sort(key=lambda pair: len(pair[1].prompt_ids))
         most = max(1, RESUMED_TOKENS // self.cache.columns)
         for start in range(0, len(going), most):

@@ -151,6 +151,7 @@ class RowCache:
         self.parked = np.zeros(rows, dtype=bool)
         self._start = np.zeros(rows, dtype=np.int64)  # the row's first column
         self._end = np.zeros(rows, dtype=np.int64)  # the column behind its last one, of a parked row
+        self._unread = np.zeros(rows, dtype=bool)  # parked rows whose newest token the next step reads
         self._gaps = np.zeros(rows, dtype=np.int64)  # columns between those that are hidden from the row
         self._changed = False  # whether the rows or columns in use may have changed
         self._shared: list[SharedPrefix | None] = [None] * rows  # what each row begins with
@@ -249,6 +250,8 @@ class RowCache:
             )
             logits = out.logits[:, -1].float()
         w.column += 1
+        self._end[self._unread] = w.column
+        self._unread[:] = False
         return logits
 
     def feed(self, tokens: torch.Tensor) -> None:
@@ -259,19 +262,19 @@ class RowCache:
 
     def release(self, rows: Sequence[int]) -> None:
         """Free rows."""
-        self.alive[rows] = self.parked[rows] = False
+        self.alive[rows] = self.parked[rows] = self._unread[rows] = False
         for row in rows:
             if (shared := self._shared[row]) is not None:
                 shared.rows.remove(int(row))
                 self._shared[row], self._regroup = None, True
         used = self.window.rows
-        self.positions[:used][self.on_device(~self.alive[:used])] = 0
+        self.positions[:used][self.on_device(~(self.alive | self._unread)[:used])] = 0
         self._changed = True
 
     def park(self, rows: Sequence[int]) -> None:
-        """End rows, but keep the keys and values of all their tokens without the newest one."""
-        self.release(rows)
-        self.parked[rows], self._end[rows] = True, self.window.column
+        """End rows, but keep the keys and values of all their tokens: those of the newest one from the next step on, which reads it."""
+        self.alive[rows], self.parked[rows], self._unread[rows] = False, True, True
+        self._end[rows] = self.window.column
 
     def take_out(self, row: int) -> Prefix:
         """Free a parked row; return the keys and values of its tokens."""
@@ -283,12 +286,16 @@ class RowCache:
     def put_back(self, prefix: Prefix) -> int:
         """Park what was taken out in a free row, and return it."""
         (row,) = self.seat([0] * (prefix[0][0].shape[1] + 1), prefix, most=1)
-        self.park([row])
+        self.alive[row], self.parked[row], self._end[row] = False, True, self.window.column
         return int(row)
 
     def known(self, row: int) -> int:
-        """How many tokens a parked row keeps."""
+        """How many tokens of a parked row have been read."""
         return int(self._end[row] - self._start[row] - self._gaps[row])
+
+    def lacks_step(self, row: int) -> bool:
+        """Whether the next step reads a parked row's newest token."""
+        return bool(self._unread[row])
 
     def fits(self, row: int, tokens: int) -> bool:
         """Whether a parked row can go on with so many tokens more."""
@@ -302,7 +309,10 @@ class RowCache:
         """
         assert self._step is not None, "the model itself goes on in no row"
         self._shrink_window()
-        w, known = self.window, np.array([self.known(row) for row in rows])
+        w, lengths = self.window, np.array([*map(len, prompts)])
+        known = np.array([self.known(row) for row in rows])
+        self._end[rows] -= known == lengths  # nothing follows the newest token: it is read again, to draw the next one
+        known = np.minimum(known, lengths - 1)
         news = [prompt[n:-1] for prompt, n in zip(prompts, known, strict=True)]
         spare = w.column - self._end[rows] - [*map(len, news)]  # negative: as many go before its first one
         lacking = w.low - int((self._start[rows] + spare.clip(max=0)).min())
@@ -312,13 +322,13 @@ class RowCache:
         new = extension(news, rows=rows, known=known, mask=self._mask, **where)
         if any(news):
             self._step.extend(new, cache=self.slots)
-        at, lengths = new.rows, np.array([*map(len, prompts)])
+        at = new.rows
         self._mask[at, 0, 0, new.seen] = new.later
         self.inputs[at, 0] = self.on_device(np.array([prompt[-1] for prompt in prompts]))
         self.positions[at, 0] = self.on_device(lengths - 1)
         self._gaps[rows] += spare.clip(0)
         self._start[rows] += spare.clip(max=0)
-        self.alive[rows], self.parked[rows] = True, False
+        self.alive[rows], self.parked[rows], self._unread[rows] = True, False, False
         w.rows = max(w.rows, int(rows.max()) + 1)
         self._changed = True
 
@@ -340,9 +350,9 @@ class RowCache:
                     slots[:, :, w.low : w.column][to] = slots[:, :, w.low : w.column][of]
             for tensor in (self._mask, self.inputs, self.positions):
                 tensor[to] = tensor[of]
-            for array in (self._start, self._end, self._gaps, self.alive, self.parked):
+            for array in (self._start, self._end, self._gaps, self.alive, self.parked, self._unread):
                 array[holes] = array[movers]
-            self.alive[movers] = self.parked[movers] = False
+            self.alive[movers] = self.parked[movers] = self._unread[movers] = False
             for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):
                 if (shared := self._shared[mover]) is not None:
                     shared.rows[shared.rows.index(mover)] = hole

@@ -122,22 +122,22 @@ class Parked:
                 self._out[key] = self._cache.take_out(self._rows.pop(key))
                 room -= known
 
-    def claim(self, *, max_tokens: int) -> tuple[list[tuple[int, Question]], list[Question]]:
+    def claim(self, *, max_tokens: int, passes: bool, steps: bool) -> tuple[list[tuple[int, Question]], list[Question]]:
         """Return the questions that go on now, with their rows, and those that have no row any more or none with room for them.
 
         Args:
             max_tokens: that are drawn for a question which says nothing else.
+            passes: whether those go on which need a pass; the others need only the next step.
+            steps: whether a step follows in any case, so that rows may wait for what it reads.
         """
         going, crowded, later = [], [], []
         for question in self.coming:
             assert question.after is not None
-            if question.after not in self._out:
-                row = self._rows.pop(question.after, None)
-            elif self._cache.free:
-                row = self._cache.put_back(self._out.pop(question.after))
-            else:
+            if self._waits(question, passes=passes, steps=steps):
                 later.append(question)
                 continue
+            prefix = self._out.pop(question.after, None)
+            row = self._rows.pop(question.after, None) if prefix is None else self._cache.put_back(prefix)
             if row is not None and self._fits(row, len(question.prompt_ids) + (question.max_tokens or max_tokens)):
                 going.append((row, question))
                 continue
@@ -146,6 +146,18 @@ class Parked:
                 self._cache.release([row])
         self.coming = later
         return going, crowded
+
+    def _waits(self, question: Question, *, passes: bool, steps: bool) -> bool:
+        """Whether a question goes on later."""
+        assert question.after is not None
+        if question.after in self._out:
+            return not (passes and self._cache.free)
+        row = self._rows.get(question.after)
+        if row is None:
+            return False
+        if self._cache.lacks_step(row):
+            return steps
+        return not passes and self._cache.known(row) < len(question.prompt_ids) - 1
 
     def _fits(self, row: int, tokens: int) -> bool:
         return self._cache.fits(row, tokens - self._cache.known(row) + PARKED_STEPS)

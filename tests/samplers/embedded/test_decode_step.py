@@ -106,7 +106,8 @@ def test_a_step_after_several_tokens_in_a_pass_gives_the_models_logits(architect
     lengths = [3, 3, 3]
     cache.forward()
     for waits, news in ((0, (1, 2, 6)), (4, (9, 1, 3)), (1, (1, 1, 1)), (2, (5, 7, 3))):
-        cache.park([0, 1, 2])
+        cache.feed(torch.tensor([one[length] for one, length in zip(ids, lengths, strict=True)]))
+        cache.park([0, 1, 2])  # a step that follows reads what was fed
         for _ in range(waits):
             cache.forward()
         lengths = [length + new for length, new in zip(lengths, news, strict=True)]

@@ -219,6 +219,30 @@ def test_a_row_that_waits_longer_gives_its_place_to_others(tiny_model, tiny_toke
         torch.testing.assert_close(logits[0], plain, atol=1e-4, rtol=1e-4)
 
 
+@torch.no_grad()
+def test_a_turn_with_an_answer_of_one_token_goes_on_without_a_pass(tiny_model, tiny_tokenizer, monkeypatch):
+    """The step that runs meanwhile reads the turn's last token in its row, though other rows are freed before it."""
+    sampler, passes = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), recorded(monkeypatch)
+    with sampler._sampling():
+        rows = batch_of(sampler, tiny_tokenizer, rows=3, max_tokens=3, over={(0, 1)})
+        rows.seat(
+            questions.Question(0, [7, 8, 9], deque([(0, 3), (1, 4)]), *rows.cache.prefill([[7, 8]]), max_tokens=1)
+        )
+        rows.seat(questions.Question(1, [60, 61], deque([(0, 5)]), *rows.cache.prefill([[60]])))
+        said = {completion.sample_index: completion for completion in rows.advance()}
+        ids = [*said[0].prompt_ids, *said[0].token_ids, 80]
+        rows.parked.coming.append(questions.Question(2, ids, deque([(0, 9)]), after=(0, 0)))
+        assert rows.resume() == []
+        assert rows.live == 1  # it waits for the step
+        rows.advance()
+        rows._resumed = rows.step  # no pass is due
+        assert rows.resume() == []
+        assert (rows.live, passes) == (2, [])
+        logits = rows.cache.forward()
+    plain = tiny_model(input_ids=torch.tensor([ids])).logits[0, -1]
+    torch.testing.assert_close(logits[0], plain, atol=1e-4, rtol=1e-4)
+
+
 def test_what_was_taken_out_needs_not_wait_for_rows_that_wait(tiny_model, tiny_tokenizer):
     sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
     with sampler._sampling():
@@ -241,7 +265,7 @@ def test_what_is_taken_out_has_a_limit_and_an_end(tiny_model, tiny_tokenizer, mo
     sampler, over = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), set()
     with sampler._sampling():
         rows = batch_of(sampler, tiny_tokenizer, rows=2, max_tokens=1, over=over)
-        monkeypatch.setattr(questions, "TAKEN_OUT_SHARE", 3 / 180)  # of 2 x 90 columns: one row's three tokens
+        monkeypatch.setattr(questions, "TAKEN_OUT_SHARE", 4 / 180)  # of 2 x 90 columns: one row's four tokens
         rows.seat(question(rows, 0, [7, 8, 9]))
         rows.advance()
         for _ in range(questions.TAKEN_OUT_STEPS):
@@ -269,7 +293,8 @@ def test_turns_of_a_row_go_on_in_its_columns_those_before_them_or_a_new_row(
         rows.seat(questions.Question(0, ids, deque([(0, 5)]), *rows.cache.prefill([ids[:-1]])))
         for turn, answer in enumerate([[], *answers]):
             if turn:
-                new = [found[-1].token_ids[-1], *answer]
+                waited = waits[(turn - 1) % len(waits)] > 0  # then a step has read the newest token
+                new = [*([] if waited else found[-1].token_ids[-1:]), *answer][:-1]
                 ids = [*ids, *found[-1].token_ids, *answer]
                 rows.parked.coming.append(questions.Question(turn, ids, deque([(0, 5)]), after=(turn - 1, 0)))
                 if crowded := rows.resume():
@@ -277,8 +302,8 @@ def test_turns_of_a_row_go_on_in_its_columns_those_before_them_or_a_new_row(
                     freed += 1
                     crowded[0].prefix = rows.cache.prefill([ids[:-1]])[0]
                     rows.seat(crowded[0])
-                elif answer:
-                    assert passes.pop() == new[:-1]
+                elif new:
+                    assert passes.pop() == new
                 assert not passes
             while len(found) <= turn:
                 found += rows.advance()
