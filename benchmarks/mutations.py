@@ -1600,7 +1600,7 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
         ("what is taken out takes all the memory", " and known <= room", "", JOINING),
         ("a row whose question has come is taken out", " and key not in wanted", "", JOINING),
         ("what was taken out gets a row that is not free", "return not (passes and self._cache.free)", "return not passes", JOINING),
-        ("a row whose newest token is known waits for a pass", "return not passes and self._cache.known(row) < len(question.prompt_ids) - 1", "return not passes", f"{JOINING} -k without_a_pass"),
+        ("a row whose newest token is known waits for a pass", "return not passes and self._cache.known(row) < num_prompt_tokens - 1", "return not passes", f"{JOINING} -k without_a_pass"),
         ("a row does not wait for the step that reads its newest token", "            return steps\n", "            return False\n", f"{JOINING} -k without_a_pass"),
         ("a question that has no row is forgotten", "                later.append(question)\n", "", JOINING),
     ),

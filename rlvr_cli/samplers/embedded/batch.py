@@ -159,7 +159,10 @@ class Batch:
             question.prefix.awaited = bool(question.samples)
 
     def resume(self) -> list[Question]:
-        """Go on with the questions that have come after rows which wait, in passes of as many rows as these may hold.
+        """Go on with the questions that have come after rows which wait.
+
+        Those whose prompts add a single token do so in the next step; the others, every few steps, in passes of as many rows as these
+        may hold.
 
         Returns those for which there is no row any more, or none with room: they are prefilled as others are.
         """

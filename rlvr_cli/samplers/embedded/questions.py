@@ -133,7 +133,7 @@ class Parked:
         going, crowded, later = [], [], []
         for question in self.coming:
             assert question.after is not None
-            if self._waits(question, passes=passes, steps=steps):
+            if self._waits(question.after, len(question.prompt_ids), passes=passes, steps=steps):
                 later.append(question)
                 continue
             prefix = self._out.pop(question.after, None)
@@ -147,17 +147,16 @@ class Parked:
         self.coming = later
         return going, crowded
 
-    def _waits(self, question: Question, *, passes: bool, steps: bool) -> bool:
-        """Whether a question goes on later."""
-        assert question.after is not None
-        if question.after in self._out:
+    def _waits(self, after: Key, num_prompt_tokens: int, *, passes: bool, steps: bool) -> bool:
+        """Whether a question with so many tokens, after what has ended, goes on later than now."""
+        if after in self._out:
             return not (passes and self._cache.free)
-        row = self._rows.get(question.after)
+        row = self._rows.get(after)
         if row is None:
             return False
         if self._cache.lacks_step(row):
             return steps
-        return not passes and self._cache.known(row) < len(question.prompt_ids) - 1
+        return not passes and self._cache.known(row) < num_prompt_tokens - 1
 
     def _fits(self, row: int, tokens: int) -> bool:
         return self._cache.fits(row, tokens - self._cache.known(row) + PARKED_STEPS)
