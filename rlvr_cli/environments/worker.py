@@ -1,7 +1,8 @@
 """A process in which environments live, started by `pool.EnvironmentPool`: one instance for each episode under way.
 
-Enters: questions ["begin", "answer" or "play_again", seed, example, turns of the policy], or ["schemas"]. Leaves: what the environment says,
-or the error that it raised; before the first question {} once the files have been run, then what an instance says of itself.
+Enters: lists of questions ["begin", "answer" or "play_again", seed, example, turns of the policy], ["facts"] or ["schemas"]. Leaves: for each
+what the environment says, or the error that it raised; before the first list {} once the files have been run, then the facts: what an
+instance says of itself.
 An episode that this process does not know, since the one before died, is played again up to the last turn.
 """
 
@@ -65,24 +66,17 @@ def serve(
     episodes = _Episodes(make)
     while True:
         try:
-            kind, *question = read(connection)
+            questions = read(connection)
         except EOFError:
             return
-        if kind == "schemas":
-            write(connection, _schemas(spec, first))
-            continue
-        seed, example, turns = question
-        try:
-            match kind:
-                case "begin":
-                    said = episodes.begin(seed, example)
-                case "answer":
-                    said = episodes.answer(seed, example, turns)
-                case _:
-                    said = episodes.play_again(seed, example, turns)
-        except BaseException as error:  # whatever the user's own code raises
-            said = {"error": type(error).__name__, "detail": _described(spec, error)}
-        write(connection, said)
+        for kind, *question in questions:
+            if kind == "facts":
+                said = facts
+            elif kind == "schemas":
+                said = _schemas(spec, first)
+            else:
+                said = _answer(spec, episodes, kind, *question)
+            write(connection, said)
 
 
 def check_sound(spec: EnvironmentSpec, environment: object) -> None:
@@ -138,6 +132,21 @@ class _Episodes:
         self._under_way[seed] = (environment, answered)
         if len(self._under_way) > _EPISODES:
             del self._under_way[next(iter(self._under_way))]
+
+
+def _answer(
+    spec: EnvironmentSpec, episodes: _Episodes, kind: str, seed: int, example: dict[str, Any], turns: Sequence[str]
+) -> dict[str, Any]:
+    try:
+        match kind:
+            case "begin":
+                return episodes.begin(seed, example)
+            case "answer":
+                return episodes.answer(seed, example, turns)
+            case _:
+                return episodes.play_again(seed, example, turns)
+    except BaseException as error:  # whatever the user's own code raises
+        return {"error": type(error).__name__, "detail": _described(spec, error)}
 
 
 def _schemas(spec: EnvironmentSpec, environment: Any) -> dict[str, Any]:

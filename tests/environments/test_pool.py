@@ -14,7 +14,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import Example
 
 COUNTS = """
-import os, subprocess, sys, time
+import os, subprocess, sys, threading, time
 from rlvr_cli.environments import Reply
 
 class Counts:
@@ -31,6 +31,10 @@ class Counts:
             time.sleep(60)
         if turn == "exit!":
             os._exit(3)
+        if turn == "bomb!":
+            threading.Timer(0.3, os._exit, (3,)).start()
+        if turn == "wait!":
+            time.sleep(1)
         if turn == "raise!":
             raise KeyError("gone")
         if turn == "memory!":
@@ -91,8 +95,8 @@ def test_an_episode_keeps_its_state_and_is_played_again_where_it_is_lost(pool):
     ("turn", "error", "detail"),
     [
         ("exit!", "crash", "also when started afresh"),
-        ("raise!", "KeyError", "mine.py:20: 'gone'"),
-        ("memory!", "MemoryError", "mine.py:22"),
+        ("raise!", "KeyError", "mine.py:24: 'gone'"),
+        ("memory!", "MemoryError", "mine.py:26"),
         ("nothing!", "TypeError", "answer() returned None, not a Reply"),
         (
             "number!",
@@ -110,6 +114,52 @@ def test_what_fails_costs_its_own_episode_and_is_said_once(pool, turn, error, de
     said = next(one for one in pool.said if "failed" in one)
     assert len(pool.said) == 2  # and that its rewards are not counted
     assert said.startswith(f"the environment {pool.spec.title} failed in an episode: {error}")
+
+
+@pytest.mark.parametrize(
+    ("turns", "errors"),
+    [
+        (
+            ["a!", "exit!", "b!", "hang!", "c!", "raise!", "d!"],
+            {"exit!": "crash", "hang!": "timeout", "raise!": "KeyError"},
+        ),
+        (["bomb!", "wait!", "a!"], {}),
+    ],
+    ids=["each its own", "of another episode"],
+)
+def test_what_is_asked_at_once_is_answered_one_by_one(pool, turns, errors):
+    """A process that died of what an earlier episode left in it is started again, and nobody else's episode fails."""
+    assert ask(pool, "first!", seed=99).error is None  # the process runs
+    asked = [pool.answer(Example("q", "Q", "1"), seed, [turn]) for seed, turn in enumerate(turns)]
+    for seed, (turn, answer) in enumerate(zip(turns, asked, strict=True)):
+        found = answer.result()
+        assert found.error == errors.get(turn)
+        assert found.reply is None or found.reply.text == f"[Q {seed}: 1 {turn}]"
+    took = {turn: answer.result().seconds for turn, answer in zip(turns, asked, strict=True)}
+    assert took.get("wait!", 1.0) > 0.9
+    assert all(seconds < 2 for turn, seconds in took.items() if turn != "hang!")  # none waits in another's time
+
+
+def test_what_is_canceled_is_not_asked(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import pathlib, time\nfrom rlvr_cli.environments import Reply\nclass Mine:\n"
+        "    def begin(self, example, seed): pass\n"
+        "    def answer(self, turn):\n"
+        f"        pathlib.Path({str(tmp_path)!r}, turn).touch()\n"
+        "        while turn == 'first' and not pathlib.Path(f'{__file__}.go').exists(): time.sleep(0.01)\n"
+        "        return Reply(turn)\n"
+    )
+    with closing(EnvironmentPool(EnvironmentSpec(f"{tmp_path}/mine.py:Mine"), workers=1, timeout=60)) as pool:
+        first = pool.answer(Example("q", "Q", "1"), 0, ["first"])
+        while not (tmp_path / "first").exists():
+            time.sleep(0.01)
+        second, third = (
+            pool.answer(Example("q", "Q", "1"), seed, [turn]) for seed, turn in ((1, "second"), (2, "third"))
+        )
+        assert second.cancel()
+        (tmp_path / "mine.py.go").touch()
+        assert [first.result().reply.text, third.result().reply.text] == ["first", "third"]
+        assert not (tmp_path / "second").exists()
 
 
 def test_rewards_that_nobody_counts_are_said_once(pool):

@@ -1,0 +1,178 @@
+"""A place of the pool: a process in which environments live, and the thread that asks it.
+
+Enters: questions, see `worker`. Leaves: a future for each. What has come meanwhile is sent together, since each message makes the thread
+wait for the one that samples; the answers come one by one, and each has its own time.
+"""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Any, NamedTuple
+
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders.pool import environment as variables
+from rlvr_cli.parallel.worker import LocalWorker
+
+START_SECONDS = 120.0  # for a process to import the environment
+HINT = "Run the environment's file alone to see why."
+_TOGETHER = 8  # questions in a message: those that were canceled after it was sent are answered all the same
+
+
+class _Asked(NamedTuple):
+    """A question, the seconds that its answer may take, and the future for what `read(said, seconds)` makes of it."""
+
+    question: list[Any]
+    timeout: float
+    read: Callable[[dict[str, Any], float], Any]
+    future: Future[Any]
+
+    def answer(self, said: dict[str, Any], seconds: float) -> None:
+        try:
+            self.future.set_result(self.read(said, seconds))
+        except Exception as error:
+            self.future.set_exception(error)
+
+
+class Slot:
+    """A place for one process, which is started when it is needed, and again after it was killed.
+
+    Args:
+        arguments: of `worker.serve`.
+        title: of the environment.
+        timeout: seconds that its constructor may take.
+
+    Attributes:
+        facts: what the environment says of itself, once it has been asked anything.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], *, title: str, timeout: float) -> None:
+        self._arguments, self._title, self._timeout = arguments, title, timeout
+        self._worker: LocalWorker | None = None
+        self._answers = 0  # of this process
+        self.facts: dict[str, Any] = {}
+        self._asked = SimpleQueue[_Asked | None]()
+        self._thread: Thread | None = None
+        self._starting = Lock()
+        self._closed = False
+
+    def ask(self, question: list[Any], *, timeout: float, read: Callable[[dict[str, Any], float], Any]) -> Future[Any]:
+        """Ask the process, after what it has been asked before. The future has RlvrError if the environment cannot be loaded.
+
+        Args:
+            question: see `worker`.
+            timeout: seconds that the answer may take.
+            read: gets what was said, and after how many seconds, in the thread; the future has what it returns.
+        """
+        assert not self._closed, "the pool is closed"
+        with self._starting:
+            if self._thread is None:
+                self._thread = Thread(target=self._serve, name="environment", daemon=True)
+                self._thread.start()
+        future: Future[Any] = Future()
+        self._asked.put(_Asked(question, timeout, read, future))
+        return future
+
+    def interrupt(self) -> None:
+        """End the process and the thread, which sees that it has ended; what has not been sent is canceled."""
+        self._closed = True
+        self._asked.put(None)
+        if self._worker is not None:
+            self._worker.interrupt()
+
+    def close(self) -> None:
+        """Wait until the thread has ended, after `interrupt`, and kill the process."""
+        if self._thread is not None:
+            self._thread.join()
+        self._kill()
+
+    def _serve(self) -> None:
+        """In the thread: answer what is asked."""
+        while not self._closed:
+            waiting = self._next()
+            try:
+                self._answer(waiting)
+            except RlvrError as error:
+                for one in waiting:
+                    one.future.set_exception(error)
+        while not self._asked.empty():
+            if (one := self._asked.get()) is not None:
+                one.future.cancel()
+
+    def _next(self) -> deque[_Asked]:
+        """Wait for a question, and return it with those that have come meanwhile, but for what is canceled."""
+        taken = [self._asked.get()]
+        while len(taken) < _TOGETHER and not self._asked.empty():
+            taken.append(self._asked.get())
+        return deque(one for one in taken if one is not None and one.future.set_running_or_notify_cancel())
+
+    def _answer(self, waiting: deque[_Asked]) -> None:
+        """Ask the process. One that died may have suffered from another episode: a new one is asked before it counts as a crash.
+
+        Raises:
+            RlvrError: the environment cannot be loaded; `waiting` has what is not answered.
+        """
+        while waiting and not self._closed:
+            worker = self._started()
+            asked = time.monotonic()
+            try:
+                worker.send([one.question for one in waiting])
+                while waiting:
+                    said = worker.receive(within=waiting[0].timeout)
+                    self._answers += 1
+                    asked, before = time.monotonic(), asked
+                    waiting.popleft().answer(said, asked - before)
+            except TimeoutError:
+                self._kill()
+                one = waiting.popleft()
+                detail = f"no answer within {one.timeout:g} s (--turn-timeout)"
+                one.answer({"error": "timeout", "detail": detail}, time.monotonic() - asked)
+            except RlvrError:
+                self._kill()
+                if not self._answers:
+                    detail = "the process of the environment died, also when started afresh"
+                    waiting.popleft().answer({"error": "crash", "detail": detail}, time.monotonic() - asked)
+        for one in waiting:
+            one.answer({"error": "crash", "detail": "the pool was closed"}, 0.0)
+
+    def _started(self) -> LocalWorker:
+        """The process. Raises RlvrError if the environment cannot be loaded."""
+        if self._worker is None:
+            self._worker = LocalWorker(
+                "environment",
+                "rlvr_cli.environments.worker:serve",
+                arguments={**self._arguments, "parent": os.getpid()},
+                title="The process of an environment",
+                hint=HINT,
+                variables=variables(),
+                guarded=True,
+            )
+            self._answers = 0
+            self.facts = self._begun(self._worker)
+        if "problem" in self.facts:
+            self._kill()
+            raise RlvrError(self.facts["problem"], self.facts["hint"])
+        return self._worker
+
+    def _begun(self, worker: LocalWorker) -> dict[str, Any]:
+        """What a new process says: first that it has run the user's files, then the facts of an instance."""
+        try:
+            loaded = worker.receive(within=START_SECONDS)
+        except TimeoutError:
+            problem = f"The environment {self._title} could not be loaded within {START_SECONDS:g} s."
+            return {"problem": problem, "hint": HINT}
+        if "problem" in loaded:
+            return loaded
+        try:
+            return worker.receive(within=self._timeout)
+        except TimeoutError:
+            problem = f"The environment {self._title} was not made within {self._timeout:g} s (--turn-timeout)."
+            return {"problem": problem, "hint": "Its constructor is in the way: correct it, or raise --turn-timeout."}
+
+    def _kill(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
