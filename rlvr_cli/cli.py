@@ -180,7 +180,7 @@ def build(name: str) -> TyperCommand:
             config = resolve(config_type, flags=given, command=name)
         except RlvrError as e:
             raise UsageError(e.problem, e.hint) from e
-        with process.left_on_interrupt():
+        with process.left_on_interrupt(), process.importing():
             module = importlib.import_module(f"rlvr_cli.commands.{module_of(name)}")
         module.run(config)
 

@@ -11,6 +11,7 @@ The model is random, but its logits spread enough (`initializer_range` far above
 neither uniform nor always the same one. Special tokens: `<|endoftext|>` ends a response, `<|pad|>` pads.
 """
 
+import gc
 import importlib.util
 import os
 from pathlib import Path
@@ -37,6 +38,18 @@ TINY_CORPUS = (
     r"Solve x^2 - 5x + 6 = 0. The answer is \boxed{2, 3}, since (x - 2)(x - 3) = 0.",
     "User: naïve café, 数学, 😀 Assistant: ½ × π ≈ 1.57",
 )
+
+
+gc.disable()  # until all tests are collected: what is imported is never garbage (`rlvr_cli.process.importing`)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # some libraries complain of what is not freed at the end
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -157,3 +157,48 @@ def test_after_the_imports_an_interrupt_is_an_exception_again():
             signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("library", ["triton", "other"])
+def test_what_libraries_make_is_never_collected_but_at_the_end_where_one_complains(library):
+    code = (
+        "import atexit, gc, sys\nfrom rlvr_cli.process import importing\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"  # the last that is called
+        "with importing():\n    with importing(): assert not gc.isenabled()\n    assert not gc.isenabled()\n"
+        f"assert gc.isenabled() and gc.get_freeze_count() > 1000\nsys.modules[{library!r}] = sys"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{library != 'triton'}\n", "")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; from rlvr_cli.cli import main; sys.argv = ['rlvr', 'runs', '--runs-dir', '.']; main()",
+        "from rlvr_cli.samplers.open import ENGINES; ENGINES['openai'].open(None)",
+    ],
+    ids=["command", "engine"],
+)
+def test_what_a_command_and_an_engine_import_is_never_collected(code, tmp_path):
+    """It is seen at the end: the code may raise."""
+    code = f"import atexit, gc; atexit.register(lambda: print('kept', gc.get_freeze_count() > 1000)); {code}"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert ended.stdout.endswith("kept True\n"), ended
+
+
+@pytest.mark.parametrize(
+    ("called", "variables", "kept"),
+    [("keep()", {}, True), ("keep()", {"MALLOC_TRIM_THRESHOLD_": "131072"}, False), ("", {}, False)],
+    ids=["ours", "of the environment", "default"],
+)
+def test_what_is_freed_is_kept_unless_the_environment_says_otherwise(called, variables, kept):
+    """By the share of the pages written that come from the system."""
+    code = (
+        "from pages import from_the_system\nfrom rlvr_cli.process import keep_freed_memory as keep\n"
+        f"{called}\nprint(from_the_system())"
+    )
+    without = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    path = os.pathsep.join([str(Path(__file__).parent / "helpers/processes"), os.environ.get("PYTHONPATH", "")])
+    environment = without | variables | {"PYTHONPATH": path}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert (0 <= float(ended.stdout) < 0.2) if kept else float(ended.stdout) > 0.5

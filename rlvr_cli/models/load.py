@@ -12,6 +12,7 @@ from rlvr_cli.models.adapter import load_adapted
 from rlvr_cli.models.directory import base_of
 from rlvr_cli.models.policy import Lora, Policy
 from rlvr_cli.models.pretrained import read_pretrained
+from rlvr_cli.process import keep_freed_memory
 
 TINY_PARAMETERS = 10_000_000
 
@@ -46,6 +47,8 @@ def load_policy(
         policy = load_adapted(path_or_id, dtype=dtype, compute_dtype=compute_dtype, device=device, lora=lora)
     else:
         policy = Policy(*read_pretrained(path_or_id, dtype=dtype, device=device), compute_dtype=compute_dtype)
+    if policy.device.type == "cpu":
+        keep_freed_memory()
     there = str(policy.device)
     policy.load_again = partial(
         load_policy, path_or_id, dtype=dtype, compute_dtype=compute_dtype, device=there, lora=lora

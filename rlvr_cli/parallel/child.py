@@ -6,7 +6,7 @@ What takes long to import is imported last: before that, the process sees to it 
 import signal
 import sys
 
-from rlvr_cli.process import STOP_SIGNALS, die_with_parent
+from rlvr_cli.process import STOP_SIGNALS, die_with_parent, importing
 
 
 def main(entry: str, connection: int, *, parent: int) -> None:
@@ -28,7 +28,9 @@ def main(entry: str, connection: int, *, parent: int) -> None:
 
     here = Connection(connection)
     arguments = read(here)
-    resolve_name(entry)(here, **arguments)
+    with importing():
+        function = resolve_name(entry)
+    function(here, **arguments)
 
 
 if __name__ == "__main__":

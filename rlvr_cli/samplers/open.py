@@ -14,6 +14,7 @@ from rlvr_cli.config.shared.addresses import KEY_ENV, endpoint_key
 from rlvr_cli.config.shared.model import ModelOptions
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.parallel.start import reserve
+from rlvr_cli.process import importing
 from rlvr_cli.types import Sampler
 
 if TYPE_CHECKING:
@@ -79,7 +80,13 @@ class EngineKind:
 
 def _named(function: str) -> Callable[..., Sampler]:
     """Return what calls a `module:function` of this room. The module is imported when it is called."""
-    return lambda *arguments: resolve_name(f"rlvr_cli.samplers.{function}")(*arguments)
+
+    def call(*arguments: Any) -> Sampler:
+        with importing():
+            named = resolve_name(f"rlvr_cli.samplers.{function}")
+        return named(*arguments)
+
+    return call
 
 
 SERVERS = "vllm-servers"  # the engine of --sampler-urls, which is not a choice of --engine

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from transformers import (
     Phi3ForCausalLM,
 )
 
+from pages import from_the_system
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.device import resolve_compute_dtype
 from rlvr_cli.models.identity import builtin_model_path, model_identity
@@ -52,6 +54,14 @@ def refusal(path, **options) -> RlvrError:
         load_policy(path, **options)
     assert info.value.hint
     return info.value
+
+
+@pytest.mark.skipif(
+    any(name.startswith(("MALLOC_", "GLIBC_")) for name in os.environ), reason="the environment decides"
+)
+def test_with_a_model_on_the_cpu_what_is_freed_is_kept(tiny_model_dir):
+    load_policy(tiny_model_dir, device="cpu")
+    assert from_the_system() < 0.2
 
 
 def test_load_from_a_path(tiny_model_dir, tiny_model):

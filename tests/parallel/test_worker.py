@@ -91,6 +91,12 @@ def test_signals_to_stop_are_its_parents(start):
             worker.receive()
 
 
+def test_what_it_imports_is_never_collected(start):
+    worker = start()
+    worker.send("never collected")
+    assert worker.receive()["objects"] > 1000
+
+
 def test_it_dies_with_its_parent(tmp_path):
     code = (
         "import sys, time\nfrom rlvr_cli.parallel.worker import LocalWorker\n"

@@ -1,5 +1,6 @@
 """What a worker does in the tests of `rlvr_cli.parallel`."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -20,6 +21,8 @@ def answer(connection: Connection, *, greeting: str, descriptor: int = -1) -> No
             found["file"] = os.pread(descriptor, 100, 0).decode()
         if message == "busy":  # it does not see that nobody is there any more
             time.sleep(600)
+        if message == "never collected":
+            found["objects"] = gc.get_freeze_count()
         if message == "child":
             found["child"] = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
         write(connection, found)
