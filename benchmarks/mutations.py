@@ -1311,8 +1311,9 @@ EPISODES = [
         "environments/slot.py",
         ("a constructor may take two minutes", "return worker.receive(within=self._timeout)", "return worker.receive(within=START_SECONDS)", "tests/environments/test_pool.py -k constructor_that_hangs", "turn_timeout"),
         ("whoever is asked when a process dies has crashed it", "                if not self._answers:\n", "                if True:\n", "tests/environments/test_pool.py -k at_once"),
-        ("a turn's time begins with that of all that is asked with it", "asked, before = time.monotonic(), asked", "before = asked", "tests/environments/test_pool.py -k at_once"),
-        ("what is canceled is asked all the same", "if one is not None and one.future.set_running_or_notify_cancel()", "if one is not None", "tests/environments/test_pool.py -k is_canceled"),
+        ("an answer takes no time", "answer(said, asked - before)", "answer(said, 0.0)", "tests/environments/test_pool.py -k at_once"),
+        ("a process that lies ends the run", "except (RlvrError, ValueError):", "except RlvrError:", "tests/environments/test_pool.py -k own_episode"),
+        ("what is canceled is asked all the same", "if one.future.cancelled()", "if False", "tests/environments/test_pool.py -k is_canceled"),
     ),
     Mutation("rewards that nobody counts are not said", "environments/pool.py", 'if reply.reward is not None and not slot.facts["gives_rewards"]:', "if False:", "tests/environments/test_pool.py -k nobody_counts"),
     *mutations_of(
@@ -1325,7 +1326,7 @@ EPISODES = [
         ("what the environment says of freed memory is ignored", 'any(name.startswith("MALLOC_") for name in os.environ)', "False", "tests/test_process.py -k unless_the_environment"),
     ),
     Mutation("what a worker imports is collected", "parallel/child.py", "    with importing():\n        function = resolve_name(entry)", "    function = resolve_name(entry)", "tests/parallel/test_worker.py -k never_collected"),
-    Mutation("what an engine imports is collected", "samplers/open.py", "        with importing():\n            named = resolve_name", "        if True:\n            named = resolve_name", "tests/test_process.py -k never_collected"),
+    Mutation("what an engine imports is collected", "samplers/open.py", " in sys.modules else importing():", " in sys.modules else nullcontext():", "tests/test_process.py -k never_collected"),
     Mutation("what a command imports is collected", "cli.py", "process.left_on_interrupt(), process.importing():", "process.left_on_interrupt():", "tests/test_process.py -k never_collected"),
     Mutation("with a model on the CPU freed memory goes back to the system", "models/load.py", "        keep_freed_memory()\n", "        pass\n", "tests/models/test_policy.py -k is_freed"),
     *mutations_of(

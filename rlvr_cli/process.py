@@ -1,5 +1,7 @@
 """Process control: stop on a signal or pass it on, die with the parent process, limit the time and memory of third-party code.
 
+Also what a process does with its memory: what is never garbage, and what is kept when it is freed.
+
 Enters: signals, or seconds and bytes. Leaves: `Interrupted`, raised where the work polls for it; a second signal stops
 at once. A process that exceeds the time limit of `time_and_memory_limit` prints the two-line error and exits with
 status 1. The limits apply only in the command line (`limits_apply`); in a notebook or a test they do nothing.
@@ -38,7 +40,9 @@ REPEAT_SECONDS = 1.0  # within which another signal is the same one: `timeout` a
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """A block that imports libraries. What they make lives as long as the process: the garbage collector never looks at it.
+    """A block that imports libraries. What they make lives as long as the process: the garbage collector never looks at it again.
+
+    It is for the beginning of a process, since all that is there at its end is left out.
 
     Libraries such as torch and transformers make 400,000 objects. To go through them again and again takes a sixth of their import, and
     then some tenths of a second whenever all objects are collected, as at the end.
@@ -65,7 +69,7 @@ def keep_freed_memory() -> None:
     """Have the C library keep what is freed for what is asked for next. What the environment says of it has precedence.
 
     By default glibc returns large blocks to the system, and gets them again with a page fault for each 4 KiB: a fifth of the time of a
-    sampling call with a small model. It keeps up to 1 GiB; what it held at most was the same.
+    sampling call with a small model. It keeps up to 1 GiB at the end of the heap; the most that a process held was the same.
     """
     import ctypes  # here: `rlvr --help` does without
 

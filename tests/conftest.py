@@ -40,10 +40,11 @@ TINY_CORPUS = (
 )
 
 
-gc.disable()  # until all tests are collected: what is imported is never garbage (`rlvr_cli.process.importing`)
+gc.disable()  # until the first test: what is imported is never garbage (`rlvr_cli.process.importing`)
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
     gc.freeze()
     gc.enable()
 

@@ -105,7 +105,8 @@ class EnvironmentPool:
     def _of_environment(self) -> dict[str, Any]:
         """What the environment says of itself. Raises RlvrError if it cannot be loaded."""
         if not self._facts:
-            self._facts = self._slots[0].ask(["facts"], timeout=START_SECONDS, read=lambda said, _: said).result()
+            first = self._slots[0]  # as it was started, also if it has ended since
+            self._facts = first.ask(["facts"], timeout=START_SECONDS, read=lambda said, _: first.facts).result()
         return self._facts
 
     def begin(self, example: Example, seed: int) -> Future[Answer]:
@@ -127,7 +128,7 @@ class EnvironmentPool:
         self._report(sentence)
 
     def close(self) -> None:
-        """Kill all processes; what is pending is canceled, and no longer reported. May be called twice."""
+        """Kill all processes. What is pending is canceled, or has an error if it was sent, and no longer reported. May be called twice."""
         self._closing = True
         for slot in self._slots:
             slot.interrupt()

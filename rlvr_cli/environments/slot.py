@@ -19,7 +19,7 @@ from rlvr_cli.parallel.worker import LocalWorker
 
 START_SECONDS = 120.0  # for a process to import the environment
 HINT = "Run the environment's file alone to see why."
-_TOGETHER = 8  # questions in a message: those that were canceled after it was sent are answered all the same
+_TOGETHER = 8  # questions in a message: the process answers also those that are canceled once it is sent
 
 
 class _Asked(NamedTuple):
@@ -31,6 +31,9 @@ class _Asked(NamedTuple):
     future: Future[Any]
 
     def answer(self, said: dict[str, Any], seconds: float) -> None:
+        """Set the future, unless it is canceled."""
+        if not self.future.set_running_or_notify_cancel():
+            return
         try:
             self.future.set_result(self.read(said, seconds))
         except Exception as error:
@@ -56,8 +59,7 @@ class Slot:
         self.facts: dict[str, Any] = {}
         self._asked = SimpleQueue[_Asked | None]()
         self._thread: Thread | None = None
-        self._starting = Lock()
-        self._closed = False
+        self._lock, self._closed = Lock(), False
 
     def ask(self, question: list[Any], *, timeout: float, read: Callable[[dict[str, Any], float], Any]) -> Future[Any]:
         """Ask the process, after what it has been asked before. The future has RlvrError if the environment cannot be loaded.
@@ -67,18 +69,20 @@ class Slot:
             timeout: seconds that the answer may take.
             read: gets what was said, and after how many seconds, in the thread; the future has what it returns.
         """
-        assert not self._closed, "the pool is closed"
-        with self._starting:
-            if self._thread is None:
-                self._thread = Thread(target=self._serve, name="environment", daemon=True)
-                self._thread.start()
         future: Future[Any] = Future()
-        self._asked.put(_Asked(question, timeout, read, future))
+        with self._lock:
+            assert not self._closed, "the pool is closed"
+            if self._thread is None:
+                thread = Thread(target=self._serve, name="environment", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._asked.put(_Asked(question, timeout, read, future))
         return future
 
     def interrupt(self) -> None:
         """End the process and the thread, which sees that it has ended; what has not been sent is canceled."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
         self._asked.put(None)
         if self._worker is not None:
             self._worker.interrupt()
@@ -95,32 +99,38 @@ class Slot:
             waiting = self._next()
             try:
                 self._answer(waiting)
-            except RlvrError as error:
+            except Exception as error:
+                self._kill()  # it may have more to say
                 for one in waiting:
-                    one.future.set_exception(error)
+                    if one.future.set_running_or_notify_cancel():
+                        one.future.set_exception(error)
         while not self._asked.empty():
             if (one := self._asked.get()) is not None:
                 one.future.cancel()
 
     def _next(self) -> deque[_Asked]:
-        """Wait for a question, and return it with those that have come meanwhile, but for what is canceled."""
+        """Wait for a question, and return it with those that have come meanwhile."""
         taken = [self._asked.get()]
         while len(taken) < _TOGETHER and not self._asked.empty():
             taken.append(self._asked.get())
-        return deque(one for one in taken if one is not None and one.future.set_running_or_notify_cancel())
+        return deque(one for one in taken if one is not None)
 
     def _answer(self, waiting: deque[_Asked]) -> None:
         """Ask the process. One that died may have suffered from another episode: a new one is asked before it counts as a crash.
 
         Raises:
-            RlvrError: the environment cannot be loaded; `waiting` has what is not answered.
+            RlvrError: the environment cannot be loaded; then `waiting` has what is not answered, as after any other exception.
         """
-        while waiting and not self._closed:
+        asked = time.monotonic()
+        while not self._closed:
+            for one in [one for one in waiting if one.future.cancelled()]:
+                waiting.remove(one)
+            if not waiting:
+                return
             worker = self._started()
-            asked = time.monotonic()
             try:
                 worker.send([one.question for one in waiting])
-                while waiting:
+                while waiting and not self._closed:
                     said = worker.receive(within=waiting[0].timeout)
                     self._answers += 1
                     asked, before = time.monotonic(), asked
@@ -129,12 +139,14 @@ class Slot:
                 self._kill()
                 one = waiting.popleft()
                 detail = f"no answer within {one.timeout:g} s (--turn-timeout)"
-                one.answer({"error": "timeout", "detail": detail}, time.monotonic() - asked)
-            except RlvrError:
+                asked, before = time.monotonic(), asked
+                one.answer({"error": "timeout", "detail": detail}, asked - before)
+            except (RlvrError, ValueError):  # it has ended, or has sent what is no message
                 self._kill()
                 if not self._answers:
-                    detail = "the process of the environment died, also when started afresh"
-                    waiting.popleft().answer({"error": "crash", "detail": detail}, time.monotonic() - asked)
+                    detail = "the process of the environment died or sent no message, also when started afresh"
+                    asked, before = time.monotonic(), asked
+                    waiting.popleft().answer({"error": "crash", "detail": detail}, asked - before)
         for one in waiting:
             one.answer({"error": "crash", "detail": "the pool was closed"}, 0.0)
 
