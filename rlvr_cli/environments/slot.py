@@ -1,7 +1,7 @@
 """A place of the pool: a process in which environments live, and the thread that asks it.
 
-Enters: questions, see `worker`. Leaves: a future for each. What has come meanwhile is sent together, since each message makes the thread
-wait for the one that samples; the answers come one by one, and each has its own time.
+Enters: questions, see `worker`. Leaves: a future for each. Those that have come while the process was busy are sent in one message, since
+for each message this thread takes a turn with the one that samples. The answers come one by one, and each has its own time.
 """
 
 import os
@@ -36,7 +36,7 @@ class _Asked(NamedTuple):
             return
         try:
             self.future.set_result(self.read(said, seconds))
-        except Exception as error:
+        except Exception as error:  # of `read`: whoever asked gets it, and the thread goes on
             self.future.set_exception(error)
 
 
@@ -56,6 +56,7 @@ class Slot:
         self._arguments, self._title, self._timeout = arguments, title, timeout
         self._worker: LocalWorker | None = None
         self._answers = 0  # of this process
+        self._since = 0.0  # when the last answer was given, or the first question taken
         self.facts: dict[str, Any] = {}
         self._asked = SimpleQueue[_Asked | None]()
         self._thread: Thread | None = None
@@ -99,7 +100,7 @@ class Slot:
             waiting = self._next()
             try:
                 self._answer(waiting)
-            except Exception as error:
+            except Exception as error:  # whoever asked gets it: else they would wait for ever
                 self._kill()  # it may have more to say
                 for one in waiting:
                     if one.future.set_running_or_notify_cancel():
@@ -121,7 +122,7 @@ class Slot:
         Raises:
             RlvrError: the environment cannot be loaded; then `waiting` has what is not answered, as after any other exception.
         """
-        asked = time.monotonic()
+        self._since = time.monotonic()
         while not self._closed:
             for one in [one for one in waiting if one.future.cancelled()]:
                 waiting.remove(one)
@@ -133,22 +134,24 @@ class Slot:
                 while waiting and not self._closed:
                     said = worker.receive(within=waiting[0].timeout)
                     self._answers += 1
-                    asked, before = time.monotonic(), asked
-                    waiting.popleft().answer(said, asked - before)
+                    self._settle(waiting.popleft(), said)
             except TimeoutError:
                 self._kill()
                 one = waiting.popleft()
                 detail = f"no answer within {one.timeout:g} s (--turn-timeout)"
-                asked, before = time.monotonic(), asked
-                one.answer({"error": "timeout", "detail": detail}, asked - before)
-            except (RlvrError, ValueError):  # it has ended, or has sent what is no message
+                self._settle(one, {"error": "timeout", "detail": detail})
+            except (RlvrError, ValueError, RecursionError):  # it has ended, or has sent what is no message
                 self._kill()
                 if not self._answers:
                     detail = "the process of the environment died or sent no message, also when started afresh"
-                    asked, before = time.monotonic(), asked
-                    waiting.popleft().answer({"error": "crash", "detail": detail}, asked - before)
+                    self._settle(waiting.popleft(), {"error": "crash", "detail": detail})
         for one in waiting:
-            one.answer({"error": "crash", "detail": "the pool was closed"}, 0.0)
+            self._settle(one, {"error": "crash", "detail": "the pool was closed"})
+
+    def _settle(self, one: _Asked, said: dict[str, Any]) -> None:
+        """Answer a question: it took the time since the answer before."""
+        before, self._since = self._since, time.monotonic()
+        one.answer(said, self._since - before)
 
     def _started(self) -> LocalWorker:
         """The process. Raises RlvrError if the environment cannot be loaded."""

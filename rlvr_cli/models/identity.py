@@ -106,7 +106,7 @@ def _weights_identity(directory: Path) -> dict[str, Any]:
             digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
         size += path.stat().st_size
         try:
-            with safe_open(path, framework="np") as tensors:  # only of shapes: torch is not imported for it
+            with safe_open(path, framework="np") as tensors:  # shapes need no torch
                 for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
                     count = 1
                     for length in tensors.get_slice(name).get_shape():

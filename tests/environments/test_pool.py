@@ -14,7 +14,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import Example
 
 COUNTS = """
-import contextlib, os, stat, subprocess, sys, threading, time
+import contextlib, os, stat, struct, subprocess, sys, threading, time
 from rlvr_cli.environments import Reply
 
 class Counts:
@@ -35,11 +35,12 @@ class Counts:
             threading.Timer(0.3, os._exit, (3,)).start()
         if turn == "wait!":
             time.sleep(1)
-        if turn == "garble!":
+        if turn in ("garble!", "nest!"):
+            said = b"{{" if turn == "garble!" else b"[" * 100_000
             for number in range(3, 64):
                 with contextlib.suppress(OSError):
                     if stat.S_ISSOCK(os.fstat(number).st_mode):
-                        os.write(number, b"\\0\\0\\0\\2{{")
+                        os.write(number, struct.pack("!i", len(said)) + said)
         if turn == "raise!":
             raise KeyError("gone")
         if turn == "memory!":
@@ -101,8 +102,9 @@ def test_an_episode_keeps_its_state_and_is_played_again_where_it_is_lost(pool):
     [
         ("exit!", "crash", "also when started afresh"),
         ("garble!", "crash", "sent no message"),
-        ("raise!", "KeyError", "mine.py:29: 'gone'"),
-        ("memory!", "MemoryError", "mine.py:31"),
+        ("nest!", "crash", "sent no message"),
+        ("raise!", "KeyError", "mine.py:30: 'gone'"),
+        ("memory!", "MemoryError", "mine.py:32"),
         ("nothing!", "TypeError", "answer() returned None, not a Reply"),
         (
             "number!",
