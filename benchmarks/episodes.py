@@ -22,16 +22,19 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import torch
-from rows import Row, write
-from sampling import random_model, word_problems
+from rlvr_cli.process import importing
 
-from rlvr_cli.environments.open import EnvironmentSpec
-from rlvr_cli.environments.pool import EnvironmentPool
-from rlvr_cli.models.load import load_policy
-from rlvr_cli.samplers.embedded.engine import TransformersSampler
-from rlvr_cli.samplers.episodes.sampler import EpisodeSampler
-from rlvr_cli.types import Example, Request, SamplingParams
+with importing():  # as the commands do
+    import torch
+    from rows import Row, write
+    from sampling import random_model, word_problems
+
+    from rlvr_cli.environments.open import EnvironmentSpec
+    from rlvr_cli.environments.pool import EnvironmentPool
+    from rlvr_cli.models.load import load_policy
+    from rlvr_cli.samplers.embedded.engine import TransformersSampler
+    from rlvr_cli.samplers.episodes.sampler import EpisodeSampler
+    from rlvr_cli.types import Example, Request, SamplingParams
 
 POLICY_TOKENS, QUESTIONS, SAMPLES = 64, 64, 4
 ONE, BARE = "1 turns, a token each", "no environment"

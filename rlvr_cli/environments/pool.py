@@ -7,7 +7,7 @@ is killed, its other episodes are played again, which gives the same as they are
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -120,7 +120,7 @@ class EnvironmentPool:
     def play_again(self, example: Example, seed: int, turns: Sequence[str]) -> Future[Answer]:
         """Answer all of the policy's turns in a fresh instance, which lives in another process if there are several."""
         slot = self._slots[(seed + 1) % len(self._slots)]
-        question = ["play_again", seed, asdict(example), list(turns)]
+        question = ["play_again", seed, _fields(example), list(turns)]
         return slot.ask(question, timeout=self.timeout * (1 + len(turns)), read=_played_again)
 
     def say(self, sentence: str) -> None:
@@ -137,7 +137,7 @@ class EnvironmentPool:
 
     def _ask(self, kind: str, example: Example, seed: int, turns: Sequence[str]) -> Future[Answer]:
         slot = self._slots[seed % len(self._slots)]
-        question = [kind, seed, asdict(example), list(turns)]
+        question = [kind, seed, _fields(example), list(turns)]
         return slot.ask(question, timeout=self.timeout, read=partial(self._answer, slot))
 
     def _answer(self, slot: Slot, said: dict[str, Any], seconds: float) -> Answer:
@@ -168,6 +168,11 @@ class EnvironmentPool:
                 return
             self._reported.add(error)
         self._report(f"the environment {self.spec.title} failed in an episode: {described_error(error, detail)}")
+
+
+def _fields(example: Example) -> dict[str, Any]:
+    """An example as it is sent; `asdict` would copy it all."""
+    return {field.name: getattr(example, field.name) for field in fields(example)}
 
 
 def _played_again(said: dict[str, Any], _: float) -> Answer:

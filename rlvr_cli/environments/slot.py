@@ -1,9 +1,10 @@
 """A place of the pool: a process in which environments live, and the thread that asks it.
 
-Enters: questions, see `worker`. Leaves: a future for each. Those that have come while the process was busy are sent in one message, since
-for each message this thread takes a turn with the one that samples. The answers come one by one, and each has its own time.
+Enters: questions, see `worker`. Leaves: a future for each. Those that have come while the process was busy are sent in one message, and
+answers that come close together are read at once, since for each message this thread takes a turn with the one that samples.
 """
 
+import json
 import os
 import time
 from collections import deque
@@ -15,11 +16,14 @@ from typing import Any, NamedTuple
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import environment as variables
+from rlvr_cli.parallel.lines import Lines
 from rlvr_cli.parallel.worker import LocalWorker
 
 START_SECONDS = 120.0  # for a process to import the environment
 HINT = "Run the environment's file alone to see why."
-_TOGETHER = 8  # questions in a message: the process answers also those that are canceled once it is sent
+_TOGETHER = 64  # questions in a message
+_TOGETHER_SECONDS = 0.01  # for their answers, at the pace of those before: the process answers also what is canceled
+_LOST = (RlvrError, OSError, EOFError, ValueError, TypeError, RecursionError)  # it has ended, or sent what is no answer
 
 
 class _Asked(NamedTuple):
@@ -55,7 +59,9 @@ class Slot:
     def __init__(self, arguments: Mapping[str, Any], *, title: str, timeout: float) -> None:
         self._arguments, self._title, self._timeout = arguments, title, timeout
         self._worker: LocalWorker | None = None
+        self._lines: Lines | None = None  # of this process
         self._answers = 0  # of this process
+        self._pace = 0.0  # seconds for an answer to the last message
         self._since = 0.0  # when the last answer was given, or the first question taken
         self.facts: dict[str, Any] = {}
         self._asked = SimpleQueue[_Asked | None]()
@@ -112,7 +118,8 @@ class Slot:
     def _next(self) -> deque[_Asked]:
         """Wait for a question, and return it with those that have come meanwhile."""
         taken = [self._asked.get()]
-        while len(taken) < _TOGETHER and not self._asked.empty():
+        most = min(_TOGETHER, int(_TOGETHER_SECONDS / max(self._pace, 1e-9)))
+        while len(taken) < most and not self._asked.empty():
             taken.append(self._asked.get())
         return deque(one for one in taken if one is not None)
 
@@ -128,19 +135,24 @@ class Slot:
                 waiting.remove(one)
             if not waiting:
                 return
-            worker = self._started()
+            worker, lines = self._started()
             try:
+                sent, count = time.monotonic(), len(waiting)
                 worker.send([one.question for one in waiting])
                 while waiting and not self._closed:
-                    said = worker.receive(within=waiting[0].timeout)
-                    self._answers += 1
-                    self._settle(waiting.popleft(), said)
+                    for line in lines.receive(within=waiting[0].timeout, several=len(waiting) > 1):
+                        number, said = json.loads(line)
+                        if number != count - len(waiting):
+                            raise ValueError(f"an answer to question {number}")
+                        self._answers += 1
+                        self._settle(waiting.popleft(), said)
+                self._pace = (time.monotonic() - sent) / count
             except TimeoutError:
                 self._kill()
                 one = waiting.popleft()
                 detail = f"no answer within {one.timeout:g} s (--turn-timeout)"
                 self._settle(one, {"error": "timeout", "detail": detail})
-            except (RlvrError, ValueError, RecursionError):  # it has ended, or has sent what is no message
+            except _LOST:
                 self._kill()
                 if not self._answers:
                     detail = "the process of the environment died or sent no message, also when started afresh"
@@ -153,9 +165,9 @@ class Slot:
         before, self._since = self._since, time.monotonic()
         one.answer(said, self._since - before)
 
-    def _started(self) -> LocalWorker:
-        """The process. Raises RlvrError if the environment cannot be loaded."""
-        if self._worker is None:
+    def _started(self) -> tuple[LocalWorker, Lines]:
+        """The process, and what it answers. Raises RlvrError if the environment cannot be loaded."""
+        if self._worker is None or self._lines is None:
             self._worker = LocalWorker(
                 "environment",
                 "rlvr_cli.environments.worker:serve",
@@ -167,10 +179,11 @@ class Slot:
             )
             self._answers = 0
             self.facts = self._begun(self._worker)
+            self._lines = Lines(self._worker.connection)
         if "problem" in self.facts:
             self._kill()
             raise RlvrError(self.facts["problem"], self.facts["hint"])
-        return self._worker
+        return self._worker, self._lines
 
     def _begun(self, worker: LocalWorker) -> dict[str, Any]:
         """What a new process says: first that it has run the user's files, then the facts of an instance."""
@@ -190,4 +203,4 @@ class Slot:
     def _kill(self) -> None:
         if self._worker is not None:
             self._worker.kill()
-            self._worker = None
+            self._worker = self._lines = None

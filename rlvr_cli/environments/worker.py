@@ -1,8 +1,8 @@
 """A process in which environments live, started by `pool.EnvironmentPool`: one instance for each episode under way.
 
 Enters: lists of questions ["begin", "answer" or "play_again", seed, example, turns of the policy], ["facts"] or ["schemas"]. Leaves: for each
-what the environment says, or the error that it raised; before the first list {} once the files have been run, then the facts: what an
-instance says of itself.
+its number and what the environment says, or the error that it raised, as a line (`parallel/lines`); before the first list two messages: {}
+once the files have been run, then the facts: what an instance says of itself.
 An episode that this process does not know, since the one before died, is played again up to the last turn.
 """
 
@@ -19,6 +19,7 @@ from rlvr_cli.environments.interface import Environment, Reply
 from rlvr_cli.environments.open import EnvironmentSpec, load_environment, load_functions
 from rlvr_cli.environments.tools import ChatTools, Tools, schema_of
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.parallel.lines import write_line
 from rlvr_cli.parallel.worker import read, write
 from rlvr_cli.process import fork_guarded
 from rlvr_cli.text import storable
@@ -69,14 +70,14 @@ def serve(
             questions = read(connection)
         except EOFError:
             return
-        for kind, *question in questions:
+        for number, (kind, *question) in enumerate(questions):
             if kind == "facts":
                 said = facts
             elif kind == "schemas":
                 said = _schemas(spec, first)
             else:
                 said = _answer(spec, episodes, kind, *question)
-            write(connection, said)
+            write_line(connection, [number, said])
 
 
 def check_sound(spec: EnvironmentSpec, environment: object) -> None:

@@ -87,6 +87,9 @@ class LocalWorker:
         variables: its environment; None: that of this process.
         guarded: whether the function calls `process.fork_guarded`: what it has started, in whatever session, ends with it.
         errors: the descriptor of a file for what it writes to stderr; None: that of this process.
+
+    Attributes:
+        connection: to the function.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class LocalWorker:
         errors: int | None = None,
     ) -> None:
         self._title, self._hint, self._guarded = title, hint, guarded
-        self._connection, theirs = Pipe()
+        self.connection, theirs = Pipe()
         root = str(Path(rlvr_cli.__file__).parents[1])
         environment = environment_of(name) if variables is None else dict(variables)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
@@ -147,7 +150,7 @@ class LocalWorker:
     def send_bytes(self, message: bytes) -> None:
         """Send a message that is `encoded` already."""
         with self._losses_as_user_errors():
-            self._connection.send_bytes(message)
+            self.connection.send_bytes(message)
 
     def share(self) -> None:
         """Do nothing: it maps the memory itself."""
@@ -155,14 +158,14 @@ class LocalWorker:
     def receive(self, *, within: float | None = None) -> Any:
         """As `Worker.receive`."""
         with self._losses_as_user_errors(), stoppable():
-            if within is None or self._connection.poll(within):
-                return read(self._connection)
+            if within is None or self.connection.poll(within):
+                return read(self.connection)
         raise TimeoutError
 
     def receive_bytes(self) -> bytes:
         """Wait for its next message, and return it `encoded`. Raises RlvrError if it has ended."""
         with self._losses_as_user_errors():
-            return self._connection.recv_bytes()
+            return self.connection.recv_bytes()
 
     def wait(self) -> int:
         """Wait until it has ended. Returns its status."""
@@ -184,7 +187,7 @@ class LocalWorker:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
-        self._connection.close()
+        self.connection.close()
 
     @contextmanager
     def _losses_as_user_errors(self) -> Iterator[None]:

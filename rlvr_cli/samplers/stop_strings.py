@@ -88,6 +88,8 @@ def first_stop(text: str, stop: Sequence[str], *, start: int = 0) -> tuple[str, 
     """
     best: tuple[str, int] | None = None
     for string in stop:
+        if string not in text:  # of many, most are not, and this is the fastest way to see it
+            continue
         found = text.find(string, max(0, start + 1 - len(string)))
         if found >= 0 and (best is None or found + len(string) < best[1]):
             best = string, found + len(string)

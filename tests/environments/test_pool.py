@@ -14,8 +14,10 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import Example
 
 COUNTS = """
-import contextlib, os, stat, struct, subprocess, sys, threading, time
+import contextlib, os, stat, subprocess, sys, threading, time
 from rlvr_cli.environments import Reply
+
+SAID = {"garble!": b"{{\\n", "nest!": b"[" * 100_000 + b"\\n", "number of none!": b"7\\n", "forge!": b"[1, {}]\\n", "break off!": b"[0, {"}
 
 class Counts:
     stop = ("!",)
@@ -35,12 +37,13 @@ class Counts:
             threading.Timer(0.3, os._exit, (3,)).start()
         if turn == "wait!":
             time.sleep(1)
-        if turn in ("garble!", "nest!"):
-            said = b"{{" if turn == "garble!" else b"[" * 100_000
+        if turn in SAID:
             for number in range(3, 64):
                 with contextlib.suppress(OSError):
                     if stat.S_ISSOCK(os.fstat(number).st_mode):
-                        os.write(number, struct.pack("!i", len(said)) + said)
+                        os.write(number, SAID[turn])
+        if turn == "break off!":
+            time.sleep(60)
         if turn == "raise!":
             raise KeyError("gone")
         if turn == "memory!":
@@ -103,8 +106,10 @@ def test_an_episode_keeps_its_state_and_is_played_again_where_it_is_lost(pool):
         ("exit!", "crash", "also when started afresh"),
         ("garble!", "crash", "sent no message"),
         ("nest!", "crash", "sent no message"),
-        ("raise!", "KeyError", "mine.py:30: 'gone'"),
-        ("memory!", "MemoryError", "mine.py:32"),
+        ("number of none!", "crash", "sent no message"),
+        ("forge!", "crash", "sent no message"),
+        ("raise!", "KeyError", "mine.py:33: 'gone'"),
+        ("memory!", "MemoryError", "mine.py:35"),
         ("nothing!", "TypeError", "answer() returned None, not a Reply"),
         (
             "number!",
@@ -128,8 +133,8 @@ def test_what_fails_costs_its_own_episode_and_is_said_once(pool, turn, error, de
     ("turns", "errors"),
     [
         (
-            ["a!", "exit!", "b!", "hang!", "c!", "raise!", "d!"],
-            {"exit!": "crash", "hang!": "timeout", "raise!": "KeyError"},
+            ["a!", "exit!", "b!", "hang!", "c!", "raise!", "d!", "break off!", "e!"],
+            {"exit!": "crash", "hang!": "timeout", "raise!": "KeyError", "break off!": "timeout"},
         ),
         (["bomb!", "wait!", "a!"], {}),
     ],

@@ -318,12 +318,13 @@ class RowCache:
         lacking = w.low - int((self._start[rows] + spare.clip(max=0)).min())
         if lacking > w.low:
             self._move_columns(w.column - w.low + lacking)
-        where = {"start": self._start[rows], "end": self._end[rows], "column": w.column}
-        new = extension(news, rows=rows, known=known, mask=self._mask, **where)
-        if any(news):
-            self._step.extend(new, cache=self.slots)
-        at = new.rows
-        self._mask[at, 0, 0, new.seen] = new.later
+        if any(news) or spare.any():  # else each row sees what it saw
+            where = {"start": self._start[rows], "end": self._end[rows], "column": w.column}
+            new = extension(news, rows=rows, known=known, mask=self._mask, **where)
+            if any(news):
+                self._step.extend(new, cache=self.slots)
+            self._mask[new.rows, 0, 0, new.seen] = new.later
+        at = self.on_device(rows)
         self.inputs[at, 0] = self.on_device(np.array([prompt[-1] for prompt in prompts]))
         self.positions[at, 0] = self.on_device(lengths - 1)
         self._gaps[rows] += spare.clip(0)
