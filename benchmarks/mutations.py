@@ -1319,9 +1319,16 @@ EPISODES = [
         ("an answer of another question is taken", "if number != count - len(waiting):", "if False:", "tests/environments/test_pool.py -k own_episode"),
         ("what is canceled is asked all the same", "if one.future.cancelled()", "if False", "tests/environments/test_pool.py -k is_canceled"),
     ),
+    Mutation("a program whose time is a year ends the run", "sandbox/run.py", "selector.select(min(left, LONGEST_WAIT))", "selector.select(left)", "tests/sandbox/test_run.py -k year"),
+    *mutations_of(
+        "parallel/worker.py",
+        ("a wait of a year ends the run", "self.connection.poll(min(within, LONGEST_WAIT))", "self.connection.poll(within)", "tests/environments/test_pool.py -k year"),
+        ("the time of a message ends with the longest wait", "            if within <= 0:\n", "            if True:\n", "tests/parallel/test_worker.py -k looks_again"),
+    ),
     *mutations_of(
         "parallel/lines.py",
-        ("a line that breaks off is waited for without end", "1000 * max(0.0, ends - time.monotonic())", "1000 * within", "tests/parallel/test_lines.py -k drips"),
+        ("a line that breaks off is waited for without end", "1000 * min(max(0.0, ends - time.monotonic()), LONGEST_WAIT)", "1000 * within", "tests/parallel/test_lines.py -k drips"),
+        ("the time of a line ends with the longest wait", "if time.monotonic() >= ends:", "if True:", "tests/parallel/test_lines.py -k looks_again"),
         ("a line is read up to its first part", 'while b"\\n" not in data:', 'while not data:', "tests/parallel/test_lines.py"),
         ("a line may be as long as it likes", "if len(self._begun) > MOST_BYTES:", "if False:", "tests/parallel/test_lines.py -k flood"),
         ("lines that follow soon are not waited for", "if several:", "if False:", "tests/parallel/test_lines.py -k come_soon"),

@@ -31,6 +31,7 @@ from rlvr_cli import user_code
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import GRADERS, check_grader
 from rlvr_cli.graders.custom import example_of_truth
+from rlvr_cli.process import LONGEST_WAIT
 from rlvr_cli.sandbox.run import sandbox_warning
 from rlvr_cli.types import KEPT_CHARACTERS, FormatRule, Grade
 
@@ -40,7 +41,6 @@ _START_SECONDS = 120.0  # for a worker to import its grader
 _BATCH = 32  # items per message
 _BATCH_CHARACTERS = 200_000
 _LINE_BYTES = 100_000  # of a reply; a longer line is none
-_LONGEST_WAIT = 3_600.0  # seconds; what waits longer looks again
 _END_SECONDS = 10.0  # for the guard of a worker to end everything that the worker has started
 GIVEN = "RLVR_GRADER_"  # a variable RLVR_GRADER_NAME of this process is the variable NAME of a worker
 KEPT = frozenset(
@@ -216,7 +216,7 @@ class GraderPool:
                         worker.send(_next_batch(waiting, items.pairs), items)
                 now = time.monotonic()
                 deadline = min((worker.deadline(self.timeout) for worker in self._workers), default=now)
-                for key, _ in selector.select(min(max(0.0, deadline - now) + 0.001, _LONGEST_WAIT)):
+                for key, _ in selector.select(min(max(0.0, deadline - now) + 0.001, LONGEST_WAIT)):
                     key.data.receive(verdicts, failed=self._count_failure)
                 self._check_open()  # `close` kills the workers: that is no crash of the items they were grading
                 now = time.monotonic()

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rlvr_cli.parallel.worker import encoded
+from rlvr_cli.process import LONGEST_WAIT
 
 MOST_BYTES = 1 << 28  # of a line
 _TOGETHER_SECONDS = 0.0005  # lines that come so close together are read at once
@@ -48,8 +49,10 @@ class Lines:
         ends = time.monotonic() + within
         data = b""
         while b"\n" not in data:
-            if not self._poll.poll(1000 * max(0.0, ends - time.monotonic())):
-                raise TimeoutError
+            if not self._poll.poll(1000 * min(max(0.0, ends - time.monotonic()), LONGEST_WAIT)):
+                if time.monotonic() >= ends:
+                    raise TimeoutError
+                continue
             if several:
                 time.sleep(_TOGETHER_SECONDS)
             data = os.read(self._connection.fileno(), _READ_BYTES)

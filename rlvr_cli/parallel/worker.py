@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -20,7 +21,7 @@ from typing import Any, Protocol
 import rlvr_cli
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import environment_of
-from rlvr_cli.process import stoppable
+from rlvr_cli.process import LONGEST_WAIT, stoppable
 
 _GUARD_SECONDS = 10.0  # for a guard to end everything that its process has started
 
@@ -158,7 +159,7 @@ class LocalWorker:
     def receive(self, *, within: float | None = None) -> Any:
         """As `Worker.receive`."""
         with self._losses_as_user_errors(), stoppable():
-            if within is None or self.connection.poll(within):
+            if within is None or self._comes(within):
                 return read(self.connection)
         raise TimeoutError
 
@@ -188,6 +189,15 @@ class LocalWorker:
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
         self.connection.close()
+
+    def _comes(self, within: float) -> bool:
+        """Whether a message comes in time."""
+        ends = time.monotonic() + within
+        while not self.connection.poll(min(within, LONGEST_WAIT)):
+            within = ends - time.monotonic()
+            if within <= 0:
+                return False
+        return True
 
     @contextmanager
     def _losses_as_user_errors(self) -> Iterator[None]:

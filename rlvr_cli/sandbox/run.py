@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.process import LONGEST_WAIT
 from rlvr_cli.sandbox.layers import available_layers, missing
 from rlvr_cli.text import storable
 
@@ -226,7 +227,7 @@ def _follow(answer: int, printed: int, limits: Limits) -> _Ended:
             if left <= 0:
                 stopped = "timeout"
                 break
-            ready = [key.fd for key, _ in selector.select(left)]
+            ready = [key.fd for key, _ in selector.select(min(left, LONGEST_WAIT))]
             if printed in ready:
                 chunk = os.read(printed, _CHUNK)
                 num_printed += len(chunk)

@@ -7,6 +7,7 @@ from contextlib import closing
 
 import pytest
 
+from rlvr_cli.config.parsing.options import LONGEST
 from rlvr_cli.environments.open import EnvironmentSpec
 from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.environments.worker import MOST_CHARACTERS
@@ -149,6 +150,14 @@ def test_what_is_asked_at_once_is_answered_one_by_one(pool, turns, errors):
         assert found.error == errors.get(turn)
         assert found.reply is None or found.reply.text == f"[Q {seed}: 1 {turn}]"
     assert "wait!" not in turns or asked[turns.index("wait!")].result().seconds > 0.9
+
+
+def test_a_turn_may_take_as_long_as_a_year(tmp_path):
+    (tmp_path / "mine.py").write_text(COUNTS)
+    spec = EnvironmentSpec(f"{tmp_path}/mine.py:Counts")
+    with closing(EnvironmentPool(spec, workers=1, timeout=LONGEST)) as pool:
+        assert ask(pool, "a!").reply.text == "[Q 7: 1 a!]"
+        assert pool.play_again(Example("q", "Q", "1"), 7, ["a!", "b!"]).result().error is None
 
 
 def test_what_is_canceled_is_not_asked(tmp_path):

@@ -8,6 +8,7 @@ from multiprocessing.connection import Pipe
 
 import pytest
 
+from rlvr_cli.config.parsing.options import LONGEST
 from rlvr_cli.parallel import lines
 from rlvr_cli.parallel.lines import Lines, write_line
 from rlvr_cli.parallel.worker import read, write
@@ -73,6 +74,20 @@ def test_what_does_not_come_in_time_is_said_also_within_a_line(ends, begun):
     assert 0.09 < time.monotonic() - began < 30
     os.write(theirs.fileno(), b'": 1}\n' if begun else b"1\n")
     assert loaded(received.receive(within=0, several=False)) == [{"text": 1} if begun else 1]
+
+
+def test_a_long_wait_looks_again(ends, monkeypatch):
+    ours, theirs = ends
+    received = Lines(ours)
+    monkeypatch.setattr(lines, "LONGEST_WAIT", 0.01)
+    later = threading.Timer(0.1, write_line, (theirs, 1))
+    later.start()
+    try:
+        assert loaded(received.receive(within=LONGEST, several=False)) == [1]
+    finally:
+        later.join()
+    with pytest.raises(TimeoutError):
+        received.receive(within=0.1, several=False)
 
 
 def test_the_time_of_a_line_is_not_that_of_what_drips(ends):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import working
+from rlvr_cli.config.parsing.options import LONGEST
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.parallel.worker import LocalWorker
 from rlvr_cli.process import STOP_SIGNALS, StopRequest
@@ -89,6 +90,17 @@ def test_signals_to_stop_are_its_parents(start):
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Interrupted):
             worker.receive()
+
+
+def test_a_long_wait_looks_again_and_a_short_one_ends(start, monkeypatch):
+    worker = start()
+    with pytest.raises(TimeoutError):
+        worker.receive(within=0.01)
+    monkeypatch.setattr("rlvr_cli.parallel.worker.LONGEST_WAIT", 0.01)
+    worker.send("slow")
+    assert worker.receive(within=LONGEST) == {"environment": None}
+    with pytest.raises(TimeoutError):
+        worker.receive(within=0.01)
 
 
 def test_what_it_imports_is_never_collected(start):

@@ -14,6 +14,7 @@ import pytest
 
 import rlvr_cli
 from hostile_programs import LATE, PROGRAMS, a_target, descendants, hostile
+from rlvr_cli.config.parsing.options import LONGEST
 from rlvr_cli.discovery.verify_program import run_candidate, verify_execution
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.sandbox import run as run_module
@@ -141,6 +142,10 @@ def test_threads_and_numpy_work_inside():
     assert found.status == "ok", found
     assert found.value[0] == pytest.approx(2.0)
     assert len(found.value[1]) == 8
+
+
+def test_a_program_may_take_as_long_as_a_year():
+    assert run_program("points = 1", entry=("points",), limits=Limits(seconds=LONGEST)).value == 1
 
 
 def test_limits_are_those_given():
