@@ -94,7 +94,7 @@ class EnvironmentPool:
     @property
     def schemas(self) -> list[dict[str, Any]]:
         """What a chat model is told of the tools. Raises RlvrError if a tool lacks types or descriptions."""
-        said = self._slots[0].ask(["schemas"], timeout=START_SECONDS, read=lambda said, _: said).result()
+        said = self._slots[0].ask(["schemas"], timeout=START_SECONDS, read=lambda said: said).result()
         if "schemas" not in said:
             raise RlvrError(
                 said.get("problem") or f"The tools cannot be described: {said['detail']}", said.get("hint", HINT)
@@ -106,7 +106,7 @@ class EnvironmentPool:
         """What the environment says of itself. Raises RlvrError if it cannot be loaded."""
         if not self._facts:
             first = self._slots[0]  # as it was started, also if it has ended since
-            self._facts = first.ask(["facts"], timeout=START_SECONDS, read=lambda said, _: first.facts).result()
+            self._facts = first.ask(["facts"], timeout=START_SECONDS, read=lambda said: first.facts).result()
         return self._facts
 
     def begin(self, example: Example, seed: int) -> Future[Answer]:
@@ -140,13 +140,14 @@ class EnvironmentPool:
         question = [kind, seed, _fields(example), list(turns)]
         return slot.ask(question, timeout=self.timeout, read=partial(self._answer, slot))
 
-    def _answer(self, slot: Slot, said: dict[str, Any], seconds: float) -> Answer:
-        if (error := said.get("error")) is not None and "text" not in said:
-            self._say(error, said["detail"])
-            return Answer(error=error, detail=said["detail"], seconds=seconds)
+    def _answer(self, slot: Slot, said: dict[str, Any]) -> Answer:
+        seconds = said["seconds"]
+        if "error" in said:
+            self._say(said["error"], said["detail"])
+            return Answer(error=said["error"], detail=said["detail"], seconds=seconds)
         if "prompt" in said:
             return Answer(prompt=said["prompt"], seconds=seconds)
-        forged, reply = said.pop("forged"), _reply(said)
+        reply, forged = _reply(said["reply"]), said["forged"]
         if reply.reward is not None and not slot.facts["gives_rewards"]:
             self._say_judged()
         return Answer(reply=reply, forged=forged, seconds=seconds)
@@ -175,7 +176,7 @@ def _fields(example: Example) -> dict[str, Any]:
     return {field.name: getattr(example, field.name) for field in fields(example)}
 
 
-def _played_again(said: dict[str, Any], _: float) -> Answer:
+def _played_again(said: dict[str, Any]) -> Answer:
     if "replies" not in said:
         return Answer(error=said["error"], detail=said["detail"])
     return Answer(prompt=said["prompt"], replies=tuple(map(_reply, said["replies"])))

@@ -4,7 +4,6 @@ Enters: questions, see `worker`. Leaves: a future for each. Those that have come
 answers that come close together are read at once, since for each message this thread takes a turn with the one that samples.
 """
 
-import json
 import os
 import time
 from collections import deque
@@ -17,31 +16,28 @@ from typing import Any, NamedTuple
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import environment as variables
 from rlvr_cli.parallel.lines import Lines
-from rlvr_cli.parallel.worker import LocalWorker
+from rlvr_cli.parallel.worker import LocalWorker, encoded
 
 START_SECONDS = 120.0  # for a process to import the environment
 HINT = "Run the environment's file alone to see why."
+_CLOSE_SECONDS = 0.2  # between signals to a process that is to end
 _TOGETHER = 64  # questions in a message
 _TOGETHER_SECONDS = 0.01  # for their answers, at the pace of those before: the process answers also what is canceled
-_LOST = (RlvrError, OSError, EOFError, ValueError, TypeError, RecursionError)  # it has ended, or sent what is no answer
+_PACE_OF = 8  # about so many answers to questions of a kind give its pace
+_LOST = (RlvrError, OSError, EOFError, ValueError)  # a process has ended, or sent what is no answer
 
 
 class _Asked(NamedTuple):
-    """A question, the seconds that its answer may take, and the future for what `read(said, seconds)` makes of it."""
+    """A question, the seconds that its answer may take, and the future for what `read(said)` makes of it."""
 
     question: list[Any]
     timeout: float
-    read: Callable[[dict[str, Any], float], Any]
+    read: Callable[[dict[str, Any]], Any]
     future: Future[Any]
 
-    def answer(self, said: dict[str, Any], seconds: float) -> None:
-        """Set the future, unless it is canceled."""
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            self.future.set_result(self.read(said, seconds))
-        except Exception as error:  # of `read`: whoever asked gets it, and the thread goes on
-            self.future.set_exception(error)
+    @property
+    def kind(self) -> str:
+        return self.question[0]
 
 
 class Slot:
@@ -61,20 +57,20 @@ class Slot:
         self._worker: LocalWorker | None = None
         self._lines: Lines | None = None  # of this process
         self._answers = 0  # of this process
-        self._pace = 0.0  # seconds for an answer to the last message
+        self._pace: dict[str, float] = {}  # a kind of question -> seconds for an answer
         self._since = 0.0  # when the last answer was given, or the first question taken
         self.facts: dict[str, Any] = {}
         self._asked = SimpleQueue[_Asked | None]()
         self._thread: Thread | None = None
         self._lock, self._closed = Lock(), False
 
-    def ask(self, question: list[Any], *, timeout: float, read: Callable[[dict[str, Any], float], Any]) -> Future[Any]:
+    def ask(self, question: list[Any], *, timeout: float, read: Callable[[dict[str, Any]], Any]) -> Future[Any]:
         """Ask the process, after what it has been asked before. The future has RlvrError if the environment cannot be loaded.
 
         Args:
             question: see `worker`.
             timeout: seconds that the answer may take.
-            read: gets what was said, and after how many seconds, in the thread; the future has what it returns.
+            read: gets what was said, in the thread; the future has what it returns.
         """
         future: Future[Any] = Future()
         with self._lock:
@@ -91,13 +87,14 @@ class Slot:
         with self._lock:
             self._closed = True
         self._asked.put(None)
-        if self._worker is not None:
-            self._worker.interrupt()
+        if (worker := self._worker) is not None:
+            worker.interrupt()
 
     def close(self) -> None:
         """Wait until the thread has ended, after `interrupt`, and kill the process."""
-        if self._thread is not None:
-            self._thread.join()
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(_CLOSE_SECONDS)
+            self.interrupt()  # again, since a process that has just been started does not hear it
         self._kill()
 
     def _serve(self) -> None:
@@ -118,10 +115,14 @@ class Slot:
     def _next(self) -> deque[_Asked]:
         """Wait for a question, and return it with those that have come meanwhile."""
         taken = [self._asked.get()]
-        most = min(_TOGETHER, int(_TOGETHER_SECONDS / max(self._pace, 1e-9)))
-        while len(taken) < most and not self._asked.empty():
+        while (last := taken[-1]) and len(taken) < self._most(last.kind) and not self._asked.empty():
             taken.append(self._asked.get())
         return deque(one for one in taken if one is not None)
+
+    def _most(self, kind: str) -> int:
+        """How many questions a message may have that ends with one of this kind."""
+        pace = self._pace.get(kind, _TOGETHER_SECONDS)
+        return min(_TOGETHER, int(_TOGETHER_SECONDS / max(pace, 1e-9)))
 
     def _answer(self, waiting: deque[_Asked]) -> None:
         """Ask the process. One that died may have suffered from another episode: a new one is asked before it counts as a crash.
@@ -136,34 +137,42 @@ class Slot:
             if not waiting:
                 return
             worker, lines = self._started()
+            message = encoded([one.question for one in waiting])
             try:
-                sent, count = time.monotonic(), len(waiting)
-                worker.send([one.question for one in waiting])
+                worker.send_bytes(message)
                 while waiting and not self._closed:
-                    for line in lines.receive(within=waiting[0].timeout, several=len(waiting) > 1):
-                        number, said = json.loads(line)
-                        if number != count - len(waiting):
-                            raise ValueError(f"an answer to question {number}")
-                        self._answers += 1
-                        self._settle(waiting.popleft(), said)
-                self._pace = (time.monotonic() - sent) / count
+                    said = lines.receive(within=waiting[0].timeout, several=len(waiting) > 1)
+                    self._settle(waiting[0], said)
+                    self._answers += 1
+                    waiting.popleft()
             except TimeoutError:
                 self._kill()
                 one = waiting.popleft()
-                detail = f"no answer within {one.timeout:g} s (--turn-timeout)"
-                self._settle(one, {"error": "timeout", "detail": detail})
+                self._give_up(one, "timeout", f"no answer within {one.timeout:g} s (--turn-timeout)")
             except _LOST:
                 self._kill()
                 if not self._answers:
                     detail = "the process of the environment died or sent no message, also when started afresh"
-                    self._settle(waiting.popleft(), {"error": "crash", "detail": detail})
+                    self._give_up(waiting.popleft(), "crash", detail)
         for one in waiting:
-            self._settle(one, {"error": "crash", "detail": "the pool was closed"})
+            self._give_up(one, "crash", "the pool was closed")
 
     def _settle(self, one: _Asked, said: dict[str, Any]) -> None:
-        """Answer a question: it took the time since the answer before."""
-        before, self._since = self._since, time.monotonic()
-        one.answer(said, self._since - before)
+        """Answer a question, unless it is canceled. Raises ValueError if it is no answer."""
+        try:
+            seconds = float(said["seconds"])
+            found = None if one.future.cancelled() else one.read(said)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError("what was said is no answer") from error
+        before = self._pace.get(one.kind, seconds)
+        self._pace[one.kind] = before + (seconds - before) / _PACE_OF
+        self._since = time.monotonic()
+        if one.future.set_running_or_notify_cancel():
+            one.future.set_result(found)
+
+    def _give_up(self, one: _Asked, error: str, detail: str) -> None:
+        """Answer a question with an error, which took the time since the answer before."""
+        self._settle(one, {"error": error, "detail": detail, "seconds": time.monotonic() - self._since})
 
     def _started(self) -> tuple[LocalWorker, Lines]:
         """The process, and what it answers. Raises RlvrError if the environment cannot be loaded."""
@@ -177,28 +186,33 @@ class Slot:
                 variables=variables(),
                 guarded=True,
             )
-            self._answers = 0
-            self.facts = self._begun(self._worker)
-            self._lines = Lines(self._worker.connection)
+            self._answers, self._lines = 0, Lines(self._worker.connection)
+            self.facts = self._begun(self._lines)
         if "problem" in self.facts:
             self._kill()
             raise RlvrError(self.facts["problem"], self.facts["hint"])
         return self._worker, self._lines
 
-    def _begun(self, worker: LocalWorker) -> dict[str, Any]:
+    def _begun(self, lines: Lines) -> dict[str, Any]:
         """What a new process says: first that it has run the user's files, then the facts of an instance."""
-        try:
-            loaded = worker.receive(within=START_SECONDS)
-        except TimeoutError:
-            problem = f"The environment {self._title} could not be loaded within {START_SECONDS:g} s."
-            return {"problem": problem, "hint": HINT}
-        if "problem" in loaded:
-            return loaded
-        try:
-            return worker.receive(within=self._timeout)
-        except TimeoutError:
-            problem = f"The environment {self._title} was not made within {self._timeout:g} s (--turn-timeout)."
-            return {"problem": problem, "hint": "Its constructor is in the way: correct it, or raise --turn-timeout."}
+        made = f"was not made within {self._timeout:g} s (--turn-timeout)"
+        said: dict[str, Any] = {}
+        for seconds, late, hint in (
+            (START_SECONDS, f"could not be loaded within {START_SECONDS:g} s", HINT),
+            (self._timeout, made, "Its constructor is in the way: correct it, or raise --turn-timeout."),
+        ):
+            try:
+                said = lines.receive(within=seconds)
+            except TimeoutError:
+                return {"problem": f"The environment {self._title} {late}.", "hint": hint}
+            except _LOST:
+                return {
+                    "problem": f"The process of the environment {self._title} ended, or sent no message.",
+                    "hint": HINT,
+                }
+            if "problem" in said:
+                break
+        return said
 
     def _kill(self) -> None:
         if self._worker is not None:

@@ -1,8 +1,8 @@
 """A process in which environments live, started by `pool.EnvironmentPool`: one instance for each episode under way.
 
 Enters: lists of questions ["begin", "answer" or "play_again", seed, example, turns of the policy], ["facts"] or ["schemas"]. Leaves: for each
-its number and what the environment says, or the error that it raised, as a line (`parallel/lines`); before the first list two messages: {}
-once the files have been run, then the facts: what an instance says of itself.
+what the environment says, or the error that it raised, and after how many seconds; before the first list {} once the files have been run,
+then the facts: what an instance says of itself. Each is a line (`parallel/lines`).
 An episode that this process does not know, since the one before died, is played again up to the last turn.
 """
 
@@ -10,6 +10,7 @@ import math
 import os
 import resource
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
@@ -19,8 +20,8 @@ from rlvr_cli.environments.interface import Environment, Reply
 from rlvr_cli.environments.open import EnvironmentSpec, load_environment, load_functions
 from rlvr_cli.environments.tools import ChatTools, Tools, schema_of
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.parallel.lines import write_line
-from rlvr_cli.parallel.worker import read, write
+from rlvr_cli.parallel.lines import LineWriter
+from rlvr_cli.parallel.worker import read
 from rlvr_cli.process import fork_guarded
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example
@@ -48,9 +49,10 @@ def serve(
         os.dup2(null, stream)
     sys.path[:0] = [entry for entry in path if entry not in sys.path]
     spec = EnvironmentSpec(name, tuple(tools), chat)
+    lines, process = LineWriter(connection), os.getpid()
     try:
         make = load_environment(spec)
-        write(connection, {})  # what follows has the time of a turn
+        lines.write({})  # what follows has the time of a turn
         first = make()
         check_sound(spec, first)
         facts = {
@@ -59,25 +61,28 @@ def serve(
             "begins": not isinstance(first, Tools | ChatTools),
         }
     except RlvrError as error:
-        return write(connection, {"problem": error.problem, "hint": error.hint})
+        return lines.write({"problem": error.problem, "hint": error.hint})
     except Exception as error:  # of the user's own constructor
         problem = f"{spec.title} cannot be made: {_described(spec, error)}"
-        return write(connection, {"problem": problem, "hint": "Correct the file."})
-    write(connection, facts)
+        return lines.write({"problem": problem, "hint": "Correct the file."})
+    lines.write(facts)
     episodes = _Episodes(make)
     while True:
         try:
             questions = read(connection)
         except EOFError:
             return
-        for number, (kind, *question) in enumerate(questions):
+        for kind, *question in questions:
+            began = time.monotonic()
             if kind == "facts":
                 said = facts
             elif kind == "schemas":
                 said = _schemas(spec, first)
             else:
                 said = _answer(spec, episodes, kind, *question)
-            write_line(connection, [number, said])
+            if os.getpid() != process:  # the user's code has forked, and this is the copy
+                os._exit(0)
+            lines.write({**said, "seconds": time.monotonic() - began})
 
 
 def check_sound(spec: EnvironmentSpec, environment: object) -> None:
@@ -120,7 +125,7 @@ class _Episodes:
         if not reply["done"]:
             self._keep(seed, environment, len(turns))
         marker = getattr(environment, "marker", "")
-        return {**reply, "forged": turns[-1].count(marker) if marker else 0}
+        return {"reply": reply, "forged": turns[-1].count(marker) if marker else 0}
 
     def play_again(self, seed: int, example: dict[str, Any], turns: Sequence[str]) -> dict[str, Any]:
         """Play a whole episode in an instance of its own, which is not kept."""

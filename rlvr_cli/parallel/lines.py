@@ -1,12 +1,15 @@
-"""Messages of a process as lines of JSON, for many small ones: those that come close together are read at once.
+"""Messages of a process as numbered lines of JSON, for many small ones: those that come close together are read at once.
 
-Enters: the connection of a `worker.LocalWorker`. Leaves: lines. A thread that reads each message when it comes takes a turn with the one
-that samples for each; and where a message breaks off, it waits for the rest of it for as long as that takes.
+Enters: the connection of a `worker.LocalWorker`. Leaves: messages, one by one. A thread that reads each message when it comes takes a turn
+with the one that samples for each; where a message breaks off, it waits for the rest of it for as long as that takes; and what anything
+else in the process writes is taken for a message.
 """
 
+import json
 import os
 import select
 import time
+from collections import deque
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,24 +21,32 @@ _TOGETHER_SECONDS = 0.0005  # lines that come so close together are read at once
 _READ_BYTES = 1 << 16
 
 
-def write_line(connection: Connection, message: Any) -> None:
-    """Send a message to the `Lines` at the other end."""
-    rest = memoryview(encoded(message) + b"\n")
-    while rest:
-        rest = rest[os.write(connection.fileno(), rest) :]
+class LineWriter:
+    """The end of a process, which writes nothing else to the connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._number = connection, 0
+
+    def write(self, message: dict[str, Any]) -> None:
+        """Send a message to the `Lines` at the other end."""
+        rest = memoryview(encoded([self._number, message]) + b"\n")
+        self._number += 1
+        while rest:
+            rest = rest[os.write(self._connection.fileno(), rest) :]
 
 
 class Lines:
-    """What is read from a connection after its last message."""
+    """The end that reads."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self._connection, self._number = connection, 0
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+        self._whole = deque[bytes]()
         self._begun = bytearray()
 
-    def receive(self, *, within: float, several: bool) -> list[bytes]:
-        """Wait for a line, and return those that have come.
+    def receive(self, *, within: float, several: bool = False) -> dict[str, Any]:
+        """Wait for the next message.
 
         Args:
             within: seconds.
@@ -44,22 +55,33 @@ class Lines:
         Raises:
             EOFError: the other end is gone.
             TimeoutError: there is no whole line in time.
-            ValueError: it is longer than `MOST_BYTES`.
+            ValueError: the line is longer than `MOST_BYTES`, or not the next message.
         """
         ends = time.monotonic() + within
-        data = b""
-        while b"\n" not in data:
-            if not self._poll.poll(1000 * min(max(0.0, ends - time.monotonic()), LONGEST_WAIT)):
-                if time.monotonic() >= ends:
-                    raise TimeoutError
-                continue
-            if several:
-                time.sleep(_TOGETHER_SECONDS)
-            data = os.read(self._connection.fileno(), _READ_BYTES)
-            if not data:
-                raise EOFError
-            self._begun += data
-            if len(self._begun) > MOST_BYTES:
-                raise ValueError(f"a line of more than {MOST_BYTES} bytes")
-        *lines, self._begun = self._begun.split(b"\n")
-        return [bytes(line) for line in lines]
+        while not self._whole:
+            if self._poll.poll(1000 * min(max(0.0, ends - time.monotonic()), LONGEST_WAIT)):
+                if several:
+                    time.sleep(_TOGETHER_SECONDS)
+                    several = False
+                self._read()
+            if not self._whole and time.monotonic() >= ends:
+                raise TimeoutError
+        try:
+            number, message = json.loads(self._whole.popleft())
+        except (RecursionError, TypeError) as error:
+            raise ValueError("a line that is no message") from error
+        if number != self._number or not isinstance(message, dict):
+            raise ValueError(f"message {self._number} is {message!r:.100}, number {number!r:.100}")
+        self._number += 1
+        return message
+
+    def _read(self) -> None:
+        data = os.read(self._connection.fileno(), _READ_BYTES)
+        if not data:
+            raise EOFError
+        self._begun += data
+        if b"\n" in data:
+            *lines, self._begun = self._begun.split(b"\n")
+            self._whole.extend(map(bytes, lines))
+        if len(self._begun) > MOST_BYTES:
+            raise ValueError(f"a line of more than {MOST_BYTES} bytes")

@@ -1,5 +1,6 @@
 """Environments in processes: one that hangs, crashes or raises costs its own episode, and the others are played on."""
 
+import json
 import os
 import re
 import time
@@ -12,13 +13,26 @@ from rlvr_cli.environments.open import EnvironmentSpec
 from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.environments.worker import MOST_CHARACTERS
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.parallel.worker import LocalWorker
 from rlvr_cli.types import Example
 
 COUNTS = """
 import contextlib, os, stat, subprocess, sys, threading, time
 from rlvr_cli.environments import Reply
 
-SAID = {"garble!": b"{{\\n", "nest!": b"[" * 100_000 + b"\\n", "number of none!": b"7\\n", "forge!": b"[1, {}]\\n", "break off!": b"[0, {"}
+SAID = {
+    "garble!": "{{\\n",
+    "nest!": "[" * 100_000 + "\\n",
+    "number of none!": "7\\n",
+    "no message!": "[%d, 7]\\n",
+    "no answer!": '[%d, {"seconds": 0}]\\n',
+    "no time!": '[%d, {"reply": {}}]\\n',
+    "no reply!": '[%d, {"reply": 7, "forged": 0, "seconds": 0}]\\n',
+    "forge!": "[0, {}]\\n",
+    "twice!": '[%d, {"error": "twice", "detail": "", "seconds": 0}]\\n',
+    "break off!": "[%d, {",
+}
+answers = 2  # of this process, with what it says before the first question
 
 class Counts:
     stop = ("!",)
@@ -29,7 +43,13 @@ class Counts:
         return None
 
     def answer(self, turn):
+        global answers
+        answers += 1
         self.turns += 1
+        if turn == "fork!":
+            if os.fork() == 0:
+                sys.exit(0)
+            time.sleep(0.3)
         if turn == "hang!":
             time.sleep(60)
         if turn == "exit!":
@@ -42,7 +62,7 @@ class Counts:
             for number in range(3, 64):
                 with contextlib.suppress(OSError):
                     if stat.S_ISSOCK(os.fstat(number).st_mode):
-                        os.write(number, SAID[turn])
+                        os.write(number, SAID[turn].replace("%d", str(answers - 1)).encode())
         if turn == "break off!":
             time.sleep(60)
         if turn == "raise!":
@@ -108,9 +128,13 @@ def test_an_episode_keeps_its_state_and_is_played_again_where_it_is_lost(pool):
         ("garble!", "crash", "sent no message"),
         ("nest!", "crash", "sent no message"),
         ("number of none!", "crash", "sent no message"),
+        ("no message!", "crash", "sent no message"),
+        ("no answer!", "crash", "sent no message"),
+        ("no time!", "crash", "sent no message"),
+        ("no reply!", "crash", "sent no message"),
         ("forge!", "crash", "sent no message"),
-        ("raise!", "KeyError", "mine.py:33: 'gone'"),
-        ("memory!", "MemoryError", "mine.py:35"),
+        ("raise!", "KeyError", "mine.py:51: 'gone'"),
+        ("memory!", "MemoryError", "mine.py:53"),
         ("nothing!", "TypeError", "answer() returned None, not a Reply"),
         (
             "number!",
@@ -150,6 +174,42 @@ def test_what_is_asked_at_once_is_answered_one_by_one(pool, turns, errors):
         assert found.error == errors.get(turn)
         assert found.reply is None or found.reply.text == f"[Q {seed}: 1 {turn}]"
     assert "wait!" not in turns or asked[turns.index("wait!")].result().seconds > 0.9
+
+
+@pytest.mark.parametrize("turn", ["twice!", "fork!"])
+def test_what_is_said_twice_is_not_the_answer_of_another_episode(pool, turn):
+    assert ask(pool, "first!", seed=99).error is None
+    assert ask(pool, turn, seed=1).error == ("twice" if turn == "twice!" else None)
+    for seed in (2, 3):
+        assert ask(pool, "a!", seed=seed).reply.text == f"[Q {seed}: 1 a!]"
+
+
+def test_as_many_are_asked_together_as_take_a_moment(tmp_path, monkeypatch):
+    """What is canceled may have been sent: it delays what is asked next by no more than that."""
+    (tmp_path / "mine.py").write_text(
+        "import time\nfrom rlvr_cli.environments import Reply\nclass Mine:\n"
+        "    def begin(self, example, seed): pass\n"
+        "    def answer(self, turn):\n"
+        "        time.sleep(float(turn))\n"
+        "        return Reply(turn)\n"
+    )
+    sent = []
+    whole = LocalWorker.send_bytes
+    monkeypatch.setattr(
+        LocalWorker,
+        "send_bytes",
+        lambda worker, message: (sent.append(len(json.loads(message))), whole(worker, message)),
+    )
+    with closing(EnvironmentPool(EnvironmentSpec(f"{tmp_path}/mine.py:Mine"), workers=1, timeout=60)) as pool:
+        assert pool.begin(Example("q", "Q", "1"), 0).result().error is None
+        asked = [pool.answer(Example("q", "Q", "1"), 0, ["0.5"])]  # what is asked meanwhile waits
+        asked += [pool.begin(Example("q", "Q", "1"), seed) for seed in range(200)]
+        assert {one.result().error for one in asked} == {None}
+        assert max(sent) == 64
+        sent.clear()
+        asked = [pool.answer(Example("q", "Q", "1"), seed, ["0.05"]) for seed in range(6)]
+        assert {one.result().error for one in asked} == {None}
+        assert max(sent) == 1
 
 
 def test_a_turn_may_take_as_long_as_a_year(tmp_path):
@@ -224,6 +284,18 @@ def test_what_is_asked_when_it_is_closed_is_no_failure(pool):
     pool.close()
     assert asked.result().error == "crash"
     assert [said for said in pool.said if "failed" in said] == []
+
+
+def test_what_is_closed_at_once_does_not_wait_for_an_environment_that_is_loaded(tmp_path):
+    (tmp_path / "mine.py").write_text(f"import time\ntime.sleep(60)\nclass Mine:\n{METHODS}")
+    for delay in (0, 0.001, 0.2):
+        pool = EnvironmentPool(EnvironmentSpec(f"{tmp_path}/mine.py:Mine"), workers=1)
+        asked = pool.answer(Example("q", "Q", "1"), 7, ["a!"])
+        time.sleep(delay)
+        began = time.monotonic()
+        pool.close()
+        assert time.monotonic() - began < 30
+        assert asked.cancelled() or asked.exception() is not None
 
 
 def test_a_file_that_cannot_be_run_is_an_error(tmp_path):
