@@ -1313,7 +1313,7 @@ EPISODES = [
         ("whoever is asked when a process dies has crashed it", "                if not self._answers:\n", "                if True:\n", "tests/environments/test_pool.py -k at_once"),
         ("what takes long is asked together", "return min(_TOGETHER, int(_TOGETHER_SECONDS / max(pace, 1e-9)))", "return _TOGETHER", "tests/environments/test_pool.py -k take_a_moment"),
         ("questions are asked one by one", "return min(_TOGETHER, int(_TOGETHER_SECONDS / max(pace, 1e-9)))", "return 1", "tests/environments/test_pool.py -k take_a_moment"),
-        ("a pace is that of all kinds", "self._pace.get(kind, _TOGETHER_SECONDS)", "min(self._pace.values())", "tests/environments/test_pool.py -k take_a_moment"),
+        ("a pace is that of all kinds", "self._pace.get(kind, _TOGETHER_SECONDS)", "min(self._pace.values(), default=_TOGETHER_SECONDS)", "tests/environments/test_pool.py -k take_a_moment"),
         ("a process that lies ends the run", "OSError, EOFError, ValueError)", "OSError, EOFError)", "tests/environments/test_pool.py -k own_episode"),
         ("an answer that is none ends the run", "except (AttributeError, KeyError, TypeError) as error:", "except AttributeError as error:", "tests/environments/test_pool.py -k own_episode"),
         ("a reply that is none ends the run", "except (AttributeError, KeyError, TypeError) as error:", "except (AttributeError, KeyError) as error:", "tests/environments/test_pool.py -k own_episode"),
