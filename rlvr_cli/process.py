@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+LONGEST_WAIT = 3_600.0  # seconds; what waits longer looks again: systems count the milliseconds of a wait in 31 bits
 
 
 # Ctrl-C, an end that is asked for, a closed terminal, and the warning that SLURM sends before its time limit.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 HEARD = b"stopping: what is done will be saved. Another Ctrl-C stops at once, without saving more.\n"
-LONGEST_WAIT = 3_600.0  # seconds; what waits longer looks again: systems count the milliseconds of a wait in 31 bits
 REPEAT_SECONDS = 1.0  # within which another signal is the same one: `timeout` and closing terminals send it twice
 
 

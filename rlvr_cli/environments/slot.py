@@ -21,8 +21,8 @@ from rlvr_cli.parallel.worker import LocalWorker, encoded
 START_SECONDS = 120.0  # for a process to import the environment
 HINT = "Run the environment's file alone to see why."
 _CLOSE_SECONDS = 0.2  # between signals to a process that is to end
-_TOGETHER = 64  # questions in a message
-_TOGETHER_SECONDS = 0.01  # for their answers, at the pace of those before: the process answers also what is canceled
+_MOST_QUESTIONS = 64  # in a message
+_MESSAGE_SECONDS = 0.01  # for its answers, at the pace of those before: the process answers also what is canceled
 _PACE_OF = 8  # about so many answers to questions of a kind give its pace
 _LOST = (RlvrError, OSError, EOFError, ValueError)  # a process has ended, or sent what is no answer
 
@@ -121,8 +121,8 @@ class Slot:
 
     def _most(self, kind: str) -> int:
         """How many questions a message may have that ends with one of this kind."""
-        pace = self._pace.get(kind, _TOGETHER_SECONDS)
-        return min(_TOGETHER, int(_TOGETHER_SECONDS / max(pace, 1e-9)))
+        pace = self._pace.get(kind, _MESSAGE_SECONDS)
+        return min(_MOST_QUESTIONS, int(_MESSAGE_SECONDS / max(pace, 1e-9)))
 
     def _answer(self, waiting: deque[_Asked]) -> None:
         """Ask the process. One that died may have suffered from another episode: a new one is asked before it counts as a crash.

@@ -1,8 +1,7 @@
 """Messages of a process as numbered lines of JSON, for many small ones: those that come close together are read at once.
 
-Enters: the connection of a `worker.LocalWorker`. Leaves: messages, one by one. A thread that reads each message when it comes takes a turn
-with the one that samples for each; where a message breaks off, it waits for the rest of it for as long as that takes; and what anything
-else in the process writes is taken for a message.
+Enters: the connection of a `worker.LocalWorker`. Leaves: messages, one by one. What the worker's own messages lack: many are read with one
+call, the time limit holds also within a message, and a message too many, of something else in the process, is not taken for the next one.
 """
 
 import json
@@ -22,7 +21,7 @@ _READ_BYTES = 1 << 16
 
 
 class LineWriter:
-    """The end of a process, which writes nothing else to the connection."""
+    """The end that writes: a process that sends nothing else through the connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._number = connection, 0
@@ -76,6 +75,7 @@ class Lines:
         return message
 
     def _read(self) -> None:
+        """Take what has come. Raises EOFError or ValueError, as `receive`."""
         data = os.read(self._connection.fileno(), _READ_BYTES)
         if not data:
             raise EOFError
