@@ -114,6 +114,7 @@ WORKED = "tests/training/losses/test_worked_numbers.py"
 SHARED = "tests/samplers/embedded/test_shared.py"
 JOINING = "tests/samplers/embedded/test_joining.py"
 DECODE_STEP = "tests/samplers/embedded/test_decode_step.py"
+ROWS = "tests/samplers/embedded/test_cache.py"
 SHAPING = "tests/training/credit/test_shaping.py"
 LANGUAGE = "tests/graders/test_language.py"
 UPDATE = " ".join(f"tests/training/updates/test_{part}.py" for part in ("update", "policy_gradient", "scores"))
@@ -1600,6 +1601,7 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
     Mutation("sampling processes play no episodes", "samplers/parallel/serve.py", "    if not episodes:\n", "    if True:\n", f"{IN_A_RUN} processes_play"),
     *mutations_of(
         "samplers/embedded/shared.py",
+        ("what no block reads counts", "scores.view(len(mask), -1, mask.shape[-1]).copy_(mask)", "scores.zero_()", f"{SHARED} -k in_blocks"),
         ("parts of attention weigh the same", "torch.sigmoid(other.log_sum - one.log_sum)", "torch.full_like(one.log_sum, 0.5)", SHARED),
         ("a row reads the prompt of another question", "prefix.rows] = own.", "prefix.rows] = places_of[index - 1, :, : len(prefix.rows)].", SHARED),
         ("prompts that are kept are the first ones", "torch.tensor(kept, device", "torch.arange(len(kept), device", SHARED),
@@ -1652,7 +1654,16 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
     ),
     *mutations_of(
         "samplers/embedded/cache.py",
-        ("a row that moves leaves its prompt behind", "shared.rows[shared.rows.index(mover)] = hole", "pass", f"{SHARED} -k tokens_of_copies"),
+        ("a row that moves leaves its prompt behind", "prefix.rows = [moved.get(row, row) for row in prefix.rows]", "pass", f"{SHARED} -k tokens_of_copies"),
+        ("a row that moves has another's prompt", "self._shared[moved.get(row, row)] = prefix", "self._shared[row] = prefix", f"{SHARED} -k tokens_of_copies"),
+        ("rows are never ordered", "return self._wasted > _ORDER_COST * self._needed", "return False", f"{ROWS} -k fewer_columns"),
+        ("rows are ordered at each step", "            self._wasted = 0\n", "            pass\n", f"{ROWS} -k fewer_columns"),
+        ("what is wasted is counted once", "self._wasted += self._waste", "self._wasted = self._waste", f"{ROWS} -k fewer_columns"),
+        ("moved keys begin where the window does not", "int(self._start[of[b]].min())", "int(self._start[of[b]].max())", f"{ROWS} -k ordered"),
+        ("a block begins where its first row does", "low = min(low, lows[i])", "low = lows[i]", f"{ROWS} -k read_fastest"),
+        ("another block costs nothing", "best[i][0] + each + (borders", "best[i][0] + (borders", f"{ROWS} -k read_fastest"),
+        ("a row that stands beyond the last place stays there", " & (ordered < len(rows))", "", f"{ROWS} -k similar_length"),
+        ("all rows move", "home = (ordered // _BLOCK == places // _BLOCK)", "home = (ordered < 0)", f"{ROWS} -k similar_length"),
         ("a row has the place of its own tokens alone", "self.positions[at] = len(prompt_ids) - 1", "self.positions[at] = length", f"{SHARED} -k tokens_of_copies"),
         ("what was written while a row waited is taken out with it", "(np.arange(self.columns) < self._end[row])", "(np.arange(self.columns) < self.window.column)", JOINING),
         ("what a row waited for counts as its tokens", "self._gaps[rows] += spare.clip(0)", "pass", JOINING),

@@ -228,16 +228,18 @@ class Batch:
             self.cache.release([*ended])
 
     def compact(self) -> None:
-        """Move the last rows that are used into the free rows before them, so that a step computes none of these."""
-        holes, movers = self.cache.compact()
-        if len(holes):
+        """Move rows so that a step computes no free ones, see `RowCache.compact`."""
+        to, of = self.cache.compact()
+        if len(to):
             for array in (self.sample, self.seed, self.born, self.begun, self.most):
-                array[holes] = array[movers]
-            self.drawn.move(holes, movers)
-            moved = dict(zip(movers.tolist(), holes.tolist(), strict=True))
+                array[to] = array[of]
+            self.drawn.move(to, of)
+            moved = dict(zip(of.tolist(), to.tolist(), strict=True))
             self.parked.move(moved)
-            for mover, hole in moved.items():
-                self.questions[hole], self.questions[mover] = self.questions[mover], None
+            begun = [(row, question) for row, question in enumerate(self.questions) if question is not None]
+            self.questions = [None] * len(self.questions)
+            for row, question in begun:
+                self.questions[moved.get(row, row)] = question
 
     def _completion(self, row: int) -> Completion | None:
         """Return the completion of a row if its newest token ended it, else None."""

@@ -8,7 +8,7 @@ have gaps. A step then needs one slice copy per layer and one slice of a mask th
 use move back to the beginning.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,14 @@ from transformers.cache_utils import CacheLayerMixin
 from rlvr_cli.models.compute.device import to_device
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers.embedded.cuda_graphs import FixedShapeStep
-from rlvr_cli.samplers.embedded.decode_step import BLOCK, DecodeStep, Window
+from rlvr_cli.samplers.embedded.decode_step import DecodeStep, Window
 from rlvr_cli.samplers.embedded.prefill import Prefix, extension, prefill
 from rlvr_cli.samplers.embedded.shared import Readers, SharedPrefix
 
-_WORTH_BLOCKS = 0.1  # the least share of columns that reading blocks of rows separately must save
+_BLOCK = 32  # rows, of which some blocks side by side are read from the same column
+_BLOCK_BYTES = 2**18  # reading rows in one more block takes as long as reading so many bytes, per layer
+
+_ORDER_COST = 2  # ordering the rows takes as long as reading what a step needs so many times
 
 # Per layer: memory for the keys and values of rows, (rows, key-value heads, columns, head size).
 Slots = list[tuple[torch.Tensor, torch.Tensor]]
@@ -82,7 +85,7 @@ class _Window:
     rows: int = 0
     low: int = 0
     column: int = 0
-    lows: tuple[int, ...] = ()  # see `decode_step.Window`
+    blocks: tuple[tuple[int, int, int], ...] = ()  # see `decode_step.Window`
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -153,6 +156,12 @@ class RowCache:
         self._end = np.zeros(rows, dtype=np.int64)  # the column behind its last one, of a parked row
         self._unread = np.zeros(rows, dtype=bool)  # parked rows whose newest token the next step reads
         self._gaps = np.zeros(rows, dtype=np.int64)  # columns between those that are hidden from the row
+        self._needed = 0  # what a step reads of all rows, in columns of one, if they are ordered by length
+        self._waste = self._wasted = 0  # what it reads more; and the sum of that since they were ordered
+        keys, _ = self.slots[0]
+        in_blocks = self._step is not None and self._fixed_step is None and keys.device.type == "cpu"
+        # What another block costs in columns, see `_blocks`; None: steps read all rows as far as the longest one.
+        self._block_columns = _BLOCK_BYTES // (2 * keys[0, :, 0].nbytes) if in_blocks else None
         self._changed = False  # whether the rows or columns in use may have changed
         self._shared: list[SharedPrefix | None] = [None] * rows  # what each row begins with
         self._readers: Readers | None = None  # None: no row has one
@@ -234,7 +243,7 @@ class RowCache:
         self._group_readers()
         inputs, positions = self.inputs[: w.rows], self.positions[: w.rows]
         mask = self._mask[: w.rows, :, :, w.low : w.column + 1]
-        window = Window(w.rows, w.low, w.column + 1, w.lows)
+        window = Window(w.rows, w.low, w.column + 1, w.blocks)
         if self._fixed_step is not None:
             logits = self._fixed_step(window, rows=len(self.alive), columns=self.columns)
         elif self._step is not None:
@@ -250,6 +259,7 @@ class RowCache:
             )
             logits = out.logits[:, -1].float()
         w.column += 1
+        self._wasted += self._waste
         self._end[self._unread] = w.column
         self._unread[:] = False
         return logits
@@ -333,46 +343,72 @@ class RowCache:
         w.rows = max(w.rows, int(rows.max()) + 1)
         self._changed = True
 
+    @property
+    def scattered(self) -> bool:
+        """Whether long rows have stood among short ones for so many steps that moving the rows would have cost less."""
+        return self._wasted > _ORDER_COST * self._needed
+
     def compact(self) -> tuple[np.ndarray, np.ndarray]:
-        """Move the last rows that are used into the free rows before them, so that a step computes none of these.
+        """Move rows so that a step computes no free ones: the last used ones into the free ones before them or, if rows are
+        `scattered`, all that do not stand among rows of about their length.
 
         Returns:
-            The rows to which some were moved, and those where they were.
+            The places to which some were moved, and those where they were.
         """
         self._shrink_window()
-        used = int(self.used.sum())
-        holes = np.flatnonzero(~self.used[:used])
-        movers = np.flatnonzero(self.used[used:]) + used
-        w = self.window
-        if len(holes):
-            to, of = self.on_device(holes), self.on_device(movers)
-            for pair in self.slots:
-                for slots in pair:
-                    slots[:, :, w.low : w.column][to] = slots[:, :, w.low : w.column][of]
-            for tensor in (self._mask, self.inputs, self.positions):
-                tensor[to] = tensor[of]
-            for array in (self._start, self._end, self._gaps, self.alive, self.parked, self._unread):
-                array[holes] = array[movers]
-            self.alive[movers] = self.parked[movers] = self._unread[movers] = False
-            for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):
-                if (shared := self._shared[mover]) is not None:
-                    shared.rows[shared.rows.index(mover)] = hole
-                self._shared[hole], self._shared[mover] = shared, None
-        w.rows = used
+        used = np.flatnonzero(self.used)
+        to, of = np.flatnonzero(~self.used[: len(used)]), used[used >= len(used)]
+        if self.scattered:
+            to, of = _by_length(used, self._start[used])
+            self._wasted = 0
+        if len(to):
+            self._move_rows(to, of)
+        for array in (self.alive, self.parked, self._unread):
+            array[len(used) :] = False
+        self.window.rows = len(used)
         self._changed = self._regroup = True
-        return holes, movers
+        return to, of
+
+    def _move_rows(self, to: np.ndarray, of: np.ndarray) -> None:
+        """Move rows to other places, all at once. Those that come to the same block are copied from where the first of them begins."""
+        w = self.window
+        blocks = np.split(np.arange(len(to)), np.flatnonzero(np.diff(to // _BLOCK)) + 1)
+        moves = [(self.on_device(to[b]), self.on_device(of[b]), int(self._start[of[b]].min())) for b in blocks]
+        for slots in (slots for pair in self.slots for slots in pair):
+            moved = [slots[:, :, low : w.column].index_select(0, rows) for _, rows, low in moves]
+            for (places, _, low), states in zip(moves, moved, strict=True):
+                slots[:, :, low : w.column].index_copy_(0, places, states)
+        places, rows = self.on_device(to), self.on_device(of)
+        for tensor in (self._mask, self.inputs, self.positions):
+            tensor[places] = tensor[rows]
+        for array in (self._start, self._end, self._gaps, self.alive, self.parked, self._unread):
+            array[to] = array[of]
+        self._move_readers(dict(zip(of.tolist(), to.tolist(), strict=True)))
+
+    def _move_readers(self, moved: Mapping[int, int]) -> None:
+        """Rows are elsewhere now: old place -> new one."""
+        reading = [(row, prefix) for row, prefix in enumerate(self._shared) if prefix is not None]
+        for row, _ in reading:
+            self._shared[row] = None
+        for row, prefix in reading:
+            self._shared[moved.get(row, row)] = prefix
+        for prefix in {prefix for _, prefix in reading}:
+            prefix.rows = [moved.get(row, row) for row in prefix.rows]
 
     def _shrink_window(self) -> None:
-        """Begin the window at the first column in use: of all rows or, if that saves enough, of each block of rows."""
+        """Begin the window at the first column in use: of all rows or, where steps may read blocks of rows, of each block."""
         if not self._changed:
             return
         self._changed = False
         w = self.window
-        first = np.where(self.used[: w.rows], self._start[: w.rows], w.column)
-        lows = np.minimum.reduceat(first, np.arange(0, w.rows, BLOCK)) if w.rows else np.array([w.column])
-        w.low = int(lows.min())
-        saved = (lows - w.low).mean() / (w.column + 1 - w.low)
-        w.lows = tuple(lows.tolist()) if saved > _WORTH_BLOCKS else ()
+        used, start = self.used[: w.rows], self._start[: w.rows]
+        first = np.where(used, start, w.column)
+        w.low, w.blocks = int(first.min(initial=w.column)), ()
+        if self._block_columns is not None:
+            read, blocks = _blocks(first, w.column + 1, each=self._block_columns)
+            w.blocks = blocks if len(blocks) > 1 else ()
+            self._needed, _ = _blocks(np.sort(start[used]), w.column + 1, each=self._block_columns)
+            self._waste = read - self._needed
 
     def _group_readers(self) -> None:
         """Group the rows by what they begin with."""
@@ -402,3 +438,48 @@ class RowCache:
             array[: w.rows] += target - w.low
         w.column = target + length
         self._changed = True
+
+
+def _blocks(first: np.ndarray, end: int, *, each: int) -> tuple[int, tuple[tuple[int, int, int], ...]]:
+    """Divide rows into the blocks that are read fastest.
+
+    Args:
+        first: (rows,) the first column that each needs.
+        end: the column behind the last one.
+        each: of what is read in columns of a row, what a block takes beside these.
+
+    Returns:
+        What is read with that, and the (first row, end, first column) of each block.
+    """
+    borders = [*range(0, len(first), _BLOCK), len(first)]
+    lows = np.minimum.reduceat(first, borders[:-1]).tolist() if len(first) else []
+    best: list[tuple[int, int, int]] = [
+        (0, 0, end)
+    ]  # up to each border: what is read, where the last block begins, and its column
+    for j in range(1, len(lows) + 1):
+        low, ways = end, []
+        for i in reversed(range(j)):
+            low = min(low, lows[i])
+            ways.append((best[i][0] + each + (borders[j] - borders[i]) * (end - low), i, low))
+        best.append(min(ways))
+    blocks, j = [], len(lows)
+    while j:
+        _, i, low = best[j]
+        blocks.append((borders[i], borders[j], low))
+        j = i
+    return best[-1][0], (*reversed(blocks),)
+
+
+def _by_length(rows: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return places and the rows that are to move there, so that each block of places has rows of similar length.
+
+    Rows that stand in their block already stay where they are.
+
+    Args:
+        rows, start: the rows that are used, and the first column of each.
+    """
+    ordered = rows[np.argsort(start, kind="stable")]
+    places = np.arange(len(rows))
+    home = (ordered // _BLOCK == places // _BLOCK) & (ordered < len(rows))
+    to = np.setdiff1d(places, ordered[home])
+    return to, ordered[~home]

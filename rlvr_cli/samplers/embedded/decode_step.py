@@ -13,7 +13,7 @@ the matrix products are cast once. What an adapter adds stays apart from them, s
 A step therefore keeps the weights that it was made from: `refresh` it for every batch.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,10 +27,9 @@ from rlvr_cli.models.compute.device import as_operand, product
 from rlvr_cli.models.compute.onednn import linear
 from rlvr_cli.models.policy import LowRank, Policy
 from rlvr_cli.samplers.embedded.prefill import Extension, Prefix, packed
-from rlvr_cli.samplers.embedded.shared import Part, Readers, attend_to_part, merged
+from rlvr_cli.samplers.embedded.shared import Blocks, Part, Readers, attend_to_part, attention, merged
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # values of `model_type`
-BLOCK = 32  # rows
 _KNOWN_PACKAGES = (  # of unmodified modules
     "torch.nn.modules.",
     "transformers.models.",
@@ -43,13 +42,17 @@ _JOINED_BELOW = 50_000_000  # parameters; larger models gain nothing from joined
 class Window(NamedTuple):
     """The part of a cache that a step reads: rows [0, rows), columns [low, high).
 
-    If `lows` is given, each block of `BLOCK` rows has its own first column.
+    If `blocks` is given, (first row, end, low) of each, the rows of a block are read from a column of their own.
     """
 
     rows: int
     low: int
     high: int
-    lows: tuple[int, ...] = ()
+    blocks: tuple[tuple[int, int, int], ...] = ()
+
+    def places(self, kv_heads: int) -> Blocks:
+        """Return where the blocks are in keys or values of this part, (rows x key-value heads, columns, head size)."""
+        return [(slice(a * kv_heads, b * kv_heads), slice(low - self.low, None)) for a, b, low in self.blocks]
 
     def select(self, slots: torch.Tensor) -> torch.Tensor:
         """Return this part of keys or values, (rows, key-value heads, columns, head size)."""
@@ -62,7 +65,13 @@ _Attended = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tens
 
 
 def attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, *, scaling: float
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    scaling: float,
+    blocks: Blocks = (),
 ) -> torch.Tensor:
     """Compute the attention of one new token per row.
 
@@ -73,20 +82,18 @@ def attend(
         query: (rows, heads, head size).
         keys, values: (rows, key-value heads, columns, head size).
         mask: (rows, 1, 1, columns), added to the scores.
+        blocks: on a CPU, all that is read, see `Window.places`.
 
     Returns:
         (rows, heads x head size).
     """
     rows, heads, size = query.shape
     kv_heads = keys.shape[1]
-    if query.device.type == "cpu" and query.dtype != torch.float64:
+    if query.device.type == "cpu" and (blocks or query.dtype != torch.float64):
         # So few queries do not fill the fused kernel's blocks. In half precision, only the operands are rounded.
-        queries, all_keys, all_values = (as_operand(states, keys.dtype) for states in (query, keys, values))
-        with torch.autocast("cpu", enabled=False):
-            queries = (queries * scaling).reshape(rows * kv_heads, heads // kv_heads, size)
-            scores = torch.bmm(queries, all_keys.flatten(0, 1).transpose(1, 2)).view(rows, heads, -1).add_(mask[:, 0])
-            weights = scores.softmax(-1).view(rows * kv_heads, heads // kv_heads, -1)
-            return torch.bmm(weights, all_values.flatten(0, 1)).view(rows, heads * size).to(query.dtype)
+        queries = (as_operand(query, keys.dtype) * scaling).reshape(rows * kv_heads, heads // kv_heads, size)
+        out, _, _ = attention(queries, keys.flatten(0, 1), values.flatten(0, 1), mask[:, 0], blocks)
+        return out.view(rows, heads * size).to(query.dtype)
     grouped = query.reshape(rows, kv_heads, heads // kv_heads, size)
     out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scaling)
     return out.reshape(rows, heads * size)
@@ -289,16 +296,18 @@ class DecodeStep:
         Returns:
             (rows, vocab) float32.
         """
-        rows = len(tokens)
+        rows, blocks = len(tokens), window.places(self._kv_heads)
 
         def attended(number: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             all_keys, all_values = cache[number]
             keys, values = _written(window.select(all_keys), key, at), _written(window.select(all_values), value, at)
             query = query.to(keys.dtype)
             if readers is None:
-                return self._attended(query, keys, values, mask, window)
+                return attend(query, keys, values, mask, scaling=self._scaling, blocks=blocks)
             asked = as_operand(query, keys.dtype) * self._scaling
-            own = self._own_part(asked, keys, values, mask, window)
+            queries = asked.reshape(rows * self._kv_heads, -1, self._size)
+            own = attend_to_part(queries, keys.flatten(0, 1), values.flatten(0, 1), mask[:, 0], blocks)
+            own = Part(own.out.view(asked.shape), own.log_sum.view(asked.shape[:2]))
             return merged(own, readers.attend(number, asked)).view(rows, -1).to(query.dtype)
 
         x = self._hidden(tokens, positions, attended)
@@ -368,14 +377,6 @@ class DecodeStep:
             x = x + _applied(layer.down, F.silu(gate) * up)
         return x
 
-    def _attended(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, window: Window
-    ) -> torch.Tensor:
-        if not window.lows:
-            return attend(query, keys, values, mask, scaling=self._scaling)
-        seen = (attend(*states, scaling=self._scaling) for states in _in_blocks(window, query, keys, values, mask))
-        return torch.cat([*seen])
-
     def _attended_by_several(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
@@ -397,34 +398,10 @@ class DecodeStep:
             out = F.scaled_dot_product_attention(asked, keys, values, mask, is_causal=mask is None, **how)
         return out.to(query.dtype)
 
-    def _own_part(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, window: Window
-    ) -> Part:
-        """Return what the queries, scaled, attend to in the cache."""
-
-        def part(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> Part:
-            queries = query.reshape(len(query) * self._kv_heads, -1, self._size)
-            out, log_sum = attend_to_part(queries, keys.flatten(0, 1), values.flatten(0, 1), mask[:, 0])
-            return Part(out.view(query.shape), log_sum.view(query.shape[:2]))
-
-        if not window.lows:
-            return part(query, keys, values, mask)
-        parts = [part(*states) for states in _in_blocks(window, query, keys, values, mask)]
-        return Part(*(torch.cat(both) for both in zip(*parts, strict=True)))
-
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if x.dtype == torch.float64:  # as in transformers, the norm is computed in float32
             return weight * F.rms_norm(x.float(), weight.shape, None, self._epsilon).to(x.dtype)
         return F.rms_norm(x.to(weight.dtype), weight.shape, weight, self._epsilon)
-
-
-def _in_blocks(
-    window: Window, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Cut the window into its blocks, each from its own first column."""
-    for index, low in enumerate(window.lows):
-        rows, columns = slice(index * BLOCK, (index + 1) * BLOCK), slice(low - window.low, None)
-        yield query[rows], keys[rows, :, columns], values[rows, :, columns], mask[rows, :, :, columns]
 
 
 def _applied(linears: Sequence[_Linear], x: torch.Tensor) -> torch.Tensor:

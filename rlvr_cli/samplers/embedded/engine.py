@@ -369,7 +369,7 @@ class TransformersSampler:
         """Go on in parked rows; once so many rows are free that a prefill is worth it, assign them to waiting samples.
 
         No more prompts are prefilled while those that rows share take `shared_bytes` or more.
-        If too few wait, compact the rows that are used.
+        If too few wait, or long rows stand among short ones, the rows that are used are moved.
         """
         if ready or upcoming or batch.parked.lacks_rows:
             batch.parked.take_out(batch.step)
@@ -385,7 +385,7 @@ class TransformersSampler:
                 if not question.samples:
                     question.prefix = None
                     ready.popleft()
-        if batch.used < _COMPACT_BELOW * batch.cache.window.rows:
+        if batch.used < _COMPACT_BELOW * batch.cache.window.rows or batch.cache.scattered:
             batch.compact()
 
     def _prefill(self, cache: RowCache, upcoming: deque[Question], free: int) -> list[Question]:

@@ -234,27 +234,6 @@ def test_fixed_shapes_give_the_same_tokens(tiny_model, tiny_tokenizer, rows, col
         assert sum(equal) > len(equal) / 2
 
 
-@pytest.mark.parametrize("block", [1, 2, 3])
-def test_reading_rows_in_blocks_gives_the_same_tokens(tiny_model, tiny_tokenizer, block, monkeypatch):
-    tiny_model.generation_config.eos_token_id = [tiny_tokenizer.eos_token_id, *range(288, 312)]
-    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=5)
-    params = SamplingParams(max_tokens=24, min_tokens=2, stop=("a",))
-    monkeypatch.setattr("rlvr_cli.samplers.embedded.cache._WORTH_BLOCKS", 1.0)
-    expected = collect(sampler, params, requests(PROMPTS * 2))
-    monkeypatch.setattr("rlvr_cli.samplers.embedded.cache._WORTH_BLOCKS", 0.0)
-    for module in ("cache", "decode_step"):
-        monkeypatch.setattr(f"rlvr_cli.samplers.embedded.{module}.BLOCK", block)
-    lows, step = set(), DecodeStep.__call__
-
-    def watched(self, *args, window, **kwargs):
-        lows.add(window.lows)
-        return step(self, *args, window=window, **kwargs)
-
-    monkeypatch.setattr(DecodeStep, "__call__", watched)
-    same(collect(sampler, params, requests(PROMPTS * 2)), expected)
-    assert any(len(set(window)) > 1 for window in lows)
-
-
 def test_unused_rows_do_not_change_other_rows(tiny_model, tiny_tokenizer):
     """In a fixed shape they are computed from the first step on, over columns that were never written."""
     sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))

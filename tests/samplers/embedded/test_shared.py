@@ -1,5 +1,7 @@
 """samplers/embedded/shared.py: one copy of a prompt for all samples of a question gives what copies give."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -68,6 +70,30 @@ def test_merged_parts_are_attention_to_all_keys(draw):
         longest = max((prefix.length for prefix in live), default=0)
         room = block.layers[0][0].shape
         assert not any(prefix.rows for prefix in block.prefixes) or room[0] * room[2] < 2 * len(live) * longest
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_attention_in_blocks_is_attention_to_what_the_mask_shows(draw):
+    """Each block reads from a column on that no row of it needs more; the others hold large numbers."""
+    kv_heads, rows, columns = draw.choice((1, 2)), draw.randint(2, 6), draw.randint(1, 7)
+    first = [draw.randrange(columns) for _ in range(rows)]
+    borders = [0, *sorted(draw.sample(range(1, rows), draw.randint(1, rows - 1))), rows]
+    blocks = [
+        (slice(a * kv_heads, b * kv_heads), slice(draw.randint(0, min(first[a:b])), None))
+        for a, b in itertools.pairwise(borders)
+    ]
+    queries, keys, values = (states(draw, rows * kv_heads, n, SIZE) for n in (3, columns, columns))
+    mask = torch.zeros(rows, 1, columns, dtype=torch.float64)
+    for row, start in enumerate(first):
+        mask[row, 0, :start] = -torch.inf
+    expected = attend_to_part(queries, keys, values, mask)
+    read = torch.zeros(rows * kv_heads, columns, dtype=torch.bool)
+    for those, seen in blocks:
+        read[those, seen] = True
+    keys[~read] = values[~read] = 1e9
+    for one, other in zip(attend_to_part(queries, keys, values, mask, blocks), expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
 
 
 def asked(lengths, samples):

@@ -1,0 +1,131 @@
+"""samplers/embedded/cache.py: which columns steps read, and how the rows are ordered for that."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlvr_cli.models.policy import Policy
+from rlvr_cli.samplers.embedded import cache
+from rlvr_cli.samplers.embedded.decode_step import DecodeStep
+from rlvr_cli.samplers.embedded.engine import TransformersSampler
+from rlvr_cli.types import Request, SamplingParams
+
+PARAMS = SamplingParams(max_tokens=48, min_tokens=2, stop=())
+
+
+def test_rows_are_divided_into_the_blocks_that_are_read_fastest(monkeypatch):
+    """By hand: six rows that need 10, 9, 3, 2, 2 and 1 of the columns up to 10."""
+    monkeypatch.setattr(cache, "_BLOCK", 2)
+    first = np.array([0, 1, 7, 8, 8, 9])
+    assert cache._blocks(first, 10, each=0) == (20 + 6 + 4, ((0, 2, 0), (2, 4, 7), (4, 6, 8)))
+    assert cache._blocks(first, 10, each=3) == (20 + 12 + 2 * 3, ((0, 2, 0), (2, 6, 7)))
+    assert cache._blocks(first, 10, each=30) == (60 + 30, ((0, 6, 0),))
+    assert cache._blocks(first[:0], 10, each=3) == (0, ())
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=14), st.integers(1, 3), st.integers(0, 25))
+def test_no_other_blocks_are_read_faster(first, block, each):
+    """Of all ways to divide the rows."""
+    atoms = [*range(0, len(first), block), len(first)]
+    costs = []
+    for count in range(len(atoms) - 1):
+        for inner in itertools.combinations(atoms[1:-1], count):
+            borders = [0, *inner, len(first)]
+            costs.append(sum(each + (b - a) * (21 - min(first[a:b])) for a, b in itertools.pairwise(borders)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "_BLOCK", block)
+        read, blocks = cache._blocks(np.array(first), 21, each=each)
+    assert read == min(costs) == sum(each + (end - row) * (21 - low) for row, end, low in blocks)
+    assert [row for row, _, _ in blocks] + [len(first)] == [0] + [end for _, end, _ in blocks]
+    assert all(low == min(first[row:end]) for row, end, low in blocks)
+
+
+@given(st.data(), st.integers(1, 20), st.integers(1, 4))
+def test_each_block_gets_rows_of_similar_length(data, rows, block):
+    """No row of a block is shorter than one of the next; only rows move that stand in another block, or behind the others."""
+    used = np.array(sorted(data.draw(st.sets(st.integers(0, 25), min_size=rows, max_size=rows))))
+    start = np.array(data.draw(st.lists(st.integers(0, 9), min_size=rows, max_size=rows)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "_BLOCK", block)
+        to, of = cache._by_length(used, start)
+    stands = {int(row): int(row) for row in used} | dict(zip(of.tolist(), to.tolist(), strict=True))
+    assert sorted(stands.values()) == list(range(rows))
+    start_of = dict(zip(used.tolist(), start.tolist(), strict=True))
+    blocks = [[start_of[row] for row, place in stands.items() if place // block == i] for i in range(-(-rows // block))]
+    assert all(max(one) <= min(next_one) for one, next_one in itertools.pairwise(blocks))
+    assert all(row >= rows or row // block != place // block for row, place in zip(of, to, strict=True))
+
+
+def ragged(count: int, samples: int) -> list[Request]:
+    draw = random.Random(0)
+    prompts = [tuple(draw.randrange(20, 280) for _ in range(draw.choice((3, 5, 8)))) for _ in range(count)]
+    return [
+        Request("", tuple(range(99 * i, 99 * i + samples)), prompt_ids=prompt, max_tokens=draw.choice((2, 8, 24, 48)))
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """For each step what it read, in columns of a row, and how many blocks; None for each time that rows were ordered."""
+    seen, step, by_length = [], DecodeStep.__call__, cache._by_length
+
+    def watched(self, *args, window, **kwargs):
+        blocks = window.blocks or ((0, window.rows, window.low),)
+        seen.append((sum((end - row) * (window.high - low) for row, end, low in blocks), len(blocks)))
+        return step(self, *args, window=window, **kwargs)
+
+    monkeypatch.setattr(DecodeStep, "__call__", watched)
+    monkeypatch.setattr(cache, "_by_length", lambda *rows: seen.append(None) or by_length(*rows))
+    return seen
+
+
+def collect(sampler, requests):
+    return {(c.request_index, c.sample_index): c for c in sampler.sample(requests, PARAMS)}
+
+
+@pytest.mark.parametrize("prompt", ["copied", "shared"])
+@pytest.mark.parametrize("block", [2, 5])
+def test_ordered_rows_that_are_read_in_blocks_give_the_same_tokens(
+    tiny_model, tiny_tokenizer, block, prompt, monkeypatch, read
+):
+    """Rows are ordered at each step that changes them; they leave, others take their place, and the columns move."""
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=13)
+    sampler._shares = prompt == "shared"
+    monkeypatch.setattr("rlvr_cli.samplers.embedded.engine._SHARED_TOKENS", 1)
+    monkeypatch.setattr(cache, "_BLOCK_BYTES", 10**9)
+    monkeypatch.setattr(cache, "_ORDER_COST", 10**9)
+    requests = ragged(24, samples=3)
+    expected = collect(sampler, requests)
+    assert not any(step is None or step[1] > 1 for step in read)
+    read.clear()
+    monkeypatch.setattr(cache, "_BLOCK_BYTES", 0)
+    monkeypatch.setattr(cache, "_BLOCK", block)
+    monkeypatch.setattr(cache, "_ORDER_COST", 0)
+    done = collect(sampler, requests)
+    assert read.count(None) > 5, read
+    assert any(step and step[1] > 1 for step in read)
+    assert done.keys() == expected.keys()
+    for key, completion in done.items():
+        assert completion.token_ids == expected[key].token_ids
+        assert completion.logprobs == pytest.approx(expected[key].logprobs, abs=1e-4)
+
+
+def test_ordered_rows_are_read_in_fewer_columns(tiny_model, tiny_tokenizer, monkeypatch, read):
+    """They are ordered seldom: moving them takes about as long as what was read without need since the last time."""
+    monkeypatch.setattr(cache, "_BLOCK", 4)
+    monkeypatch.setattr(cache, "_BLOCK_BYTES", 0)
+    sampler, counts = TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=16), {}
+    for cost in (2, 10**9):
+        monkeypatch.setattr(cache, "_ORDER_COST", cost)
+        read.clear()
+        collect(sampler, ragged(150, samples=1))
+        counts[cost] = sum(step[0] for step in read if step), read.count(None), len(read)
+    (ordered, times, steps), (as_they_came, never, _) = counts.values()
+    assert never == 0
+    assert ordered < 0.9 * as_they_came, counts
+    assert 2 < times < steps / 5, counts
