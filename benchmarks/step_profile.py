@@ -43,7 +43,7 @@ PHASES: dict[str, list[tuple[Any, str]]] = {
     "sampling: completions": [(batch.Batch, "_completion")],
     "sampling: seats, loop, prompts": [
         (batch.Batch, "advance"),
-        *((of, name) for of in (batch.Batch, cache.RowCache) for name in ("__init__", "seat", "compact")),
+        *((of, name) for of in (batch.Batch, cache.RowCache) for name in ("__init__", "seat", "arrange")),
         (cache.RowCache, "_move_columns"),
         (cache.RowCache, "_shrink_window"),
         (engine, "prompt_token_ids"),

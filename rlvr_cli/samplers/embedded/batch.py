@@ -227,18 +227,18 @@ class Batch:
         else:
             self.cache.release([*ended])
 
-    def compact(self) -> None:
-        """Move rows so that a step computes no free ones, see `RowCache.compact`."""
-        to, of = self.cache.compact()
+    def arrange(self) -> None:
+        """Move rows so that a step computes no free ones, and reads less, see `RowCache.arrange`."""
+        to, of = self.cache.arrange()
         if len(to):
             for array in (self.sample, self.seed, self.born, self.begun, self.most):
                 array[to] = array[of]
             self.drawn.move(to, of)
             moved = dict(zip(of.tolist(), to.tolist(), strict=True))
             self.parked.move(moved)
-            begun = [(row, question) for row, question in enumerate(self.questions) if question is not None]
+            asked = [(row, question) for row, question in enumerate(self.questions) if question is not None]
             self.questions = [None] * len(self.questions)
-            for row, question in begun:
+            for row, question in asked:
                 self.questions[moved.get(row, row)] = question
 
     def _completion(self, row: int) -> Completion | None:

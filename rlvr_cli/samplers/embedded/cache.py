@@ -5,7 +5,8 @@ Enters: prompts that have been prefilled, then every row's newest token. Leaves:
 All rows write the key and value of their newest token into the same column, so a row with n tokens
 occupies the n columns up to that one (a batch padded on the left); of one that was parked and went on they are in another order, and
 have gaps. A step then needs one slice copy per layer and one slice of a mask that rarely changes. When the columns run out, those in
-use move back to the beginning.
+use move back to the beginning. On a CPU rows are read in blocks, each from the column where its longest row begins; they are ordered by length
+now and then, so that a block has rows of about the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -156,8 +157,8 @@ class RowCache:
         self._end = np.zeros(rows, dtype=np.int64)  # the column behind its last one, of a parked row
         self._unread = np.zeros(rows, dtype=bool)  # parked rows whose newest token the next step reads
         self._gaps = np.zeros(rows, dtype=np.int64)  # columns between those that are hidden from the row
-        self._needed = 0  # what a step reads of all rows, in columns of one, if they are ordered by length
-        self._waste = self._wasted = 0  # what it reads more; and the sum of that since they were ordered
+        self._needed = 0  # columns that a step reads of all rows if they are ordered
+        self._waste = self._wasted = 0  # those that it reads beyond these, and their sum since rows were ordered last
         keys, _ = self.slots[0]
         in_blocks = self._step is not None and self._fixed_step is None and keys.device.type == "cpu"
         # What another block costs in columns, see `_blocks`; None: steps read all rows as far as the longest one.
@@ -345,10 +346,10 @@ class RowCache:
 
     @property
     def scattered(self) -> bool:
-        """Whether long rows have stood among short ones for so many steps that moving the rows would have cost less."""
+        """Whether steps have read more of short rows than these need, since rows were ordered last, than ordering them takes."""
         return self._wasted > _ORDER_COST * self._needed
 
-    def compact(self) -> tuple[np.ndarray, np.ndarray]:
+    def arrange(self) -> tuple[np.ndarray, np.ndarray]:
         """Move rows so that a step computes no free ones: the last used ones into the free ones before them or, if rows are
         `scattered`, all that do not stand among rows of about their length.
 
@@ -363,10 +364,11 @@ class RowCache:
             self._wasted = 0
         if len(to):
             self._move_rows(to, of)
-        for array in (self.alive, self.parked, self._unread):
-            array[len(used) :] = False
-        self.window.rows = len(used)
-        self._changed = self._regroup = True
+            for array in (self.alive, self.parked, self._unread):
+                array[len(used) :] = False
+        if len(to) or self.window.rows != len(used):
+            self.window.rows = len(used)
+            self._changed = self._regroup = True
         return to, of
 
     def _move_rows(self, to: np.ndarray, of: np.ndarray) -> None:
@@ -388,8 +390,7 @@ class RowCache:
     def _move_readers(self, moved: Mapping[int, int]) -> None:
         """Rows are elsewhere now: old place -> new one."""
         reading = [(row, prefix) for row, prefix in enumerate(self._shared) if prefix is not None]
-        for row, _ in reading:
-            self._shared[row] = None
+        self._shared: list[SharedPrefix | None] = [None] * len(self._shared)
         for row, prefix in reading:
             self._shared[moved.get(row, row)] = prefix
         for prefix in {prefix for _, prefix in reading}:
@@ -408,7 +409,7 @@ class RowCache:
             read, blocks = _blocks(first, w.column + 1, each=self._block_columns)
             w.blocks = blocks if len(blocks) > 1 else ()
             self._needed, _ = _blocks(np.sort(start[used]), w.column + 1, each=self._block_columns)
-            self._waste = read - self._needed
+            self._waste = max(0, read - self._needed)  # below 0 if the longest rows are in a last block of few rows
 
     def _group_readers(self) -> None:
         """Group the rows by what they begin with."""
@@ -453,9 +454,8 @@ def _blocks(first: np.ndarray, end: int, *, each: int) -> tuple[int, tuple[tuple
     """
     borders = [*range(0, len(first), _BLOCK), len(first)]
     lows = np.minimum.reduceat(first, borders[:-1]).tolist() if len(first) else []
-    best: list[tuple[int, int, int]] = [
-        (0, 0, end)
-    ]  # up to each border: what is read, where the last block begins, and its column
+    # Up to each border: what is read, where the last block begins, and its first column.
+    best: list[tuple[int, int, int]] = [(0, 0, end)]
     for j in range(1, len(lows) + 1):
         low, ways = end, []
         for i in reversed(range(j)):

@@ -92,8 +92,9 @@ def attend(
     if query.device.type == "cpu" and (blocks or query.dtype != torch.float64):
         # So few queries do not fill the fused kernel's blocks. In half precision, only the operands are rounded.
         queries = (as_operand(query, keys.dtype) * scaling).reshape(rows * kv_heads, heads // kv_heads, size)
-        out, _, _ = attention(queries, keys.flatten(0, 1), values.flatten(0, 1), mask[:, 0], blocks)
+        out = attention(queries, keys.flatten(0, 1), values.flatten(0, 1), mask[:, 0], blocks)
         return out.view(rows, heads * size).to(query.dtype)
+    assert not blocks, "only a CPU reads blocks"
     grouped = query.reshape(rows, kv_heads, heads // kv_heads, size)
     out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scaling)
     return out.reshape(rows, heads * size)

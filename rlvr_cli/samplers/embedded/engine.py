@@ -386,7 +386,7 @@ class TransformersSampler:
                     question.prefix = None
                     ready.popleft()
         if batch.used < _COMPACT_BELOW * batch.cache.window.rows or batch.cache.scattered:
-            batch.compact()
+            batch.arrange()
 
     def _prefill(self, cache: RowCache, upcoming: deque[Question], free: int) -> list[Question]:
         """Prefill the next questions in one pass: enough for `free` rows, or as many as a pass may hold.

@@ -25,50 +25,51 @@ class Part(NamedTuple):
     log_sum: torch.Tensor  # (..., queries), the logarithm of the sum of its exponentiated scores
 
 
-# Of attention: (rows, columns) that are read together.
-Blocks = Sequence[tuple[slice, slice]]
+Blocks = Sequence[tuple[slice, slice]]  # (rows, columns) that are read; the mask hides all others
 
 
 def attend_to_part(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, blocks: Blocks = ()
 ) -> Part:
     """Compute attention on a CPU, with the log-sums; arguments as of `attention`."""
-    out, scores, weights = attention(queries, keys, values, mask, blocks)
-    return Part(out, scores.amax(-1) - weights.amax(-1).log())
+    log_sum = queries.new_empty(queries.shape[:-1])
+    return Part(attention(queries, keys, values, mask, blocks, log_sum=log_sum), log_sum)
 
 
 def attention(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, blocks: Blocks = ()
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    blocks: Blocks = (),
+    *,
+    log_sum: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Compute attention on a CPU.
 
     Args:
         queries: (n, queries, head size), as operands, scaled.
         keys, values: (n, columns, head size).
         mask: (m, 1, columns), added to the scores, where n is a multiple of m; None: nothing is.
-        blocks: all that is read, of each row some of the last columns; the mask hides the others. Empty: all is read.
+        blocks: have all rows; none: all is read.
+        log_sum: (n, queries), which gets the logarithms of the sums of exponentiated scores; None: nobody wants them.
 
     Returns:
-        What is attended to, (n, queries, head size), the scores, and their softmax, (n, queries, columns).
+        (n, queries, head size).
     """
+    out, every = torch.empty_like(queries), slice(0, len(queries))
+    heads = 1 if mask is None else len(queries) // len(mask)  # rows of queries with the same row of the mask
     with torch.autocast("cpu", enabled=False):
-        if not blocks:
-            keys, values = (as_operand(states, keys.dtype) for states in (keys, values))
-            scores = torch.bmm(queries, keys.transpose(1, 2))
+        for rows, columns in blocks or [(every, slice(None))]:
+            scores = torch.bmm(queries[rows], as_operand(keys[rows, columns], keys.dtype).transpose(1, 2))
             if mask is not None:
-                scores.view(len(mask), -1, mask.shape[-1]).add_(mask)
+                hidden = mask[rows.start // heads : rows.stop // heads, :, columns]
+                scores.view(len(hidden), -1, hidden.shape[-1]).add_(hidden)
             weights = scores.softmax(-1)
-            return torch.bmm(weights, values), scores, weights
-        assert mask is not None
-        scores = queries.new_empty((*queries.shape[:2], keys.shape[1]))
-        scores.view(len(mask), -1, mask.shape[-1]).copy_(mask)
-        for rows, columns in blocks:
-            seen = as_operand(keys[rows, columns], keys.dtype)
-            scores[rows, :, columns] += torch.bmm(queries[rows], seen.transpose(1, 2))
-        weights, out = scores.softmax(-1), torch.empty_like(queries)
-        for rows, columns in blocks:
-            torch.bmm(weights[rows, :, columns], as_operand(values[rows, columns], values.dtype), out=out[rows])
-        return out, scores, weights
+            torch.bmm(weights, as_operand(values[rows, columns], values.dtype), out=out[rows])
+            if log_sum is not None:
+                torch.sub(scores.amax(-1), weights.amax(-1).log(), out=log_sum[rows])
+    return out
 
 
 def merged(one: Part, other: Part) -> torch.Tensor:
