@@ -1600,9 +1600,12 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
     ),
     Mutation("sampling processes play no episodes", "samplers/parallel/serve.py", "    if not episodes:\n", "    if True:\n", f"{IN_A_RUN} processes_play"),
     *mutations_of(
-        "samplers/embedded/shared.py",
+        "samplers/embedded/attention.py",
         ("a block has the mask of the first rows", "mask[rows.start // heads : rows.stop // heads, :, columns]", "mask[: (rows.stop - rows.start) // heads, :, columns]", f"{SHARED} -k in_blocks"),
         ("blocks of half precision are not read as operands", "as_operand(keys[rows, columns], keys.dtype).transpose", "keys[rows, columns].transpose", f"{ROWS} -k same_tokens"),
+    ),
+    *mutations_of(
+        "samplers/embedded/shared.py",
         ("parts of attention weigh the same", "torch.sigmoid(other.log_sum - one.log_sum)", "torch.full_like(one.log_sum, 0.5)", SHARED),
         ("a row reads the prompt of another question", "prefix.rows] = own.", "prefix.rows] = places_of[index - 1, :, : len(prefix.rows)].", SHARED),
         ("prompts that are kept are the first ones", "torch.tensor(kept, device", "torch.arange(len(kept), device", SHARED),

@@ -1,18 +1,94 @@
-"""The attention of a model that runs this engine's prefills and steps with its own code.
+"""Attention of this engine's steps, and of prefills where the model's own code runs both.
 
 Enters: queries, and the keys and values of the cache. Leaves: what each query attends to.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from rlvr_cli.models.compute.device import as_operand
 from rlvr_cli.models.compute.prefixes import causal_attention
-from rlvr_cli.samplers.embedded.decode_step import attend
 
 ATTENTION = "rlvr_decode"  # the attention function that a model must use while it runs the steps of a batch
+
+Blocks = Sequence[tuple[slice, slice]]  # (rows, columns) that are read; the mask hides all others
+
+
+def attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    scaling: float,
+    blocks: Blocks = (),
+) -> torch.Tensor:
+    """Compute the attention of one new token per row.
+
+    The query heads that share a key-value head become several queries to it. This gives the same numbers as repeating
+    keys and values for each query head, without the copies.
+
+    Args:
+        query: (rows, heads, head size).
+        keys, values: (rows, key-value heads, columns, head size).
+        mask: (rows, 1, 1, columns), added to the scores.
+        blocks: on a CPU, all that is read, see `Window.places`.
+
+    Returns:
+        (rows, heads x head size).
+    """
+    rows, heads, size = query.shape
+    kv_heads = keys.shape[1]
+    if query.device.type == "cpu" and (blocks or query.dtype != torch.float64):
+        # So few queries do not fill the fused kernel's blocks. In half precision, only the operands are rounded.
+        queries = (as_operand(query, keys.dtype) * scaling).reshape(rows * kv_heads, heads // kv_heads, size)
+        out = attention(queries, keys.flatten(0, 1), values.flatten(0, 1), mask[:, 0], blocks)
+        return out.view(rows, heads * size).to(query.dtype)
+    assert not blocks, "only a CPU reads blocks"
+    grouped = query.reshape(rows, kv_heads, heads // kv_heads, size)
+    out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scaling)
+    return out.reshape(rows, heads * size)
+
+
+def attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    blocks: Blocks = (),
+    *,
+    log_sum: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute attention on a CPU.
+
+    Args:
+        queries: (n, queries, head size), as operands, scaled.
+        keys, values: (n, columns, head size).
+        mask: (m, 1, columns), added to the scores, where n is a multiple of m; None: nothing is.
+        blocks: they have all rows; empty: all columns of all rows are read.
+        log_sum: (n, queries), which gets the logarithms of the sums of exponentiated scores; None: nobody wants them.
+
+    Returns:
+        (n, queries, head size).
+    """
+    out, every = torch.empty_like(queries), slice(0, len(queries))
+    heads = 1 if mask is None else len(queries) // len(mask)  # rows of queries with the same row of the mask
+    with torch.autocast("cpu", enabled=False):
+        for rows, columns in blocks or [(every, slice(None))]:
+            scores = torch.bmm(queries[rows], as_operand(keys[rows, columns], keys.dtype).transpose(1, 2))
+            if mask is not None:
+                hidden = mask[rows.start // heads : rows.stop // heads, :, columns]
+                scores.view(len(hidden), -1, hidden.shape[-1]).add_(hidden)
+            weights = scores.softmax(-1)
+            torch.bmm(weights, as_operand(values[rows, columns], values.dtype), out=out[rows])
+            if log_sum is not None:
+                torch.sub(scores.amax(-1), weights.amax(-1).log(), out=log_sum[rows])
+    return out
 
 
 def _attend(

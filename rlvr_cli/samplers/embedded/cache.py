@@ -25,10 +25,9 @@ from rlvr_cli.samplers.embedded.decode_step import DecodeStep, Window
 from rlvr_cli.samplers.embedded.prefill import Prefix, extension, prefill
 from rlvr_cli.samplers.embedded.shared import Readers, SharedPrefix
 
-_BLOCK = 32  # rows, of which some blocks side by side are read from the same column
-_BLOCK_BYTES = 2**18  # reading rows in one more block takes as long as reading so many bytes, per layer
-
-_ORDER_COST = 2  # ordering the rows takes as long as reading what a step needs so many times
+_BLOCK = 32  # rows; blocks side by side may be read together
+_BLOCK_BYTES = 2**18  # to read one more block of a layer takes as long as so many bytes of it
+_ORDER_COST = 2  # to order the rows takes as long as the reading of so many steps
 
 # Per layer: memory for the keys and values of rows, (rows, key-value heads, columns, head size).
 Slots = list[tuple[torch.Tensor, torch.Tensor]]
@@ -447,10 +446,10 @@ def _blocks(first: np.ndarray, end: int, *, each: int) -> tuple[int, tuple[tuple
     Args:
         first: (rows,) the first column that each needs.
         end: the column behind the last one.
-        each: of what is read in columns of a row, what a block takes beside these.
+        each: what a block takes beside what is read, in columns of a row.
 
     Returns:
-        What is read with that, and the (first row, end, first column) of each block.
+        What is read and what blocks take, in columns of a row, and the (first row, end, first column) of each block.
     """
     borders = [*range(0, len(first), _BLOCK), len(first)]
     lows = np.minimum.reduceat(first, borders[:-1]).tolist() if len(first) else []

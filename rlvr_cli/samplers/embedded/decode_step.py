@@ -26,8 +26,9 @@ from transformers.cache_utils import DynamicLayer
 from rlvr_cli.models.compute.device import as_operand, product
 from rlvr_cli.models.compute.onednn import linear
 from rlvr_cli.models.policy import LowRank, Policy
+from rlvr_cli.samplers.embedded.attention import Blocks, attend
 from rlvr_cli.samplers.embedded.prefill import Extension, Prefix, packed
-from rlvr_cli.samplers.embedded.shared import Blocks, Part, Readers, attend_to_part, attention, merged
+from rlvr_cli.samplers.embedded.shared import Part, Readers, attend_to_part, merged
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # values of `model_type`
 _KNOWN_PACKAGES = (  # of unmodified modules
@@ -62,42 +63,6 @@ class Window(NamedTuple):
 # (layer, query, key, value), each of the latter (tokens, heads, head size) -> what is attended to, (tokens, heads x head size); None: of
 # the last layer, keys and values were all that is wanted.
 _Attended = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None]
-
-
-def attend(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor,
-    *,
-    scaling: float,
-    blocks: Blocks = (),
-) -> torch.Tensor:
-    """Compute the attention of one new token per row.
-
-    The query heads that share a key-value head become several queries to it. This gives the same numbers as repeating
-    keys and values for each query head, without the copies.
-
-    Args:
-        query: (rows, heads, head size).
-        keys, values: (rows, key-value heads, columns, head size).
-        mask: (rows, 1, 1, columns), added to the scores.
-        blocks: on a CPU, all that is read, see `Window.places`.
-
-    Returns:
-        (rows, heads x head size).
-    """
-    rows, heads, size = query.shape
-    kv_heads = keys.shape[1]
-    if query.device.type == "cpu" and (blocks or query.dtype != torch.float64):
-        # So few queries do not fill the fused kernel's blocks. In half precision, only the operands are rounded.
-        queries = (as_operand(query, keys.dtype) * scaling).reshape(rows * kv_heads, heads // kv_heads, size)
-        out = attention(queries, keys.flatten(0, 1), values.flatten(0, 1), mask[:, 0], blocks)
-        return out.view(rows, heads * size).to(query.dtype)
-    assert not blocks, "only a CPU reads blocks"
-    grouped = query.reshape(rows, kv_heads, heads // kv_heads, size)
-    out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scaling)
-    return out.reshape(rows, heads * size)
 
 
 class _Linear(NamedTuple):

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from rlvr_cli.models.compute.device import as_operand, to_device
+from rlvr_cli.models.compute.device import to_device
+from rlvr_cli.samplers.embedded.attention import Blocks, attention
 from rlvr_cli.samplers.embedded.prefill import Prefix
 
 
@@ -25,51 +26,12 @@ class Part(NamedTuple):
     log_sum: torch.Tensor  # (..., queries), the logarithm of the sum of its exponentiated scores
 
 
-Blocks = Sequence[tuple[slice, slice]]  # (rows, columns) that are read; the mask hides all others
-
-
 def attend_to_part(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, blocks: Blocks = ()
 ) -> Part:
     """Compute attention on a CPU, with the log-sums; arguments as of `attention`."""
     log_sum = queries.new_empty(queries.shape[:-1])
     return Part(attention(queries, keys, values, mask, blocks, log_sum=log_sum), log_sum)
-
-
-def attention(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    blocks: Blocks = (),
-    *,
-    log_sum: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Compute attention on a CPU.
-
-    Args:
-        queries: (n, queries, head size), as operands, scaled.
-        keys, values: (n, columns, head size).
-        mask: (m, 1, columns), added to the scores, where n is a multiple of m; None: nothing is.
-        blocks: have all rows; none: all is read.
-        log_sum: (n, queries), which gets the logarithms of the sums of exponentiated scores; None: nobody wants them.
-
-    Returns:
-        (n, queries, head size).
-    """
-    out, every = torch.empty_like(queries), slice(0, len(queries))
-    heads = 1 if mask is None else len(queries) // len(mask)  # rows of queries with the same row of the mask
-    with torch.autocast("cpu", enabled=False):
-        for rows, columns in blocks or [(every, slice(None))]:
-            scores = torch.bmm(queries[rows], as_operand(keys[rows, columns], keys.dtype).transpose(1, 2))
-            if mask is not None:
-                hidden = mask[rows.start // heads : rows.stop // heads, :, columns]
-                scores.view(len(hidden), -1, hidden.shape[-1]).add_(hidden)
-            weights = scores.softmax(-1)
-            torch.bmm(weights, as_operand(values[rows, columns], values.dtype), out=out[rows])
-            if log_sum is not None:
-                torch.sub(scores.amax(-1), weights.amax(-1).log(), out=log_sum[rows])
-    return out
 
 
 def merged(one: Part, other: Part) -> torch.Tensor:

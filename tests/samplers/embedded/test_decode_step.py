@@ -17,6 +17,7 @@ from rlvr_cli.samplers.embedded.prefill import prefill
 from rlvr_cli.samplers.embedded.questions import Question
 from rlvr_cli.samplers.stop_strings import StopStrings
 from rlvr_cli.types import Request, SamplingParams
+from tests.helpers.sampled import assert_same
 
 SHAPE = {
     "vocab_size": 320,
@@ -57,16 +58,6 @@ def requests(prompts=PROMPTS, samples=3):
 
 def collect(sampler, params, asked=None):
     return {(c.request_index, c.sample_index): c for c in sampler.sample(asked or requests(), params)}
-
-
-def same(done, expected):
-    """Assert that completions are equal, up to rounding in log-probabilities and entropies."""
-    assert done.keys() == expected.keys()
-    for key, completion in done.items():
-        assert completion.token_ids == expected[key].token_ids
-        assert completion.finish_reason == expected[key].finish_reason
-        assert completion.logprobs == pytest.approx(expected[key].logprobs, abs=1e-4)
-        assert completion.mean_entropy == pytest.approx(expected[key].mean_entropy, abs=1e-4)
 
 
 @pytest.mark.parametrize("joined", [True, False])
@@ -160,7 +151,7 @@ def test_the_sampler_uses_the_decode_step_without_a_note(architecture, tiny_toke
     by_the_model = collect(sampler, params)
     handle.remove()
     assert calls, "a hook must be called"
-    same(done, by_the_model)
+    assert_same(done, by_the_model)
     assert sampler.notes == (f"{SLOWER}lm_head has a hook or a patch.",)
 
 
@@ -227,11 +218,7 @@ def test_fixed_shapes_give_the_same_tokens(tiny_model, tiny_tokenizer, rows, col
     expected = collect(sampler, params, requests(PROMPTS * 2))
     sampler._fixed = True
     done = collect(sampler, params, requests(PROMPTS * 2))
-    if compute_dtype == "float32":
-        same(done, expected)
-    else:  # sums of other lengths round differently
-        equal = [done[key].token_ids == expected[key].token_ids for key in expected]
-        assert sum(equal) > len(equal) / 2
+    assert_same(done, expected, compute_dtype=compute_dtype)
 
 
 def test_unused_rows_do_not_change_other_rows(tiny_model, tiny_tokenizer):

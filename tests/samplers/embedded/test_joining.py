@@ -80,26 +80,26 @@ def assert_as_asked_alone(sampler: TransformersSampler, turns: Turns, done: list
         torch.testing.assert_close(completion.logprobs, other.logprobs, atol=1e-4, rtol=0)
 
 
-def test_turns_that_join_are_those_that_are_asked_alone(tiny_model_dir, tiny_tokenizer):
+def test_turns_that_join_are_those_that_are_asked_alone(tiny_model, tiny_tokenizer):
     """However late they come, how many rows there are, how long a row waits for them, and whether rows are ordered meanwhile."""
-    moved = Counter[bool]()  # rows: whether they waited
+    tiny_model.generation_config.eos_token_id = [tiny_tokenizer.eos_token_id, *range(288, 312)]
+    moved = Counter[bool]()  # rows that were ordered: whether they waited
 
     def moving(rows: RowCache, to, of, move=RowCache._move_rows) -> None:
         moved.update(rows.parked[of].tolist())
         move(rows, to, of)
 
     @settings(max_examples=12, derandomize=True)
-    @given(st.integers(0, 2**30), st.sampled_from((3, 7, 12, 40)), st.sampled_from((1, 4, 32)))
-    def check(seed: int, rows: int, parked: int) -> None:
-        model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
-        model.generation_config.eos_token_id = [tiny_tokenizer.eos_token_id, *range(288, 312)]
-        sampler = TransformersSampler(Policy(model, tiny_tokenizer), max_batch_size=rows)
+    @given(st.integers(0, 2**30), st.sampled_from((3, 7, 12, 40)), st.sampled_from((1, 4, 32)), st.booleans())
+    def check(seed: int, rows: int, parked: int, ordered: bool) -> None:
+        sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer), max_batch_size=rows)
         turns = Turns(random.Random(seed))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(questions, "PARKED_STEPS", parked)
-            patch.setattr(RowCache, "_move_rows", moving)
-            for name, value in (("_BLOCK", 2), ("_BLOCK_BYTES", 0), ("_ORDER_COST", 0)):
-                patch.setattr(cache, name, value)
+            if ordered:
+                patch.setattr(RowCache, "_move_rows", moving)
+                for name, value in (("_BLOCK", 2), ("_BLOCK_BYTES", 0), ("_ORDER_COST", 0)):
+                    patch.setattr(cache, name, value)
             done = answered(sampler, turns)
         assert turns.joined
         assert_as_asked_alone(sampler, turns, done)
