@@ -54,6 +54,7 @@ WAYS = ("ours", "ours to EOS", "TRL")
 TURN = "turn "
 SIZES = {  # layers, hidden, intermediate, heads, key-value heads
     "0.4M": (2, 128, 384, 4, 2),
+    "1M": (3, 192, 576, 4, 2),
     "25M": (8, 512, 1536, 8, 2),
     "100M": (14, 768, 2304, 12, 4),
 }

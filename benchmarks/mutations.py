@@ -343,6 +343,9 @@ WIRING = [
     ),
     *mutations_of(
         "training/session.py",
+        ("a CPU never computes in bfloat16 by itself", 'config = replace(config, compute_dtype="bfloat16")', "pass", "tests/training/test_session.py -k large_model", "compute_dtype"),
+        ("float32 that was asked for is bfloat16", '== ("auto", "float32", "cpu")', '!= ("bfloat16", "float32", "cpu")', "tests/training/test_session.py -k large_model", "compute_dtype"),
+        ("vLLM samples in float32 for a trainer in bfloat16", "        and engine_kind(engine).share is not None\n", "", "tests/training/test_session.py -k large_model", "compute_dtype"),
         ("no tracker follows a training run", "trackers.start(run.path)", "pass", "tests/trackers/test_trackers.py -k goes_on", "track"),
         ("another project", "project=config.track_project)", 'project="")', "tests/trackers/test_trackers.py -k goes_on", "track_project"),
     ),
@@ -515,6 +518,7 @@ WIRING = [
     ),
     *mutations_of(
         "training/trainer.py",
+        ("the trainer chooses a precision of its own", "config = replace(config, compute_dtype=memory.compute_dtype)", "pass", "tests/training/test_session.py -k began_with", "compute_dtype"),
         ("evaluations sample like training", "params=config.eval_sampling_params,", "params=config.sampling_params,", replays("grpo-on-policy"), "eval_temperature eval_max_tokens eval_top_p eval_min_tokens"),
         ("a learning rate of 1e-4 whatever is asked", "peak=self.config.learning_rate,", "peak=1e-4,", replays("ei-twice"), "learning_rate"),
         ("no warm-up", "warmup_steps=self.config.warmup_steps,", "warmup_steps=0,", replays("grpo-clip"), "warmup_steps"),
@@ -561,6 +565,7 @@ WIRING = [
     ),
     *mutations_of(
         "runs/provenance.py",
+        ("a resumed run computes in what suits this machine", "return replace(config, compute_dtype=began)", "return config", "tests/training/test_session.py -k began_with", "compute_dtype"),
         ("nobody looks for progress", "minutes=config.stall_minutes", "minutes=0.0", "tests/training/parallel/test_trainers.py -k is_stopped", "stall_minutes"),
     ),
     *mutations_of(
@@ -869,6 +874,9 @@ MATHEMATICS = [
     *mutations_of(
         "models/compute/device.py",
         ("operands that are not rounded", "rounded = tensor.to(dtype)", "rounded = tensor", "tests/models/test_log_probs.py -k under_autocast", "compute_dtype"),
+        ("bfloat16 on any CPU", "instructions and parameters", "parameters", "tests/models/test_policy.py -k instructions", "compute_dtype"),
+        ("bfloat16 for a small model", "parameters >= _LEAST_IN_BFLOAT16", "True", "tests/models/test_policy.py -k instructions", "compute_dtype"),
+        ("bfloat16 without asking the processor", "return found and torch", "return torch", "tests/training/test_session.py -k large_model", "compute_dtype"),
         ("bfloat16 only on CUDA", 'device.type == "cuda" and weights == torch.float32', "False", "tests/models/test_policy.py -k precision_of_matrix", "compute_dtype"),
     ),
     *mutations_of(

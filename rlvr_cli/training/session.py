@@ -4,9 +4,9 @@ Enters: a config. Leaves: `Inputs`, or an RlvrError before the model is loaded; 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,7 +17,12 @@ from rlvr_cli.data.datasets import Dataset, evaluation_spec, knows_its_fields, l
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.models.compute.bitsandbytes import check_bitsandbytes
-from rlvr_cli.models.compute.device import cuda_devices, resolve_device
+from rlvr_cli.models.compute.device import (
+    cuda_devices,
+    has_bfloat16_instructions,
+    multiplies_bfloat16,
+    resolve_device,
+)
 from rlvr_cli.models.compute.liger import check_liger
 from rlvr_cli.models.directory import adapter_settings
 from rlvr_cli.models.identity import model_facts, model_path, model_shape
@@ -192,8 +197,21 @@ def divide_devices(config: TrainingConfig, *, engine: str) -> tuple[Placement, M
     else:
         placement = place(config.device, cuda_devices=[*capacities], trainers=config.trainers, **how)
     shape = model_shape(model_path(config.model))
+    if _wins_in_bfloat16(config, shape, placement, engine=engine):
+        config = replace(config, compute_dtype="bfloat16")
     rows = config.micro_batch_rows
     return placement, memory_plan(config, shape, placement, engine=engine, rows=rows, capacities=capacities)
+
+
+def _wins_in_bfloat16(
+    config: TrainingConfig, shape: Mapping[str, int] | None, placement: Placement, *, engine: str
+) -> bool:
+    """Return whether --compute-dtype auto is bfloat16 on this CPU. An engine with weights of its own computes in float32 there."""
+    return (
+        (config.compute_dtype, config.param_dtype, placement.trainer) == ("auto", "float32", "cpu")
+        and engine_kind(engine).share is not None
+        and multiplies_bfloat16(shape["parameters"] if shape else 0, instructions=has_bfloat16_instructions())
+    )
 
 
 def check_adapter(config: TrainingConfig) -> None:

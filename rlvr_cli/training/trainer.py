@@ -8,6 +8,7 @@ optimizer, and writes the run's metrics, checkpoints and final model. It uses `w
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Unpack
@@ -82,6 +83,7 @@ class Trainer:
             environment: what plays episodes with the policy; None: a response is one turn.
         """
         self._environment = environment
+        config = replace(config, compute_dtype=memory.compute_dtype)
         self.config, self.run, self.stop = config, run, stop
         self.num_updates = num_updates
         self.updates = 0

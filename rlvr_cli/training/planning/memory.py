@@ -17,7 +17,7 @@ from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.config.shared.optimization import OptimizerKind
 from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.compute.device import resolve_compute_dtype
+from rlvr_cli.models.compute.device import dtype_name, resolve_compute_dtype
 from rlvr_cli.models.identity import model_shape
 from rlvr_cli.samplers.open import UTILIZATION, engine_kind
 from rlvr_cli.training.parallel.placement import Placement, place
@@ -59,6 +59,7 @@ class MemoryPlan:
         tokens_that_fit: those that --micro-batch-tokens auto gives one.
         largest: the tokens of the largest micro-batch that is expected.
         keeps_workspace: whether the embedded engine keeps its cache, its copies of weights and its graphs during updates.
+        compute_dtype: the precision of matrix products: --compute-dtype, or what it has chosen by itself.
     """
 
     updating: Mapping[str, float]
@@ -73,6 +74,7 @@ class MemoryPlan:
     tokens_that_fit: int = TOKENS
     largest: int = 0
     keeps_workspace: bool = False
+    compute_dtype: str = "float32"
 
     @property
     def fits(self) -> bool:
@@ -114,6 +116,7 @@ def memory_plan(
     """
     capacity, of = capacities.get(placement.trainer), capacities.get(placement.engine)
     apart = engine_kind(engine).share is None  # it has memory of its own
+    computes = dtype_name(compute_dtype(config, placement.trainer))
     asked, tokens = config.gpu_memory_utilization, config.micro_batch_tokens
     if tokens is None and (rows is None or config.packed_length):
         tokens = (rows or 0) * config.packed_length  # 0: as many as fit
@@ -126,6 +129,7 @@ def memory_plan(
             devices=capacities,
             utilization=asked or guess,
             micro_batch_tokens=TOKENS if tokens == 0 else tokens,
+            compute_dtype=computes,
         )
     row = _row_tokens(config)
     unit = row * config.rows_of_unit
@@ -143,6 +147,7 @@ def memory_plan(
         micro_batch_tokens=tokens,
         tokens_that_fit=that_fit,
         largest=largest,
+        compute_dtype=computes,
     )
     if config.fsdp:  # what an engine samples with is taken apart again
         return plan

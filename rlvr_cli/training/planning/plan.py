@@ -12,7 +12,6 @@ from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
 from rlvr_cli.config.ppo import PpoConfig
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.shared.training import TrainingConfig
-from rlvr_cli.models.compute.device import dtype_name
 from rlvr_cli.models.identity import model_line, model_path, model_shape
 from rlvr_cli.rollouts.inputs import chat_line, rewards_line, shots_line
 from rlvr_cli.samplers.episodes.open import episodes_line
@@ -20,12 +19,11 @@ from rlvr_cli.terminal import console
 from rlvr_cli.training.losses.distillation import DIVERGENCES
 from rlvr_cli.training.losses.policy_gradient import KL_TYPES, Loss, clip_range
 from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES
-from rlvr_cli.training.parallel.placement import placement_line
+from rlvr_cli.training.parallel.placement import Placement, placement_line
 from rlvr_cli.training.planning.memory import (
     MemoryPlan,
     adapter_parameters,
     check_memory,
-    compute_dtype,
     gpus_line,
     host_note,
     memory_lines,
@@ -46,14 +44,13 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs)
         RlvrError: the run cannot fit its device.
     """
     engine, shape, rows = inputs.engine.name, model_shape(model_path(config.model)), config.micro_batch_rows
-    computes = dtype_name(compute_dtype(config, inputs.placement.trainer))
     if playing := episodes_line(config):
         lines = {**lines, "episodes": playing}
     if config.lora_rank:
         lines = {**lines, "adapter": adapter_line(config, shape)}
     more = {
         "micro-batches": micro_batches_line(config, inputs.memory),
-        "precision": f"{_precision(config)}; computes in {computes}",
+        "precision": f"{_precision(config)}; computes in {_computes_in(config, inputs.memory, inputs.placement)}",
         "devices": placement_line(inputs.placement, engine=engine),
     }
     more |= memory_lines(inputs.memory, inputs.placement, engine=engine)
@@ -514,6 +511,13 @@ def _precision(config: TrainingConfig) -> str:
             f"{weights}, on the host float32 {'moments' if config.param_dtype == 'float32' else 'weights and moments'}"
         )
     return f"{weights}, moments of 8 bits" if config.optimizer == "adamw_8bit" else f"{weights} and optimizer state"
+
+
+def _computes_in(config: TrainingConfig, memory: MemoryPlan, placement: Placement) -> str:
+    """The precision of matrix products, and why, where a CPU has another one than that of the weights without being asked."""
+    own = (config.compute_dtype, placement.trainer) == ("auto", "cpu") and memory.compute_dtype != config.param_dtype
+    why = ": faster on this processor (--compute-dtype float32 rounds less)"
+    return memory.compute_dtype + why * own
 
 
 def _prompt(config: TrainingConfig, facts: Mapping[str, Any]) -> dict[str, str]:

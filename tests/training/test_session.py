@@ -1,0 +1,92 @@
+"""What a training command decides before its first step: the precision of products on a CPU."""
+
+import shutil
+
+import pytest
+import torch
+from transformers import AutoConfig, Qwen2ForCausalLM
+
+from rlvr_cli.commands import grpo
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.parsing.sources import resolve
+from rlvr_cli.runs.readers import read_run
+
+FEW = {
+    "dataset": "arithmetic:8",
+    "eval_dataset": "arithmetic:4",
+    "rollout_batch_size": 4,
+    "train_batch_size": 4,
+    "group_size": 2,
+    "sampling_max_tokens": 4,
+    "device": "cpu",
+    "engine": "transformers",
+}
+
+
+@pytest.fixture(scope="module")
+def million(tiny_model_dir, tmp_path_factory):
+    """The tiny model with wider MLPs: 1.1M parameters."""
+    directory = tmp_path_factory.mktemp("million")
+    shutil.copytree(tiny_model_dir, directory, dirs_exist_ok=True)
+    config = AutoConfig.from_pretrained(tiny_model_dir, intermediate_size=5632, local_files_only=True)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        Qwen2ForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def processor(monkeypatch):
+    """Say whether this processor multiplies bfloat16 by AVX512_BF16."""
+
+    def has(instructions: bool) -> None:
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+
+    return has
+
+
+WINS = "float32 weights and optimizer state; computes in bfloat16: faster on this processor (--compute-dtype float32 rounds less)"
+PLAIN = "float32 weights and optimizer state; computes in float32"
+
+
+@pytest.mark.parametrize(
+    ("instructions", "given", "line"),
+    [
+        (True, {}, WINS),
+        (False, {}, PLAIN),
+        (True, {"model": ""}, PLAIN),
+        (True, {"compute_dtype": "float32"}, PLAIN),
+        (True, {"compute_dtype": "bfloat16"}, "float32 weights and optimizer state; computes in bfloat16"),
+        (True, {"param_dtype": "bfloat16"}, "bfloat16 weights and optimizer state; computes in bfloat16"),
+        (True, {"sampler_urls": "http://localhost:9"}, PLAIN),  # vLLM's servers sample in float32 on a CPU
+    ],
+)
+def test_a_large_model_computes_in_bfloat16_where_the_processor_multiplies_it(
+    processor, million, tmp_path, capsys, instructions, given, line
+):
+    processor(instructions)
+    given = {**FEW, "model": str(million), "runs_dir": str(tmp_path), "dry_run": True} | given
+    if not given["model"]:
+        del given["model"]  # the built-in one has 0.4M
+    if "sampler_urls" in given:
+        del given["engine"]
+    grpo.run(GrpoConfig(**given))
+    assert f"precision      {line}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("began", ["bfloat16", "float32"])
+def test_a_run_goes_on_in_the_precision_that_it_began_with(processor, million, tmp_path, began):
+    """On a machine that would choose another one. Weights and moments are float32 all the while."""
+    processor(began == "bfloat16")
+    given = {**FEW, "model": str(million), "runs_dir": str(tmp_path), "run": "r", "seed": 3}
+    grpo.run(GrpoConfig(**given, n_grpo_steps=1))
+    facts = read_run(tmp_path / "r").metadata
+    assert (facts["policy"]["param_dtype"], facts["policy"]["compute_dtype"]) == ("float32", began)
+    assert facts["config"]["compute_dtype"] == "auto"
+    processor(began != "bfloat16")
+    more = {"resume": "r", "runs_dir": str(tmp_path), "n_grpo_steps": 2}
+    grpo.run(resolve(GrpoConfig, flags=more, command="grpo"))
+    facts = read_run(tmp_path / "r").metadata
+    assert (facts["updates"], facts["policy"]["compute_dtype"]) == (2, began)
+    assert facts["config"]["compute_dtype"] == "auto"
