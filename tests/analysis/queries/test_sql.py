@@ -551,17 +551,18 @@ def test_grade_errors_show_the_commonest_text_of_each_error(ask):
 
 
 def test_config_diff(ask):
-    def metadata(weights, prompt="Q: {question}", **config):
+    def metadata(weights, prompt="Q: {question}", computes="float32", **config):
         facts = {"model": {"name": "m", "sha256": weights}, "prompt": {"name": "p", "text": prompt}}
-        return {"config": config, "facts": facts}
+        return {"config": config, "facts": facts, "policy": {"compute_dtype": computes}}
 
     facts = {
         "base": metadata("a" * 64, seed=0, run="base", stop=["x"], lr=0.1, only_here=None),
         "same": metadata("a" * 64, seed=0, run="same", stop=["x"], lr=0.1),
-        "other": metadata("b" * 64, "{question}", seed=1, run="other", stop=["x", "y"], lr=0.1, new="v"),
+        "other": metadata("b" * 64, "{question}", "bfloat16", seed=1, run="other", stop=["x", "y"], lr=0.1, new="v"),
     }
     found = ask("config_diff", {"base": [], "same": [], "other": []}, metadata=facts)
     assert columns(found, "option", "first_run", "first_value", "run_id", "value") == [
+        ("(computes in)", "base", "float32", "other", "bfloat16"),
         ("(model sha256)", "base", "a" * 16, "other", "b" * 16),
         (
             "(prompt sha256)",

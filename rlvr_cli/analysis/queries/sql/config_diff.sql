@@ -1,4 +1,4 @@
--- What differs between runs: options, the command, the model's weights, the data and the prompt, each beside the first run's.
+-- What differs between runs: options, the command, the model's weights, the precision of products, the data and the prompt, each beside the first run's.
 -- plot: none
 
 WITH given AS (
@@ -14,6 +14,8 @@ WITH given AS (
     SELECT place, run_id, '(model sha256)', left(metadata ->> '$.facts.model.sha256', 16) FROM given
     UNION ALL
     SELECT place, run_id, '(dataset fingerprint)', left(metadata ->> '$.facts.dataset.fingerprint', 16) FROM given
+    UNION ALL
+    SELECT place, run_id, '(computes in)', metadata ->> '$.policy.compute_dtype' FROM given
     UNION ALL
     SELECT place, run_id, '(prompt sha256)', left(sha256(metadata ->> '$.facts.prompt.text'), 16) FROM given
 ), first AS (
