@@ -73,6 +73,7 @@ STEP = {
     "max_episode_tokens": 128,
     "max_turns": 3,
     "checkpoint_every": 0,
+    "compute_dtype": "float32",  # as TRL's and vLLM's
 }
 
 

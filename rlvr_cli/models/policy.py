@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -358,7 +359,7 @@ class Policy:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Switch all modules to eval mode; restore the training mode of those that had it on exit."""
-        training = [module for module in self.model.modules() if module.training]
+        training = [module for module in self._modules if module.training]
         for module in training:
             module.training = False
         try:
@@ -366,6 +367,11 @@ class Policy:
         finally:
             for module in training:
                 module.training = True
+
+    @cached_property
+    def _modules(self) -> tuple[torch.nn.Module, ...]:
+        """All modules of the model. Walking through them takes longer than what they are looked at for, and episodes do it at each turn."""
+        return tuple(self.model.modules())
 
     # Parameters and weights
 

@@ -85,8 +85,7 @@ class Trainer:
         self._environment = environment
         config = replace(config, compute_dtype=memory.compute_dtype)
         self.config, self.run, self.stop = config, run, stop
-        self.num_updates = num_updates
-        self.updates = 0
+        self.num_updates, self.updates = num_updates, 0
         self.cursor: dict[str, int] = {}
         self.tensors: dict[str, Tensor] = {}
         self.metrics = MetricsLog(run)

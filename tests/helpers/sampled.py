@@ -19,5 +19,5 @@ def assert_same(done: Completions, expected: Completions, *, compute_dtype: str 
     for key, completion in done.items():
         assert completion.token_ids == expected[key].token_ids
         assert completion.finish_reason == expected[key].finish_reason
-        assert completion.logprobs == pytest.approx(expected[key].logprobs, abs=1e-5)
-        assert completion.mean_entropy == pytest.approx(expected[key].mean_entropy, abs=1e-5)
+        assert completion.logprobs == pytest.approx(expected[key].logprobs, abs=1e-4)
+        assert completion.mean_entropy == pytest.approx(expected[key].mean_entropy, abs=1e-4)

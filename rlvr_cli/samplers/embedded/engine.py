@@ -87,10 +87,12 @@ class _Joining:
     def add(self, upcoming: deque[Question], batch: Batch, *, wait: bool = False) -> bool:
         """Add those that have come, to the batch if they go on in it; with `wait`, those that come next. Returns whether there are any."""
         requests = self._more.take(wait=wait)
+        if not requests:
+            return False
         for question in self._questions(requests, first=self._first):
             (batch.parked.coming if batch.parked.expects(question) else upcoming).append(question)
         self._first += len(requests)
-        return bool(requests)
+        return True
 
 
 class TransformersSampler:

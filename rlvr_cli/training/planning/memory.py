@@ -117,45 +117,33 @@ def memory_plan(
     capacity, of = capacities.get(placement.trainer), capacities.get(placement.engine)
     apart = engine_kind(engine).share is None  # it has memory of its own
     computes = dtype_name(compute_dtype(config, placement.trainer))
+    planned = functools.partial(MemoryPlan, capacity=capacity, devices=capacities, compute_dtype=computes)
     asked, tokens = config.gpu_memory_utilization, config.micro_batch_tokens
     if tokens is None and (rows is None or config.packed_length):
         tokens = (rows or 0) * config.packed_length  # 0: as many as fit
     if not shape:
         guess = GUESSED_UTILIZATION if apart and placement.shared else UTILIZATION
-        return MemoryPlan(
-            {},
-            {},
-            capacity=capacity,
-            devices=capacities,
-            utilization=asked or guess,
-            micro_batch_tokens=TOKENS if tokens == 0 else tokens,
-            compute_dtype=computes,
-        )
+        return planned({}, {}, utilization=asked or guess, micro_batch_tokens=TOKENS if tokens == 0 else tokens)
     row = _row_tokens(config)
     unit = row * config.rows_of_unit
     that_fit = _tokens_that_fit(config, shape, placement, capacity, engine=engine, unit=unit)
     tokens = that_fit if tokens == 0 else tokens
     largest = (rows or 0) * row if tokens is None else max(tokens, unit)
     updating, sampling = _held_by_trainer(config, shape, placement, engine=engine, tokens=largest)
-    plan = MemoryPlan(
+    plan = planned(
         updating,
         sampling,
         _held_by_host(config, shape, trainers=len(placement.trainers)),
-        capacity=capacity,
-        devices=capacities,
         utilization=asked or UTILIZATION,
         micro_batch_tokens=tokens,
         tokens_that_fit=that_fit,
         largest=largest,
-        compute_dtype=computes,
     )
     if config.fsdp:  # what an engine samples with is taken apart again
         return plan
     if not apart:
         return _keeping(plan)
-    if of is None:
-        return plan
-    return _divided(plan, config, shape, of=of, shared=placement.shared)
+    return plan if of is None else _divided(plan, config, shape, of=of, shared=placement.shared)
 
 
 def _keeping(plan: MemoryPlan) -> MemoryPlan:
