@@ -29,15 +29,18 @@ TRAINED = f"--learning-rate 1e-4 --eval-every {EVERY} --eval-examples 512"
 def begin(command: str, folder: Path, *options: str, threads: int) -> subprocess.Popen[bytes]:
     line = [sys.executable, "-m", "rlvr_cli", command, "--preset", "quickstart", "--runs-dir", str(folder), *options]
     variables = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(
-        [*line, "--checkpoint-every", "0"], env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    with (folder / f"{options[-1]}.log").open("wb") as log:
+        return subprocess.Popen([*line, "--checkpoint-every", "0"], env=variables, stdout=log, stderr=log)
 
 
-def end(*begun: subprocess.Popen[bytes]) -> None:
+def end(*begun: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait for all of them. Of one that fails, the program ends with what it said."""
     for process in begun:
-        if process.wait():
-            raise SystemExit(f"{process.args} ended with status {process.returncode}")
+        process.wait()
+    for process in begun:
+        if process.returncode:
+            said = "".join(log.read_text(errors="replace")[-2000:] for log in sorted(folder.glob("*.log")))
+            raise SystemExit(f"{said}\n{process.args} ended with status {process.returncode}")
 
 
 def main() -> None:
@@ -51,12 +54,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         make_model(folder / "model", args.size)
-        end(begin("sft", folder, "--model", str(folder / "model"), *TAUGHT.split(), threads=os.cpu_count() or 1))
+        end(
+            begin("sft", folder, "--model", str(folder / "model"), *TAUGHT.split(), threads=os.cpu_count() or 1),
+            folder=folder,
+        )
         of = ("--model", str(folder / "taught" / "model"), "--n-grpo-steps", str(args.steps), *TRAINED.split())
         for seed in range(args.seeds):
             runs = {name: f"{name}-{seed}" for name in PRECISIONS}
             own = {name: ("--compute-dtype", name, "--seed", str(seed), "--run", run) for name, run in runs.items()}
-            end(*(begin("grpo", folder, *of, *own[name], threads=1) for name in PRECISIONS))
+            end(*(begin("grpo", folder, *of, *own[name], threads=1) for name in PRECISIONS), folder=folder)
             for name, run in runs.items():
                 found = open_run(run, runs_dir=folder)
                 held_out = found.sql(

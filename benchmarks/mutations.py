@@ -343,9 +343,11 @@ WIRING = [
     ),
     *mutations_of(
         "training/session.py",
+        ("a resumed run computes in what suits this machine", "    if config.resume:\n        began", "    if False:\n        began", "tests/training/test_session.py -k began_with", "compute_dtype"),
+        ("a run from a GPU goes on in float32 on a CPU that multiplies bfloat16", 'if began.get("device", "cpu") == "cpu":', "if True:", "tests/training/test_session.py -k elsewhere", "compute_dtype"),
         ("a CPU never computes in bfloat16 by itself", 'config = replace(config, compute_dtype="bfloat16")', "pass", "tests/training/test_session.py -k large_model", "compute_dtype"),
-        ("float32 that was asked for is bfloat16", '== ("auto", "float32", "cpu")', '!= ("bfloat16", "float32", "cpu")', "tests/training/test_session.py -k large_model", "compute_dtype"),
-        ("vLLM samples in float32 for a trainer in bfloat16", "        and engine_kind(engine).share is not None\n", "", "tests/training/test_session.py -k large_model", "compute_dtype"),
+        ("float32 that was asked for is bfloat16", '!= ("auto", "float32", "cpu")', '== ("bfloat16", "float32", "cpu")', "tests/training/test_session.py -k large_model", "compute_dtype"),
+        ("vLLM samples in float32 for a trainer in bfloat16", "engine_kind(engine).share is not None and ", "", "tests/training/test_session.py -k large_model", "compute_dtype"),
         ("no tracker follows a training run", "trackers.start(run.path)", "pass", "tests/trackers/test_trackers.py -k goes_on", "track"),
         ("another project", "project=config.track_project)", 'project="")', "tests/trackers/test_trackers.py -k goes_on", "track_project"),
     ),
@@ -565,7 +567,6 @@ WIRING = [
     ),
     *mutations_of(
         "runs/provenance.py",
-        ("a resumed run computes in what suits this machine", "return replace(config, compute_dtype=began)", "return config", "tests/training/test_session.py -k began_with", "compute_dtype"),
         ("nobody looks for progress", "minutes=config.stall_minutes", "minutes=0.0", "tests/training/parallel/test_trainers.py -k is_stopped", "stall_minutes"),
     ),
     *mutations_of(
@@ -874,9 +875,8 @@ MATHEMATICS = [
     *mutations_of(
         "models/compute/device.py",
         ("operands that are not rounded", "rounded = tensor.to(dtype)", "rounded = tensor", "tests/models/test_log_probs.py -k under_autocast", "compute_dtype"),
-        ("bfloat16 on any CPU", "instructions and parameters", "parameters", "tests/models/test_policy.py -k instructions", "compute_dtype"),
-        ("bfloat16 for a small model", "parameters >= _LEAST_IN_BFLOAT16", "True", "tests/models/test_policy.py -k instructions", "compute_dtype"),
-        ("bfloat16 without asking the processor", "return found and torch", "return torch", "tests/training/test_session.py -k large_model", "compute_dtype"),
+        ("bfloat16 on any CPU", "return multiplies and torch", "return torch", "tests/training/test_session.py -k is_faster", "compute_dtype"),
+        ("bfloat16 for a small model", "parameters >= _LEAST_IN_BFLOAT16", "True", "tests/training/test_session.py -k is_faster", "compute_dtype"),
         ("bfloat16 only on CUDA", 'device.type == "cuda" and weights == torch.float32', "False", "tests/models/test_policy.py -k precision_of_matrix", "compute_dtype"),
     ),
     *mutations_of(

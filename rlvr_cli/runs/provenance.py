@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,15 +66,7 @@ def resumed_config(config: C, *, command: str, one_run: bool = True, writes: boo
             f"{metadata['run_id']} was not started by rlvr {command} and has no stored options to resume with.",
             "Start a new run.",
         )
-    return _computing_as_before(resume(config, metadata["config"], run=metadata["run_id"]), metadata)
-
-
-def _computing_as_before(config: C, metadata: Mapping[str, Any]) -> C:
-    """Return the config with the precision of products that the run began with, where it was chosen by itself: others may suit this machine."""
-    began = metadata.get("policy", {}).get("compute_dtype")
-    if began is None or getattr(config, "compute_dtype", None) != "auto":
-        return config
-    return replace(config, compute_dtype=began)
+    return resume(config, metadata["config"], run=metadata["run_id"])
 
 
 @contextmanager

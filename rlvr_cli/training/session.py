@@ -17,12 +17,7 @@ from rlvr_cli.data.datasets import Dataset, evaluation_spec, knows_its_fields, l
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.models.compute.bitsandbytes import check_bitsandbytes
-from rlvr_cli.models.compute.device import (
-    cuda_devices,
-    has_bfloat16_instructions,
-    multiplies_bfloat16,
-    resolve_device,
-)
+from rlvr_cli.models.compute.device import cuda_devices, faster_in_bfloat16, resolve_device
 from rlvr_cli.models.compute.liger import check_liger
 from rlvr_cli.models.directory import adapter_settings
 from rlvr_cli.models.identity import model_facts, model_path, model_shape
@@ -33,6 +28,7 @@ from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template, needs_answers
 from rlvr_cli.rollouts.shots import with_shots
 from rlvr_cli.runs.provenance import open_run
+from rlvr_cli.runs.readers import read_metadata, resolve_run
 from rlvr_cli.samplers.episodes.open import environment_facts, open_environment
 from rlvr_cli.samplers.open import Engine, choose_engine, engine_kind, sampler_facts
 from rlvr_cli.terminal import console
@@ -197,21 +193,26 @@ def divide_devices(config: TrainingConfig, *, engine: str) -> tuple[Placement, M
     else:
         placement = place(config.device, cuda_devices=[*capacities], trainers=config.trainers, **how)
     shape = model_shape(model_path(config.model))
-    if _wins_in_bfloat16(config, shape, placement, engine=engine):
+    if _chooses_bfloat16(config, shape, placement, engine=engine):
         config = replace(config, compute_dtype="bfloat16")
     rows = config.micro_batch_rows
     return placement, memory_plan(config, shape, placement, engine=engine, rows=rows, capacities=capacities)
 
 
-def _wins_in_bfloat16(
+def _chooses_bfloat16(
     config: TrainingConfig, shape: Mapping[str, int] | None, placement: Placement, *, engine: str
 ) -> bool:
-    """Return whether --compute-dtype auto is bfloat16 on this CPU. An engine with weights of its own computes in float32 there."""
-    return (
-        (config.compute_dtype, config.param_dtype, placement.trainer) == ("auto", "float32", "cpu")
-        and engine_kind(engine).share is not None
-        and multiplies_bfloat16(shape["parameters"] if shape else 0, instructions=has_bfloat16_instructions())
-    )
+    """Return whether --compute-dtype auto is bfloat16 on this CPU. A run that began on a CPU goes on as it began.
+
+    An engine with weights of its own samples in float32 there.
+    """
+    if (config.compute_dtype, config.param_dtype, placement.trainer) != ("auto", "float32", "cpu"):
+        return False
+    if config.resume:
+        began = read_metadata(resolve_run(config.resume, config.runs_dir)).get("policy", {})
+        if began.get("device", "cpu") == "cpu":
+            return began.get("compute_dtype") == "bfloat16"
+    return engine_kind(engine).share is not None and faster_in_bfloat16(shape["parameters"] if shape else 0)
 
 
 def check_adapter(config: TrainingConfig) -> None:

@@ -77,7 +77,7 @@ class Trainer:
         Args:
             config: the options of a training command.
             engine: the sampling engine; `transformers` samples from the trainer's own weights.
-            placement, memory: where trainer and engine compute, and how they divide a device.
+            placement, memory: where trainer and engine compute, how they divide a device, and the precision of products.
             num_updates: total number of updates, for the learning-rate schedule.
             eval_dataset: the evaluation questions; None for no evaluations.
             environment: what plays episodes with the policy; None: a response is one turn.

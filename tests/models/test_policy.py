@@ -21,7 +21,7 @@ from transformers import (
 
 from pages import from_the_system
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.compute.device import multiplies_bfloat16, resolve_compute_dtype
+from rlvr_cli.models.compute.device import resolve_compute_dtype
 from rlvr_cli.models.identity import builtin_model_path, model_identity
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.log_probs import get_response_log_probs, wanted_in
@@ -96,16 +96,6 @@ def test_load_in_another_precision(tiny_model_dir, dtype):
 )
 def test_the_precision_of_matrix_products(name, weights, device, expected):
     assert resolve_compute_dtype(name, weights=weights, device=torch.device(device)) == expected
-
-
-@pytest.mark.parametrize(
-    ("parameters", "instructions", "faster"),
-    [(1_000_000, True, True), (999_999, True, False), (1_000_000, False, False), (7_000_000_000, False, False)],
-)
-def test_a_cpu_computes_in_bfloat16_if_it_has_instructions_for_it_and_the_model_is_large(
-    parameters, instructions, faster
-):
-    assert multiplies_bfloat16(parameters, instructions=instructions) is faster
 
 
 @pytest.mark.parametrize(

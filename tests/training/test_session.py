@@ -9,7 +9,9 @@ from transformers import AutoConfig, Qwen2ForCausalLM
 from rlvr_cli.commands import grpo
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.parsing.sources import resolve
+from rlvr_cli.models.compute.device import faster_in_bfloat16
 from rlvr_cli.runs.readers import read_run
+from rlvr_cli.runs.run_dir import RunDir
 
 FEW = {
     "dataset": "arithmetic:8",
@@ -75,18 +77,49 @@ def test_a_large_model_computes_in_bfloat16_where_the_processor_multiplies_it(
     assert f"precision      {line}\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("began", ["bfloat16", "float32"])
-def test_a_run_goes_on_in_the_precision_that_it_began_with(processor, million, tmp_path, began):
-    """On a machine that would choose another one. Weights and moments are float32 all the while."""
-    processor(began == "bfloat16")
-    given = {**FEW, "model": str(million), "runs_dir": str(tmp_path), "run": "r", "seed": 3}
-    grpo.run(GrpoConfig(**given, n_grpo_steps=1))
-    facts = read_run(tmp_path / "r").metadata
-    assert (facts["policy"]["param_dtype"], facts["policy"]["compute_dtype"]) == ("float32", began)
-    assert facts["config"]["compute_dtype"] == "auto"
-    processor(began != "bfloat16")
-    more = {"resume": "r", "runs_dir": str(tmp_path), "n_grpo_steps": 2}
+@pytest.mark.parametrize(
+    ("parameters", "instructions", "faster"),
+    [(1_000_000, True, True), (999_999, True, False), (1_000_000, False, False), (7_000_000_000, False, False)],
+)
+def test_bfloat16_is_faster_for_a_large_model_on_a_processor_that_multiplies_it(
+    processor, parameters, instructions, faster
+):
+    processor(instructions)
+    assert faster_in_bfloat16(parameters) is faster
+
+
+def resumed(folder, *, steps):
+    more = {"resume": "r", "runs_dir": str(folder), "n_grpo_steps": steps}
     grpo.run(resolve(GrpoConfig, flags=more, command="grpo"))
-    facts = read_run(tmp_path / "r").metadata
-    assert (facts["updates"], facts["policy"]["compute_dtype"]) == (2, began)
-    assert facts["config"]["compute_dtype"] == "auto"
+    metadata = read_run(folder / "r").metadata
+    assert (metadata["updates"], metadata["config"]["compute_dtype"]) == (steps, "auto")
+    assert metadata["policy"]["param_dtype"] == "float32"
+    return metadata["policy"]["compute_dtype"]
+
+
+@pytest.mark.parametrize("began", ["bfloat16", "float32"])
+def test_a_run_goes_on_in_the_precision_that_it_began_with(processor, million, tmp_path, capsys, began):
+    """On a CPU that would choose another one. Weights and moments are float32 all the while."""
+    processor(began == "bfloat16")
+    grpo.run(GrpoConfig(**FEW, model=str(million), runs_dir=str(tmp_path), run="r", n_grpo_steps=1))
+    assert read_run(tmp_path / "r").metadata["policy"]["compute_dtype"] == began
+    processor(began != "bfloat16")
+    assert resumed(tmp_path, steps=2) == began
+    assert f"computes in {began}{': as when it began' * (began == 'bfloat16')}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("stored", "computes"),
+    [
+        ({}, "float32"),  # of a version that stored nothing of it
+        ({"device": "cuda:0", "compute_dtype": "bfloat16"}, "bfloat16"),
+        ({"device": "cpu", "compute_dtype": ["bfloat16"]}, "float32"),  # by a stranger
+    ],
+)
+def test_a_run_from_elsewhere_goes_on(processor, million, tmp_path, stored, computes):
+    processor(False)
+    grpo.run(GrpoConfig(**FEW, model=str(million), runs_dir=str(tmp_path), run="r", n_grpo_steps=1))
+    with RunDir.resume(tmp_path / "r") as run:
+        run.update(policy=stored)
+    processor(True)
+    assert resumed(tmp_path, steps=2) == computes

@@ -60,20 +60,13 @@ def on_cuda(device: str) -> bool:
     return torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
 
 
-def multiplies_bfloat16(parameters: int, *, instructions: bool) -> bool:
-    """Return whether a CPU computes a model of float32 weights in less time in bfloat16.
+def faster_in_bfloat16(parameters: int) -> bool:
+    """Return whether this CPU computes a model of so many float32 weights in less time in bfloat16.
 
-    Args:
-        parameters: of the model.
-        instructions: whether the CPU `has_bfloat16_instructions`.
+    It does if it multiplies bfloat16 itself, by AVX512_BF16 or AMX (else oneDNN converts each operand), and the model is large enough.
     """
-    return instructions and parameters >= _LEAST_IN_BFLOAT16
-
-
-def has_bfloat16_instructions() -> bool:
-    """Return whether this CPU multiplies bfloat16 itself, by AVX512_BF16 or AMX. Without, oneDNN converts each operand to float32."""
-    found = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return found and torch.backends.mkldnn.is_available()
+    multiplies = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return multiplies and torch.backends.mkldnn.is_available() and parameters >= _LEAST_IN_BFLOAT16
 
 
 def resolve_compute_dtype(name: str, *, weights: torch.dtype, device: torch.device) -> torch.dtype:

@@ -516,8 +516,8 @@ def _precision(config: TrainingConfig) -> str:
 def _computes_in(config: TrainingConfig, memory: MemoryPlan, placement: Placement) -> str:
     """The precision of matrix products, and why, where a CPU has another one than that of the weights without being asked."""
     own = (config.compute_dtype, placement.trainer) == ("auto", "cpu") and memory.compute_dtype != config.param_dtype
-    why = ": faster on this processor (--compute-dtype float32 rounds less)"
-    return memory.compute_dtype + why * own
+    why = "as when it began" if config.resume else "faster on this processor (--compute-dtype float32 rounds less)"
+    return memory.compute_dtype + f": {why}" * own
 
 
 def _prompt(config: TrainingConfig, facts: Mapping[str, Any]) -> dict[str, str]:
