@@ -6,8 +6,8 @@ The random model of `sampling.py`, 64 questions x 4 episodes, 64 tokens of the p
 any letter is a stop string there. The environment answers each turn but the last with one token, or with about 10, which cost what
 those of a prompt do. Then 4 turns with a tool that takes 0.5 s in a tenth of the turns: of 256 episodes, which all sample from the
 start, and of 2,048, timed as a whole and while others wait to be sampled: from the end of the 256th until 256 are left, which is the
-same number of episodes whether they end together or not. The ways take turns within a repeat; prints the medians and their ratio to
-one turn, and of 2,048 episodes to those whose tool is fast.
+same number of episodes whether they end together or not. The ways take turns within a repeat, those of 256 episodes three times; prints
+the medians and their ratio to one turn, and of 2,048 episodes to those whose tool is fast.
 """
 
 import argparse
@@ -122,12 +122,13 @@ def main() -> None:
         few = every[:QUESTIONS]
         ways = {f"{n} turns, a token each": (n, short, few) for n in (1, 2, 4, 8)} | {BARE: (1, None, few)}
         ways |= {"4 turns, 10 tokens each": (4, quick, few), SLOW: (4, slow, few)}
-        ways |= {WORK: (4, quick, every), SLOW_WORK: (4, slow, every)}
-        times: dict[str, list[float]] = {name: [] for name in (*ways, BUSY_WORK, BUSY_SLOW_WORK)}
+        long_ways = {WORK: (4, quick, every), SLOW_WORK: (4, slow, every)}
+        times: dict[str, list[float]] = {name: [] for name in (*ways, *long_ways, BUSY_WORK, BUSY_SLOW_WORK)}
         with closing(short), closing(quick), closing(slow):
             seen = False
             for repeat in range(arguments.repeats + 1):
-                for name, way in list(ways.items())[:: 1 if repeat % 2 else -1]:
+                each = [*ways.items()] * (3 if repeat else 1) + [*long_ways.items()]
+                for name, way in each[:: 1 if repeat % 2 else -1]:
                     seconds, busy = play(*way)
                     if repeat:  # the first is not timed
                         times[name].append(seconds)

@@ -132,6 +132,7 @@ def teach(folder: Path, size: str) -> Path:
         "prompt": CHAT["prompt"], "n-sft-steps": UPDATES[size], "train-batch-size": 16, "micro-batch-size": 16,
         "learning-rate": 2e-3 if size == "0.4M" else 1e-3, "warmup-steps": 10, "lr-schedule": "cosine", "eval-every": 0,
         "eval-examples": 1, "sampling-max-tokens": 64, "checkpoint-every": 0, "runs-dir": folder, "run": size,
+        "compute-dtype": "float32",
     }  # fmt: skip
     command = [sys.executable, "-m", "rlvr_cli", "sft", "--chat"]
     command += [text for name, value in options.items() for text in (f"--{name}", str(value))]

@@ -347,7 +347,7 @@ WIRING = [
         ("a run from a GPU goes on in float32 on a CPU that multiplies bfloat16", 'if began.get("device", "cpu") == "cpu":', "if True:", "tests/training/test_session.py -k elsewhere", "compute_dtype"),
         ("a CPU never computes in bfloat16 by itself", 'config = replace(config, compute_dtype="bfloat16")', "pass", "tests/training/test_session.py -k large_model", "compute_dtype"),
         ("float32 that was asked for is bfloat16", '!= ("auto", "float32", "cpu")', '== ("bfloat16", "float32", "cpu")', "tests/training/test_session.py -k large_model", "compute_dtype"),
-        ("vLLM samples in float32 for a trainer in bfloat16", "engine_kind(engine).share is not None and ", "", "tests/training/test_session.py -k large_model", "compute_dtype"),
+        ("vLLM samples in float32 for a trainer in bfloat16", "    if engine_kind(engine).share is None:\n        return False\n", "", "tests/training/test_session.py -k large_model", "compute_dtype"),
         ("no tracker follows a training run", "trackers.start(run.path)", "pass", "tests/trackers/test_trackers.py -k goes_on", "track"),
         ("another project", "project=config.track_project)", 'project="")', "tests/trackers/test_trackers.py -k goes_on", "track_project"),
     ),
@@ -1188,6 +1188,7 @@ REPLAYED = "tests/replay/test_replay.py -k"
 MEASURED = "tests/commands/across/test_measured.py"
 ROUNDED = "tests/replay/test_rounding.py -k"
 EPISODES = [
+    Mutation("a replay in bfloat16 is to be as exact as one in float32", "replay/run.py", "ROUNDED_GAP if", "GAP if", "tests/training/test_session.py -k without_a_signal"),
     Mutation("only the last nudged replay counts", "replay/run.py", "max(update.allowed, ROUNDING * moved)", "max(TOLERANCE, ROUNDING * moved)", f"{REPLAYED} farthest"),
     Mutation("all nudged replays are one", "replay/run.py", "torch.Generator().manual_seed(seed)", "torch.Generator().manual_seed(0)", f"{REPLAYED} nudged_replays_differ"),
     Mutation("a nudge is not taken back", "replay/run.py", "weight.copy_(before)", "pass", f"{ROUNDED} taken_back"),

@@ -359,7 +359,7 @@ class Policy:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Switch all modules to eval mode; restore the training mode of those that had it on exit."""
-        training = [module for module in self._modules if module.training]
+        training = [module for module in self._all_modules if module.training]
         for module in training:
             module.training = False
         try:
@@ -369,8 +369,8 @@ class Policy:
                 module.training = True
 
     @cached_property
-    def _modules(self) -> tuple[torch.nn.Module, ...]:
-        """All modules of the model. Walking through them takes longer than what they are looked at for, and episodes do it at each turn."""
+    def _all_modules(self) -> tuple[nn.Module, ...]:
+        """All modules of the model, listed once: no code adds or replaces one later, and episodes ask at each turn."""
         return tuple(self.model.modules())
 
     # Parameters and weights

@@ -208,11 +208,14 @@ def _chooses_bfloat16(
     """
     if (config.compute_dtype, config.param_dtype, placement.trainer) != ("auto", "float32", "cpu"):
         return False
+    if engine_kind(engine).share is None:
+        return False
     if config.resume:
         began = read_metadata(resolve_run(config.resume, config.runs_dir)).get("policy", {})
         if began.get("device", "cpu") == "cpu":
             return began.get("compute_dtype") == "bfloat16"
-    return engine_kind(engine).share is not None and faster_in_bfloat16(shape["parameters"] if shape else 0)
+    alike = not placement.nodes  # the processors of a cluster may differ
+    return alike and faster_in_bfloat16(shape["parameters"] if shape else 0)
 
 
 def check_adapter(config: TrainingConfig) -> None:

@@ -10,6 +10,8 @@ from rlvr_cli.commands import grpo
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.models.compute.device import faster_in_bfloat16
+from rlvr_cli.replay.run import GAP, replay_run
+from rlvr_cli.replay.stored import read_stored
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
 
@@ -123,3 +125,12 @@ def test_a_run_from_elsewhere_goes_on(processor, million, tmp_path, stored, comp
         run.update(policy=stored)
     processor(True)
     assert resumed(tmp_path, steps=2) == computes
+
+
+def test_a_run_without_a_signal_replays_in_bfloat16(processor, million, tmp_path):
+    """No update moves, so none says how far rounding goes; log-probabilities are rounded all the same."""
+    processor(True)
+    grpo.run(GrpoConfig(**FEW, model=str(million), runs_dir=str(tmp_path), run="r", n_grpo_steps=1))
+    found = replay_run(read_stored(tmp_path / "r"), most=None)
+    assert not found.problems
+    assert max(found.gaps) > GAP
