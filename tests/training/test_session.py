@@ -111,19 +111,20 @@ def test_a_run_goes_on_in_the_precision_that_it_began_with(processor, million, t
 
 
 @pytest.mark.parametrize(
-    ("stored", "computes"),
+    ("stored", "instructions", "computes"),
     [
-        ({}, "float32"),  # of a version that stored nothing of it
-        ({"device": "cuda:0", "compute_dtype": "bfloat16"}, "bfloat16"),
-        ({"device": "cpu", "compute_dtype": ["bfloat16"]}, "float32"),  # by a stranger
+        ({}, True, "float32"),  # of a version that stored nothing of it
+        ({"device": "cuda:0", "compute_dtype": "bfloat16"}, True, "bfloat16"),
+        ({"device": "cuda:0", "compute_dtype": "bfloat16"}, False, "float32"),
+        ({"device": "cpu", "compute_dtype": ["bfloat16"]}, True, "float32"),  # by a stranger
     ],
 )
-def test_a_run_from_elsewhere_goes_on(processor, million, tmp_path, stored, computes):
+def test_a_run_from_elsewhere_goes_on(processor, million, tmp_path, stored, instructions, computes):
     processor(False)
     grpo.run(GrpoConfig(**FEW, model=str(million), runs_dir=str(tmp_path), run="r", n_grpo_steps=1))
     with RunDir.resume(tmp_path / "r") as run:
         run.update(policy=stored)
-    processor(True)
+    processor(instructions)
     assert resumed(tmp_path, steps=2) == computes
 
 
