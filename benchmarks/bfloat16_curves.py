@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_step import SIZES, make_model
@@ -26,21 +27,17 @@ TAUGHT = "--n-sft-steps 600 --learning-rate 2e-4 --compute-dtype float32 --run t
 TRAINED = f"--learning-rate 1e-4 --eval-every {EVERY} --eval-examples 512"
 
 
-def begin(command: str, folder: Path, *options: str, threads: int) -> subprocess.Popen[bytes]:
-    line = [sys.executable, "-m", "rlvr_cli", command, "--preset", "quickstart", "--runs-dir", str(folder), *options]
+def run(folder: Path, *commands: Sequence[str], threads: int) -> None:
+    """Run commands of `rlvr` at the same time. If one fails, the program ends with what they said."""
     variables = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    with (folder / f"{options[-1]}.log").open("wb") as log:
-        return subprocess.Popen([*line, "--checkpoint-every", "0"], env=variables, stdout=log, stderr=log)
-
-
-def end(*begun: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait for all of them. Of one that fails, the program ends with what it said."""
-    for process in begun:
-        process.wait()
-    for process in begun:
-        if process.returncode:
-            said = "".join(log.read_text(errors="replace")[-2000:] for log in sorted(folder.glob("*.log")))
-            raise SystemExit(f"{said}\n{process.args} ended with status {process.returncode}")
+    own = ("--preset", "quickstart", "--runs-dir", str(folder), "--checkpoint-every", "0")
+    with (folder / "said").open("w+") as said:
+        lines = [[sys.executable, "-m", "rlvr_cli", *command, *own] for command in commands]
+        begun = [subprocess.Popen(line, env=variables, stdout=said, stderr=said) for line in lines]
+        statuses = [process.wait() for process in begun]
+        if any(statuses):
+            said.seek(0)
+            raise SystemExit(said.read())
 
 
 def main() -> None:
@@ -54,17 +51,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         make_model(folder / "model", args.size)
-        end(
-            begin("sft", folder, "--model", str(folder / "model"), *TAUGHT.split(), threads=os.cpu_count() or 1),
-            folder=folder,
-        )
-        of = ("--model", str(folder / "taught" / "model"), "--n-grpo-steps", str(args.steps), *TRAINED.split())
+        taught = ("sft", "--model", str(folder / "model"), *TAUGHT.split())
+        run(folder, taught, threads=os.cpu_count() or 1)
+        of = ("grpo", "--model", str(folder / "taught" / "model"), "--n-grpo-steps", str(args.steps), *TRAINED.split())
         for seed in range(args.seeds):
             runs = {name: f"{name}-{seed}" for name in PRECISIONS}
-            own = {name: ("--compute-dtype", name, "--seed", str(seed), "--run", run) for name, run in runs.items()}
-            end(*(begin("grpo", folder, *of, *own[name], threads=1) for name in PRECISIONS), folder=folder)
-            for name, run in runs.items():
-                found = open_run(run, runs_dir=folder)
+            each = [(*of, "--seed", str(seed), "--compute-dtype", name, "--run", runs[name]) for name in PRECISIONS]
+            run(folder, *each, threads=1)
+            for name in PRECISIONS:
+                found = open_run(runs[name], runs_dir=folder)
                 held_out = found.sql(
                     "select avg(reward) r from rollouts where phase = 'eval' group by step order by step"
                 )

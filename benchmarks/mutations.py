@@ -345,6 +345,7 @@ WIRING = [
         "training/session.py",
         ("a resumed run computes in what suits this machine", "    if config.resume:\n        began", "    if False:\n        began", "tests/training/test_session.py -k began_with", "compute_dtype"),
         ("a run from a GPU goes on in its precision on any CPU", 'if began.get("device", "cpu") == "cpu":', "if True:", "tests/training/test_session.py -k elsewhere", "compute_dtype"),
+        ("the trainer chooses a precision of its own", "replace(config, compute_dtype=inputs.compute_dtype),", "config,", "tests/training/test_session.py -k began_with", "compute_dtype"),
         ("a CPU never computes in bfloat16 by itself", 'config = replace(config, compute_dtype="bfloat16")', "pass", "tests/training/test_session.py -k large_model", "compute_dtype"),
         ("float32 that was asked for is bfloat16", '!= ("auto", "float32", "cpu")', '== ("bfloat16", "float32", "cpu")', "tests/training/test_session.py -k large_model", "compute_dtype"),
         ("vLLM samples in float32 for a trainer in bfloat16", "    if engine_kind(engine).share is None:\n        return False\n", "", "tests/training/test_session.py -k large_model", "compute_dtype"),
@@ -520,7 +521,6 @@ WIRING = [
     ),
     *mutations_of(
         "training/trainer.py",
-        ("the trainer chooses a precision of its own", "config = replace(config, compute_dtype=memory.compute_dtype)", "pass", "tests/training/test_session.py -k began_with", "compute_dtype"),
         ("evaluations sample like training", "params=config.eval_sampling_params,", "params=config.sampling_params,", replays("grpo-on-policy"), "eval_temperature eval_max_tokens eval_top_p eval_min_tokens"),
         ("a learning rate of 1e-4 whatever is asked", "peak=self.config.learning_rate,", "peak=1e-4,", replays("ei-twice"), "learning_rate"),
         ("no warm-up", "warmup_steps=self.config.warmup_steps,", "warmup_steps=0,", replays("grpo-clip"), "warmup_steps"),

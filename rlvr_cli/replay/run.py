@@ -30,7 +30,7 @@ TOLERANCE = (
     1e-6  # of objective and gradient norm: absolute below 1, relative above; of the weights: relative to their norm
 )
 GAP = 1e-4  # nats, of a sampled token's log-probability
-ROUNDED_GAP = 5e-2  # the same where products are in half precision: what is computed in other shapes rounds otherwise
+ROUNDED_GAP = 5e-2  # the same in half precision, in which products of other shapes differ by as much as 0.01
 ROUNDING = 10  # what rounding alone moves a replay by, times this, is no difference
 NUDGES = 5  # replays with other rounding, of which the farthest counts
 

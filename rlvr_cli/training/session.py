@@ -17,7 +17,7 @@ from rlvr_cli.data.datasets import Dataset, evaluation_spec, knows_its_fields, l
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.models.compute.bitsandbytes import check_bitsandbytes
-from rlvr_cli.models.compute.device import cuda_devices, faster_in_bfloat16, resolve_device
+from rlvr_cli.models.compute.device import cuda_devices, dtype_name, faster_in_bfloat16, resolve_device
 from rlvr_cli.models.compute.liger import check_liger
 from rlvr_cli.models.directory import adapter_settings
 from rlvr_cli.models.identity import model_facts, model_path, model_shape
@@ -36,7 +36,7 @@ from rlvr_cli.text import printable
 from rlvr_cli.trackers.children import tracked
 from rlvr_cli.training.divergence import Diverged
 from rlvr_cli.training.parallel.placement import Placement, place, place_on
-from rlvr_cli.training.planning.memory import MemoryPlan, memory_plan
+from rlvr_cli.training.planning.memory import MemoryPlan, compute_dtype, memory_plan
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.types import Example, Graders
 
@@ -52,6 +52,7 @@ class Inputs:
     engine: Engine
     placement: Placement
     memory: MemoryPlan
+    compute_dtype: str  # of matrix products: --compute-dtype, or what auto is here
     facts: dict[str, Any]  # for run.json
 
 
@@ -173,8 +174,8 @@ def evaluation_engine(config: TrainingConfig, eval_dataset: Dataset | None) -> E
     return Engine("transformers", "not asked for another")
 
 
-def divide_devices(config: TrainingConfig, *, engine: str) -> tuple[Placement, MemoryPlan]:
-    """Place trainer and engine on the devices of this machine, and plan their memory.
+def divide_devices(config: TrainingConfig, *, engine: str) -> tuple[Placement, MemoryPlan, str]:
+    """Place trainer and engine on the devices of this machine, plan their memory, and choose the precision of matrix products.
 
     Raises:
         RlvrError: there is no such device, or it is too small; a package of the options is not installed; or as
@@ -196,7 +197,8 @@ def divide_devices(config: TrainingConfig, *, engine: str) -> tuple[Placement, M
     if _chooses_bfloat16(config, shape, placement, engine=engine):
         config = replace(config, compute_dtype="bfloat16")
     rows = config.micro_batch_rows
-    return placement, memory_plan(config, shape, placement, engine=engine, rows=rows, capacities=capacities)
+    plan = memory_plan(config, shape, placement, engine=engine, rows=rows, capacities=capacities)
+    return placement, plan, dtype_name(compute_dtype(config, placement.trainer))
 
 
 def _chooses_bfloat16(
@@ -293,7 +295,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
         open_environment(config) as environment,
         open_run(config, command=command, facts=inputs.facts) as run,
         Trainer(
-            config,
+            replace(config, compute_dtype=inputs.compute_dtype),
             run,
             engine=inputs.engine.name,
             placement=inputs.placement.reserved(),

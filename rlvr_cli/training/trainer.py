@@ -8,7 +8,6 @@ optimizer, and writes the run's metrics, checkpoints and final model. It uses `w
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Unpack
@@ -77,15 +76,15 @@ class Trainer:
         Args:
             config: the options of a training command.
             engine: the sampling engine; `transformers` samples from the trainer's own weights.
-            placement, memory: where trainer and engine compute, how they divide a device, and the precision of products.
+            placement, memory: where trainer and engine compute, and how they divide a device.
             num_updates: total number of updates, for the learning-rate schedule.
             eval_dataset: the evaluation questions; None for no evaluations.
             environment: what plays episodes with the policy; None: a response is one turn.
         """
         self._environment = environment
-        config = replace(config, compute_dtype=memory.compute_dtype)
         self.config, self.run, self.stop = config, run, stop
-        self.num_updates, self.updates = num_updates, 0
+        self.num_updates = num_updates
+        self.updates = 0
         self.cursor: dict[str, int] = {}
         self.tensors: dict[str, Tensor] = {}
         self.metrics = MetricsLog(run)

@@ -89,7 +89,8 @@ class OptimizationOptions:
     compute_dtype: ComputeDtype = knob(
         "auto",
         "Precision of the matrix products of training, and of sampling with transformers; the weights keep theirs. "
-        "auto: bfloat16 on CUDA, and on a CPU with AVX512_BF16 or AMX for a model of 1M parameters that transformers samples from; else float32.",
+        "auto: bfloat16 on CUDA, and on a CPU with AVX512_BF16 or AMX for models of 1M parameters or more that transformers samples "
+        "from; else that of the weights.",
         group="Optimization",
     )
 

@@ -11,8 +11,8 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute import onednn
 from rlvr_cli.text import printable
 
-# Parameters of the smallest model that a CPU with such instructions trains in bfloat16 by itself. A step takes 0.74 of the CPU
-# seconds of float32 there, 0.59 with 25M, and 0.84 to 0.88 with 0.4M (`benchmarks/bfloat16.py`).
+# Parameters of the smallest model that is trained in bfloat16 without being asked, by a CPU that multiplies it. A step then takes 0.74
+# of the CPU seconds of float32; 0.59 with 25M parameters, 0.84 to 0.88 with 0.4M (`benchmarks/bfloat16.py`).
 _LEAST_IN_BFLOAT16 = 1_000_000
 
 

@@ -17,7 +17,7 @@ from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.config.shared.optimization import OptimizerKind
 from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.compute.device import dtype_name, resolve_compute_dtype
+from rlvr_cli.models.compute.device import resolve_compute_dtype
 from rlvr_cli.models.identity import model_shape
 from rlvr_cli.samplers.open import UTILIZATION, engine_kind
 from rlvr_cli.training.parallel.placement import Placement, place
@@ -59,7 +59,6 @@ class MemoryPlan:
         tokens_that_fit: those that --micro-batch-tokens auto gives one.
         largest: the tokens of the largest micro-batch that is expected.
         keeps_workspace: whether the embedded engine keeps its cache, its copies of weights and its graphs during updates.
-        compute_dtype: the precision of matrix products: --compute-dtype, or what it has chosen by itself.
     """
 
     updating: Mapping[str, float]
@@ -74,7 +73,6 @@ class MemoryPlan:
     tokens_that_fit: int = TOKENS
     largest: int = 0
     keeps_workspace: bool = False
-    compute_dtype: str = "float32"
 
     @property
     def fits(self) -> bool:
@@ -116,24 +114,31 @@ def memory_plan(
     """
     capacity, of = capacities.get(placement.trainer), capacities.get(placement.engine)
     apart = engine_kind(engine).share is None  # it has memory of its own
-    computes = dtype_name(compute_dtype(config, placement.trainer))
-    planned = functools.partial(MemoryPlan, capacity=capacity, devices=capacities, compute_dtype=computes)
     asked, tokens = config.gpu_memory_utilization, config.micro_batch_tokens
     if tokens is None and (rows is None or config.packed_length):
         tokens = (rows or 0) * config.packed_length  # 0: as many as fit
     if not shape:
         guess = GUESSED_UTILIZATION if apart and placement.shared else UTILIZATION
-        return planned({}, {}, utilization=asked or guess, micro_batch_tokens=TOKENS if tokens == 0 else tokens)
+        return MemoryPlan(
+            {},
+            {},
+            capacity=capacity,
+            devices=capacities,
+            utilization=asked or guess,
+            micro_batch_tokens=TOKENS if tokens == 0 else tokens,
+        )
     row = _row_tokens(config)
     unit = row * config.rows_of_unit
     that_fit = _tokens_that_fit(config, shape, placement, capacity, engine=engine, unit=unit)
     tokens = that_fit if tokens == 0 else tokens
     largest = (rows or 0) * row if tokens is None else max(tokens, unit)
     updating, sampling = _held_by_trainer(config, shape, placement, engine=engine, tokens=largest)
-    plan = planned(
+    plan = MemoryPlan(
         updating,
         sampling,
         _held_by_host(config, shape, trainers=len(placement.trainers)),
+        capacity=capacity,
+        devices=capacities,
         utilization=asked or UTILIZATION,
         micro_batch_tokens=tokens,
         tokens_that_fit=that_fit,
@@ -143,7 +148,9 @@ def memory_plan(
         return plan
     if not apart:
         return _keeping(plan)
-    return plan if of is None else _divided(plan, config, shape, of=of, shared=placement.shared)
+    if of is None:
+        return plan
+    return _divided(plan, config, shape, of=of, shared=placement.shared)
 
 
 def _keeping(plan: MemoryPlan) -> MemoryPlan:

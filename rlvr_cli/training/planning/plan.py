@@ -19,7 +19,7 @@ from rlvr_cli.terminal import console
 from rlvr_cli.training.losses.distillation import DIVERGENCES
 from rlvr_cli.training.losses.policy_gradient import KL_TYPES, Loss, clip_range
 from rlvr_cli.training.losses.preference import PREFERENCE_LOSSES
-from rlvr_cli.training.parallel.placement import Placement, placement_line
+from rlvr_cli.training.parallel.placement import placement_line
 from rlvr_cli.training.planning.memory import (
     MemoryPlan,
     adapter_parameters,
@@ -50,7 +50,7 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs)
         lines = {**lines, "adapter": adapter_line(config, shape)}
     more = {
         "micro-batches": micro_batches_line(config, inputs.memory),
-        "precision": f"{_precision(config)}; computes in {_computes_in(config, inputs.memory, inputs.placement)}",
+        "precision": f"{_precision(config)}; computes in {_computes_in(config, inputs)}",
         "devices": placement_line(inputs.placement, engine=engine),
     }
     more |= memory_lines(inputs.memory, inputs.placement, engine=engine)
@@ -513,11 +513,11 @@ def _precision(config: TrainingConfig) -> str:
     return f"{weights}, moments of 8 bits" if config.optimizer == "adamw_8bit" else f"{weights} and optimizer state"
 
 
-def _computes_in(config: TrainingConfig, memory: MemoryPlan, placement: Placement) -> str:
+def _computes_in(config: TrainingConfig, inputs: Inputs) -> str:
     """The precision of matrix products, and why, where a CPU has another one than that of the weights without being asked."""
-    own = (config.compute_dtype, placement.trainer) == ("auto", "cpu") and memory.compute_dtype != config.param_dtype
+    chosen = (config.compute_dtype, inputs.placement.trainer) == ("auto", "cpu")
     why = "as when it began" if config.resume else "faster on this processor (--compute-dtype float32 rounds less)"
-    return memory.compute_dtype + f": {why}" * own
+    return inputs.compute_dtype + f": {why}" * (chosen and inputs.compute_dtype != config.param_dtype)
 
 
 def _prompt(config: TrainingConfig, facts: Mapping[str, Any]) -> dict[str, str]:
