@@ -230,7 +230,8 @@ def fork_guarded(parent: int) -> None:
         if child in _reaped():
             break
     else:
-        os.killpg(child, signal.SIGKILL)  # it has not been reaped, so the id is its own
+        with suppress(ProcessLookupError):  # it has no group yet, and is killed below
+            os.killpg(child, signal.SIGKILL)  # it has not been reaped, so the id is its own
     while started := _descendants(guard):
         for pid in started:
             with suppress(ProcessLookupError, PermissionError):

@@ -11,6 +11,7 @@ The model is random, but its logits spread enough (`initializer_range` far above
 neither uniform nor always the same one. Special tokens: `<|endoftext|>` ends a response, `<|pad|>` pads.
 """
 
+import atexit
 import gc
 import importlib.util
 import os
@@ -26,7 +27,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from forks import HEAVY, VLLM, Forks
+from forks import HEAVY, VERIFIERS, VLLM, Forks
 
 settings.register_profile("rlvr", deadline=None)  # tests never assert a time: an example may wait for a busy machine
 settings.load_profile("rlvr")
@@ -47,10 +48,9 @@ gc.disable()  # until the first test: what is imported is never garbage (`rlvr_c
 def pytest_runtestloop() -> None:
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # some libraries complain of what is not freed at the end
+    atexit.register(
+        gc.unfreeze
+    )  # not before pytest's own collections; some libraries complain of what is not freed at the end
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -139,8 +139,12 @@ def tiny_tokenizer(tiny_model_dir):
 
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory, request) -> Iterator[Forks]:
-    on_vllm = importlib.util.find_spec("vllm") and any(i.get_closest_marker("vllm") for i in request.session.items)
-    with Forks(tmp_path_factory.mktemp("output"), modules=HEAVY + (VLLM if on_vllm else ())) as forks:
+    items, modules = request.session.items, HEAVY
+    if importlib.util.find_spec("vllm") and any(item.get_closest_marker("vllm") for item in items):
+        modules += VLLM
+    if any(item.path.name == "test_verifiers.py" for item in items):  # it is left out where verifiers is missing
+        modules += VERIFIERS
+    with Forks(tmp_path_factory.mktemp("output"), modules=modules) as forks:
         yield forks
 
 

@@ -202,3 +202,20 @@ def test_what_is_freed_is_kept_unless_the_environment_says_otherwise(called, var
     environment = without | variables | {"PYTHONPATH": path}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert (0 <= float(ended.stdout) < 0.2) if kept else float(ended.stdout) > 0.5
+
+
+def test_a_guard_that_is_ended_at_once_says_nothing_and_kills_what_it_guards():
+    code = (
+        "import os, sys, time\nfrom rlvr_cli import process\n"
+        "os.setsid = lambda: (print(os.getpid(), flush=True), time.sleep(60))\n"
+        "process.fork_guarded(os.getppid())"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as guard:
+        assert guard.stdout is not None
+        guarded = int(guard.stdout.readline())
+        guard.terminate()
+        assert guard.communicate(timeout=30) == ("", "")
+    assert guard.returncode == 0
+    assert not os.path.exists(f"/proc/{guarded}")

@@ -4,6 +4,7 @@ Enters: questions, see `worker`. Leaves: a future for each. Those that have come
 answers that come close together are read at once, since for each message this thread takes a turn with the one that samples.
 """
 
+import math
 import os
 import time
 from collections import deque
@@ -136,10 +137,9 @@ class Slot:
                 waiting.remove(one)
             if not waiting:
                 return
-            worker, lines = self._started()
-            message = encoded([one.question for one in waiting])
+            lines, message = self._started(), encoded([one.question for one in waiting])
             try:
-                worker.send_bytes(message)
+                lines.send(message, within=waiting[0].timeout)
                 while waiting and not self._closed:
                     said = lines.receive(within=waiting[0].timeout, several=len(waiting) > 1)
                     self._settle(waiting[0], said)
@@ -147,13 +147,14 @@ class Slot:
                     waiting.popleft()
             except TimeoutError:
                 self._kill()
-                one = waiting.popleft()
-                self._give_up(one, "timeout", f"no answer within {one.timeout:g} s (--turn-timeout)")
+                self._give_up(waiting[0], "timeout", f"no answer within {waiting[0].timeout:g} s (--turn-timeout)")
+                waiting.popleft()
             except _LOST:
                 self._kill()
                 if not self._answers:
                     detail = "the process of the environment died or sent no message, also when started afresh"
-                    self._give_up(waiting.popleft(), "crash", detail)
+                    self._give_up(waiting[0], "crash", detail)
+                    waiting.popleft()
         for one in waiting:
             self._give_up(one, "crash", "the pool was closed")
 
@@ -161,6 +162,8 @@ class Slot:
         """Answer a question, unless it is canceled. Raises ValueError if it is no answer."""
         try:
             seconds = float(said["seconds"])
+            if not math.isfinite(seconds):
+                raise ValueError(f"{seconds} seconds")
             found = None if one.future.cancelled() else one.read(said)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError("what was said is no answer") from error
@@ -174,8 +177,8 @@ class Slot:
         """Answer a question with an error, which took the time since the answer before."""
         self._settle(one, {"error": error, "detail": detail, "seconds": time.monotonic() - self._since})
 
-    def _started(self) -> tuple[LocalWorker, Lines]:
-        """The process, and what it answers. Raises RlvrError if the environment cannot be loaded."""
+    def _started(self) -> Lines:
+        """What the process answers. Raises RlvrError if the environment cannot be loaded."""
         if self._worker is None or self._lines is None:
             self._worker = LocalWorker(
                 "environment",
@@ -191,7 +194,7 @@ class Slot:
         if "problem" in self.facts:
             self._kill()
             raise RlvrError(self.facts["problem"], self.facts["hint"])
-        return self._worker, self._lines
+        return self._lines
 
     def _begun(self, lines: Lines) -> dict[str, Any]:
         """What a new process says: first that it has run the user's files, then the facts of an instance."""
@@ -215,6 +218,8 @@ class Slot:
         return said
 
     def _kill(self) -> None:
+        if self._lines is not None:
+            self._lines.close()
         if self._worker is not None:
             self._worker.kill()
-            self._worker = self._lines = None
+        self._worker = self._lines = None

@@ -20,8 +20,7 @@ from rlvr_cli.environments.interface import Environment, Reply
 from rlvr_cli.environments.open import EnvironmentSpec, load_environment, load_functions
 from rlvr_cli.environments.tools import ChatTools, Tools, schema_of
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.parallel.lines import LineWriter
-from rlvr_cli.parallel.worker import read
+from rlvr_cli.parallel.lines import TheirLines
 from rlvr_cli.process import fork_guarded
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example
@@ -49,7 +48,7 @@ def serve(
         os.dup2(null, stream)
     sys.path[:0] = [entry for entry in path if entry not in sys.path]
     spec = EnvironmentSpec(name, tuple(tools), chat)
-    lines, process = LineWriter(connection), os.getpid()
+    lines, process = TheirLines(connection), os.getpid()
     try:
         make = load_environment(spec)
         lines.write({})  # what follows has the time of a turn
@@ -67,11 +66,7 @@ def serve(
         return lines.write({"problem": problem, "hint": "Correct the file."})
     lines.write(facts)
     episodes = _Episodes(make)
-    while True:
-        try:
-            questions = read(connection)
-        except EOFError:
-            return
+    for questions in lines.read():
         for kind, *question in questions:
             began = time.monotonic()
             if kind == "facts":

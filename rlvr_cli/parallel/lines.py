@@ -1,14 +1,17 @@
-"""Messages of a process as numbered lines of JSON, for many small ones: those that come close together are read at once.
+"""Messages to a process and from it as lines of JSON, for many small ones: those that come close together are read at once.
 
-Enters: the connection of a `worker.LocalWorker`. Leaves: messages, one by one. What the worker's own messages lack: many are read with one
-call, the time limit holds also within a message, and a message too many, of something else in the process, is not taken for the next one.
+Enters: the connection of a `worker.LocalWorker`. Leaves: messages, one by one, those of the process numbered. What the worker's own messages
+lack: many are read with one call, the time limit holds also within a message, both ways, and a message too many, of something else in the
+process, is not taken for the next one.
 """
 
 import json
 import os
 import select
+import socket
 import time
 from collections import deque
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,11 +23,16 @@ _TOGETHER_SECONDS = 0.0005  # lines that come so close together are read at once
 _READ_BYTES = 1 << 16
 
 
-class LineWriter:
-    """The end that writes: a process that sends nothing else through the connection."""
+class TheirLines:
+    """The end in the process, which neither sends nor reads anything else through the connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._number = connection, 0
+
+    def read(self) -> Iterator[Any]:
+        """Wait for each message that is sent, until the other end is gone."""
+        with open(self._connection.fileno(), "rb", closefd=False) as lines:
+            yield from map(json.loads, lines)
 
     def write(self, message: dict[str, Any]) -> None:
         """Send a message to the `Lines` at the other end."""
@@ -35,14 +43,27 @@ class LineWriter:
 
 
 class Lines:
-    """The end that reads."""
+    """The end of the process that asks."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection, self._number = connection, 0
+        self._socket, self._number = socket.socket(fileno=os.dup(connection.fileno())), 0
         self._poll = select.poll()
-        self._poll.register(connection, select.POLLIN)
+        self._poll.register(self._socket, select.POLLIN)
         self._whole = deque[bytes]()
         self._begun = bytearray()
+
+    def send(self, message: bytes, *, within: float) -> None:
+        """Send a message that is `encoded`.
+
+        Args:
+            within: seconds; at most an hour is waited.
+
+        Raises:
+            OSError: the other end is gone.
+            TimeoutError: it has not been read in time.
+        """
+        self._socket.settimeout(min(within, LONGEST_WAIT))
+        self._socket.sendall(message + b"\n")
 
     def receive(self, *, within: float, several: bool = False) -> dict[str, Any]:
         """Wait for the next message.
@@ -74,9 +95,13 @@ class Lines:
         self._number += 1
         return message
 
+    def close(self) -> None:
+        """Send and read no more."""
+        self._socket.close()
+
     def _read(self) -> None:
         """Take what has come. Raises EOFError or ValueError, as `receive`."""
-        data = os.read(self._connection.fileno(), _READ_BYTES)
+        data = self._socket.recv(_READ_BYTES)
         if not data:
             raise EOFError
         self._begun += data

@@ -13,11 +13,11 @@ from rlvr_cli.environments.open import EnvironmentSpec
 from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.environments.worker import MOST_CHARACTERS
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.parallel.worker import LocalWorker
+from rlvr_cli.parallel.lines import Lines
 from rlvr_cli.types import Example
 
 COUNTS = """
-import contextlib, os, stat, subprocess, sys, threading, time
+import contextlib, os, signal, stat, subprocess, sys, threading, time
 from rlvr_cli.environments import Reply
 
 SAID = {
@@ -25,6 +25,7 @@ SAID = {
     "no answer!": '[%d, {"seconds": 0}]\\n',
     "no reply!": '[%d, {"reply": 7, "forged": 0, "seconds": 0}]\\n',
     "twice!": '[%d, {"error": "twice", "detail": "", "seconds": 0}]\\n',
+    "no time!": '[%d, {"error": "slow", "detail": "", "seconds": NaN}]\\n',
     "break off!": "[%d, {",
 }
 answers = 2  # of this process, with what it says before the first question
@@ -51,6 +52,8 @@ class Counts:
             os._exit(3)
         if turn == "bomb!":
             threading.Timer(0.3, os._exit, (3,)).start()
+        if turn == "stop!":
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGSTOP)).start()
         if turn == "wait!":
             time.sleep(1)
         if turn in SAID:
@@ -123,8 +126,9 @@ def test_an_episode_keeps_its_state_and_is_played_again_where_it_is_lost(pool):
         ("garble!", "crash", "sent no message"),
         ("no answer!", "crash", "sent no message"),
         ("no reply!", "crash", "sent no message"),
-        ("raise!", "KeyError", "mine.py:46: 'gone'"),
-        ("memory!", "MemoryError", "mine.py:48"),
+        ("no time!", "crash", "sent no message"),
+        ("raise!", "KeyError", "mine.py:49: 'gone'"),
+        ("memory!", "MemoryError", "mine.py:51"),
         ("nothing!", "TypeError", "answer() returned None, not a Reply"),
         (
             "number!",
@@ -174,6 +178,13 @@ def test_what_is_said_twice_is_not_the_answer_of_another_episode(pool, turn):
         assert ask(pool, "a!", seed=seed).reply.text == f"[Q {seed}: 1 a!]"
 
 
+def test_a_message_that_is_not_read_has_the_time_of_a_turn(pool):
+    assert ask(pool, "stop!", seed=1).error is None
+    time.sleep(0.5)
+    assert ask(pool, "x" * 10_000_000, seed=2).error == "timeout"
+    assert ask(pool, "a!", seed=3).reply.text == "[Q 3: 1 a!]"
+
+
 def test_as_many_are_asked_together_as_take_a_moment(tmp_path, monkeypatch):
     """What is canceled may have been sent: it delays what is asked next by no more than that."""
     (tmp_path / "mine.py").write_text(
@@ -184,11 +195,11 @@ def test_as_many_are_asked_together_as_take_a_moment(tmp_path, monkeypatch):
         "        return Reply(turn)\n"
     )
     sent = []
-    whole = LocalWorker.send_bytes
+    whole = Lines.send
     monkeypatch.setattr(
-        LocalWorker,
-        "send_bytes",
-        lambda worker, message: (sent.append(len(json.loads(message))), whole(worker, message)),
+        Lines,
+        "send",
+        lambda lines, message, **how: (sent.append(len(json.loads(message))), whole(lines, message, **how)),
     )
     with closing(EnvironmentPool(EnvironmentSpec(f"{tmp_path}/mine.py:Mine"), workers=1, timeout=60)) as pool:
         assert pool.begin(Example("q", "Q", "1"), 0).result().error is None
@@ -239,6 +250,19 @@ def test_rewards_that_nobody_counts_are_said_once(pool):
     assert said.endswith("the grader judges its episodes, and these rewards are only stored, in episode.turn_rewards")
 
 
+def test_a_report_that_fails_reaches_whoever_asked(tmp_path):
+    (tmp_path / "mine.py").write_text(COUNTS)
+
+    def report(sentence):
+        raise BrokenPipeError
+
+    spec = EnvironmentSpec(f"{tmp_path}/mine.py:Counts")
+    with closing(EnvironmentPool(spec, workers=1, timeout=2.0, report=report)) as pool:
+        asked = pool.answer(Example("q", "Q", "1"), 1, ["exit!"])
+        with pytest.raises(BrokenPipeError):
+            asked.result(timeout=30)
+
+
 def test_a_flood_is_cut_and_the_policy_is_told(pool):
     text = ask(pool, "flood!").reply.text
     assert len(text) < MOST_CHARACTERS + 100
@@ -271,8 +295,10 @@ def test_what_is_asked_when_it_is_closed_is_no_failure(pool):
     assert ask(pool, "a!").reply is not None
     asked = pool.answer(Example("q", "Q", "1"), 8, ["hang!"])
     time.sleep(0.2)
+    waits = pool.answer(Example("q", "Q", "1"), 9, ["a!"])
     pool.close()
-    assert asked.result().error == "crash"
+    assert asked.result(timeout=30).error == "crash"
+    assert waits.cancelled()
     assert [said for said in pool.said if "failed" in said] == []
 
 

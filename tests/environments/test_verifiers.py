@@ -22,6 +22,8 @@ from rlvr_cli.replay.stored import read_stored
 from rlvr_cli.runs.readers import read_rollouts
 from rlvr_cli.types import Example
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 TOOL, GAME = "verifiers:rlvr-mine,kind=tool", "verifiers:rlvr-mine,kind=game"
 COMMON = ["--model", "qwen3", "--chat", "--environment-workers", 1, "--sampling-max-tokens", 24]
 COMMON += ["--sampling-min-tokens", 0, "--max-turns", 4, "--max-episode-tokens", 400, "--turn-timeout", 60]

@@ -1,4 +1,4 @@
-"""Lines of JSON from a process: what has come is read at once, and what breaks off, floods or ends is seen in time."""
+"""Lines of JSON to and from a process: what has come is read at once, and what breaks off, floods or ends is seen in time."""
 
 import os
 import select
@@ -11,7 +11,8 @@ import pytest
 
 from rlvr_cli.config.parsing.options import LONGEST
 from rlvr_cli.parallel import lines
-from rlvr_cli.parallel.lines import Lines, LineWriter
+from rlvr_cli.parallel.lines import Lines, TheirLines
+from rlvr_cli.parallel.worker import encoded
 
 
 @pytest.fixture
@@ -24,7 +25,9 @@ def ends():
 @pytest.fixture
 def lines_of(ends):
     ours, theirs = ends
-    return Lines(ours), LineWriter(theirs), theirs.fileno()
+    received = Lines(ours)
+    yield received, TheirLines(theirs), theirs.fileno()
+    received.close()
 
 
 def test_lines_that_have_come_are_read_at_once_and_numbered(lines_of):
@@ -38,6 +41,31 @@ def test_lines_that_have_come_are_read_at_once_and_numbered(lines_of):
     assert received.receive(within=0, several=True) == said[2]
 
 
+def test_messages_larger_than_a_buffer_arrive_whole_at_both_ends(lines_of):
+    received, theirs, _ = lines_of
+    messages = [{"text": "x" * 1_000_000}, {"text": "two\nlines \u2028"}]
+
+    def echo():
+        for _, message in zip(messages, theirs.read(), strict=False):
+            theirs.write(message)
+
+    thread = threading.Thread(target=echo)
+    thread.start()
+    for message in messages:
+        received.send(encoded(message), within=60)
+        assert received.receive(within=60) == message
+    thread.join()
+
+
+@pytest.mark.parametrize("longest", [LONGEST, 0.1])
+def test_what_is_not_read_is_said_in_time(lines_of, monkeypatch, longest):
+    """Systems do not know times of a year."""
+    received, _, _ = lines_of
+    monkeypatch.setattr(lines, "LONGEST_WAIT", 0.1)
+    with pytest.raises(TimeoutError):
+        received.send(b"x" * 10_000_000, within=longest)
+
+
 def test_others_that_come_soon_are_waited_for(lines_of, monkeypatch):
     received, writer, _ = lines_of
     monkeypatch.setattr(lines, "_TOGETHER_SECONDS", 0.5)
@@ -45,7 +73,7 @@ def test_others_that_come_soon_are_waited_for(lines_of, monkeypatch):
     later = threading.Timer(0.02, writer.write, ({"a": 2},))
     later.start()
     assert received.receive(within=5, several=True) == {"a": 1}
-    assert not select.select([received._connection], [], [], 0)[0], "the second was read with the first"
+    assert not select.select([received._socket], [], [], 0)[0], "the second was read with the first"
     assert received.receive(within=0) == {"a": 2}
     later.join()
     monkeypatch.setattr(lines, "_TOGETHER_SECONDS", 60)
@@ -120,3 +148,4 @@ def test_the_end_and_a_line_without_end_are_said(ends, monkeypatch):
     theirs.close()
     with pytest.raises(EOFError):
         received.receive(within=5)
+    received.close()

@@ -64,6 +64,7 @@ HEAVY = (
 )
 
 VLLM = (VLLM_SERVER,)  # for the tests on real vLLM
+VERIFIERS = ("rlvr_cli.environments.verifiers", "rlvr_mine")  # for those of environments of verifiers
 
 
 @dataclass(frozen=True)
