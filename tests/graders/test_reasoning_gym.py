@@ -18,7 +18,7 @@ from rlvr_cli.graders import reasoning_gym, reference_response, resolve_grader
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.graders.reasoning_gym import EVALUATED_FORMULAS, EVALUATED_LISTS, entry_of, ground_truth_of, is_harmless
 
-needs_package = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")
+needs_package = pytest.mark.extra("reasoning_gym")
 # A plain scorer; tuples; numbers as keys and no right answer; an exception; formulas; lists.
 HANDFUL = ("gcd", "rearc", "graph_color", "prime_factorization", "countdown", "n_queens")
 WITHOUT_ANSWER = {"boxnet", "rush_hour"}  # of which an entry says no answer that is right

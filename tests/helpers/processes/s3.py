@@ -4,7 +4,6 @@
 """
 
 import http.client
-import importlib.util
 import os
 import re
 import signal
@@ -23,10 +22,7 @@ import pytest
 
 from rlvr_cli.runs.remote.store import Store
 
-INSTALLED = pytest.mark.skipif(
-    not (importlib.util.find_spec("obstore") and importlib.util.find_spec("moto")),
-    reason="needs the extra storage-test",
-)
+INSTALLED = pytest.mark.extra("obstore", "moto")
 SECRETS = {"AWS_ACCESS_KEY_ID": "keyofatest", "AWS_SECRET_ACCESS_KEY": "not/to+be/seen", "AWS_SESSION_TOKEN": "passing"}
 BUCKET = "bucket"
 SLOW = 0.5  # seconds
