@@ -19,7 +19,8 @@ Key = tuple[int, int]  # (request index, sample index) of what has ended
 
 COMMON_TOKENS = 32  # that prompts begin with, and for which another pass is worth it
 PARKED_STEPS = 32  # how long a row waits for what comes after it; the cache has so many columns more
-TAKEN_OUT_STEPS = 4  # how long it waits in the cache while other work waits for a row
+# How long it waits in the cache while other work waits for a row; each of its later steps reads the columns that pass meanwhile, too.
+TAKEN_OUT_STEPS = 2
 TAKEN_OUT_SHARE = 0.25  # of the memory of the cache, for what is taken out of it
 
 
