@@ -4,7 +4,6 @@ Enters: questions, see `worker`. Leaves: a future for each. Those that have come
 answers that come close together are read at once, since for each message this thread takes a turn with the one that samples.
 """
 
-import math
 import os
 import time
 from collections import deque
@@ -24,6 +23,7 @@ HINT = "Run the environment's file alone to see why."
 _CLOSE_SECONDS = 0.2  # between signals to a process that is to end
 _MOST_QUESTIONS = 64  # in a message
 _MESSAGE_SECONDS = 0.01  # for its answers, at the pace of those before: the process answers also what is canceled
+_LONGEST = 1e8  # seconds, three years, that an answer may say it took
 _PACE_OF = 8  # about so many answers to questions of a kind give its pace
 _LOST = (RlvrError, OSError, EOFError, ValueError)  # a process has ended, or sent what is no answer
 
@@ -162,10 +162,10 @@ class Slot:
         """Answer a question, unless it is canceled. Raises ValueError if it is no answer."""
         try:
             seconds = float(said["seconds"])
-            if not math.isfinite(seconds):
+            if not 0 <= seconds <= _LONGEST:
                 raise ValueError(f"{seconds} seconds")
-            found = None if one.future.cancelled() else one.read(said)
-        except (AttributeError, KeyError, TypeError) as error:
+            found = None if one.future.cancelled() else one.read({**said, "seconds": seconds})
+        except (AttributeError, KeyError, OverflowError, TypeError) as error:
             raise ValueError("what was said is no answer") from error
         before = self._pace.get(one.kind, seconds)
         self._pace[one.kind] = before + (seconds - before) / _PACE_OF

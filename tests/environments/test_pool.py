@@ -26,6 +26,8 @@ SAID = {
     "no reply!": '[%d, {"reply": 7, "forged": 0, "seconds": 0}]\\n',
     "twice!": '[%d, {"error": "twice", "detail": "", "seconds": 0}]\\n',
     "no time!": '[%d, {"error": "slow", "detail": "", "seconds": NaN}]\\n',
+    "no such time!": '[%d, {"error": "slow", "detail": "", "seconds": 1' + "0" * 400 + "}]\\n",
+    "before its time!": '[%d, {"error": "slow", "detail": "", "seconds": -1}]\\n',
     "break off!": "[%d, {",
 }
 answers = 2  # of this process, with what it says before the first question
@@ -127,8 +129,10 @@ def test_an_episode_keeps_its_state_and_is_played_again_where_it_is_lost(pool):
         ("no answer!", "crash", "sent no message"),
         ("no reply!", "crash", "sent no message"),
         ("no time!", "crash", "sent no message"),
-        ("raise!", "KeyError", "mine.py:49: 'gone'"),
-        ("memory!", "MemoryError", "mine.py:51"),
+        ("no such time!", "crash", "sent no message"),
+        ("before its time!", "crash", "sent no message"),
+        ("raise!", "KeyError", "mine.py:51: 'gone'"),
+        ("memory!", "MemoryError", "mine.py:53"),
         ("nothing!", "TypeError", "answer() returned None, not a Reply"),
         (
             "number!",
@@ -181,7 +185,7 @@ def test_what_is_said_twice_is_not_the_answer_of_another_episode(pool, turn):
 def test_a_message_that_is_not_read_has_the_time_of_a_turn(pool):
     assert ask(pool, "stop!", seed=1).error is None
     time.sleep(0.5)
-    assert ask(pool, "x" * 10_000_000, seed=2).error == "timeout"
+    assert pool.answer(Example("q", "Q", "1"), 2, ["x" * 10_000_000]).result(timeout=30).error == "timeout"
     assert ask(pool, "a!", seed=3).reply.text == "[Q 3: 1 a!]"
 
 
