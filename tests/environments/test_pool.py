@@ -106,7 +106,7 @@ def pool(tmp_path, monkeypatch):
 
 
 def ask(pool, *turns, seed=7):
-    return pool.answer(Example("q", "Q", "1"), seed, turns).result()
+    return pool.answer(Example("q", "Q", "1"), seed, turns).result(timeout=60)
 
 
 def test_an_episode_keeps_its_state_and_is_played_again_where_it_is_lost(pool):
