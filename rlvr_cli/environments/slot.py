@@ -23,7 +23,7 @@ HINT = "Run the environment's file alone to see why."
 _CLOSE_SECONDS = 0.2  # between signals to a process that is to end
 _MOST_QUESTIONS = 64  # in a message
 _MESSAGE_SECONDS = 0.01  # for its answers, at the pace of those before: the process answers also what is canceled
-_LONGEST = 1e8  # seconds, three years, that an answer may say it took
+_LONGEST = 1e8  # seconds that an answer may say it took, more than any time limit: sums and means of them stay finite
 _PACE_OF = 8  # about so many answers to questions of a kind give its pace
 _LOST = (RlvrError, OSError, EOFError, ValueError)  # a process has ended, or sent what is no answer
 
@@ -147,31 +147,34 @@ class Slot:
                     waiting.popleft()
             except TimeoutError:
                 self._kill()
-                self._give_up(waiting[0], "timeout", f"no answer within {waiting[0].timeout:g} s (--turn-timeout)")
-                waiting.popleft()
+                one = waiting.popleft()
+                self._give_up(one, "timeout", f"no answer within {one.timeout:g} s (--turn-timeout)")
             except _LOST:
                 self._kill()
                 if not self._answers:
                     detail = "the process of the environment died or sent no message, also when started afresh"
-                    self._give_up(waiting[0], "crash", detail)
-                    waiting.popleft()
+                    self._give_up(waiting.popleft(), "crash", detail)
         for one in waiting:
             self._give_up(one, "crash", "the pool was closed")
 
     def _settle(self, one: _Asked, said: dict[str, Any]) -> None:
-        """Answer a question, unless it is canceled. Raises ValueError if it is no answer."""
+        """Answer a question, unless it is canceled; with the error of a report of it that fails. Raises ValueError if it is no answer."""
+        found, failed = None, None
         try:
             seconds = float(said["seconds"])
             if not 0 <= seconds <= _LONGEST:
                 raise ValueError(f"{seconds} seconds")
-            found = None if one.future.cancelled() else one.read({**said, "seconds": seconds})
+            if not one.future.cancelled():
+                found = one.read({**said, "seconds": seconds})
+        except OSError as error:
+            failed = error
         except (AttributeError, KeyError, OverflowError, TypeError) as error:
             raise ValueError("what was said is no answer") from error
         before = self._pace.get(one.kind, seconds)
         self._pace[one.kind] = before + (seconds - before) / _PACE_OF
         self._since = time.monotonic()
         if one.future.set_running_or_notify_cancel():
-            one.future.set_result(found)
+            one.future.set_exception(failed) if failed else one.future.set_result(found)
 
     def _give_up(self, one: _Asked, error: str, detail: str) -> None:
         """Answer a question with an error, which took the time since the answer before."""

@@ -254,7 +254,8 @@ def test_rewards_that_nobody_counts_are_said_once(pool):
     assert said.endswith("the grader judges its episodes, and these rewards are only stored, in episode.turn_rewards")
 
 
-def test_a_report_that_fails_reaches_whoever_asked(tmp_path):
+@pytest.mark.parametrize("turn", ["raise!", "exit!", "hang!"])
+def test_a_report_that_fails_reaches_whoever_asked_and_costs_no_process(tmp_path, turn):
     (tmp_path / "mine.py").write_text(COUNTS)
 
     def report(sentence):
@@ -262,9 +263,11 @@ def test_a_report_that_fails_reaches_whoever_asked(tmp_path):
 
     spec = EnvironmentSpec(f"{tmp_path}/mine.py:Counts")
     with closing(EnvironmentPool(spec, workers=1, timeout=2.0, report=report)) as pool:
-        asked = pool.answer(Example("q", "Q", "1"), 1, ["exit!"])
+        pool.begin(Example("q", "Q", "1"), 2).result(timeout=60)
+        before = pool._slots[0]._worker
         with pytest.raises(BrokenPipeError):
-            asked.result(timeout=30)
+            ask(pool, turn, seed=1)
+        assert (pool._slots[0]._worker is before) == (turn == "raise!")
 
 
 def test_a_flood_is_cut_and_the_policy_is_told(pool):

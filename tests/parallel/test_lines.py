@@ -2,6 +2,7 @@
 
 import os
 import select
+import socket
 import subprocess
 import threading
 import time
@@ -59,11 +60,15 @@ def test_messages_larger_than_a_buffer_arrive_whole_at_both_ends(lines_of):
 
 @pytest.mark.parametrize("longest", [LONGEST, 0.1])
 def test_what_is_not_read_is_said_in_time(lines_of, monkeypatch, longest):
-    """Systems do not know times of a year."""
-    received, _, _ = lines_of
+    """Systems count the milliseconds of a wait in 31 bits: a year is not one of theirs."""
+    received, _, file = lines_of
     monkeypatch.setattr(lines, "LONGEST_WAIT", 0.1)
-    with pytest.raises(TimeoutError):
+    theirs = socket.socket(fileno=os.dup(file))
+    ends = threading.Timer(20, theirs.shutdown, (socket.SHUT_RDWR,))
+    ends.start()
+    with theirs, pytest.raises(TimeoutError):
         received.send(b"x" * 10_000_000, within=longest)
+    ends.cancel()
 
 
 def test_others_that_come_soon_are_waited_for(lines_of, monkeypatch):

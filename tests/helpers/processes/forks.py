@@ -63,8 +63,10 @@ HEAVY = (
     ),
 )
 
-VLLM = (VLLM_SERVER,)  # for the tests on real vLLM
-VERIFIERS = ("rlvr_cli.environments.verifiers", "rlvr_mine")  # for those of environments of verifiers
+OF_PACKAGES = {  # for the tests that need these packages
+    "vllm": (VLLM_SERVER,),
+    "verifiers": ("rlvr_cli.environments.verifiers", "rlvr_mine"),
+}
 
 
 @dataclass(frozen=True)

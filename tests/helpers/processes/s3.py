@@ -22,7 +22,7 @@ import pytest
 
 from rlvr_cli.runs.remote.store import Store
 
-INSTALLED = pytest.mark.extra("obstore", "moto")
+needs_packages = pytest.mark.extra("obstore", "moto")
 SECRETS = {"AWS_ACCESS_KEY_ID": "keyofatest", "AWS_SECRET_ACCESS_KEY": "not/to+be/seen", "AWS_SESSION_TOKEN": "passing"}
 BUCKET = "bucket"
 SLOW = 0.5  # seconds

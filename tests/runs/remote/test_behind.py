@@ -25,11 +25,11 @@ from rlvr_cli.runs.remote.index import INDEX, LEASE, parsed_index
 from rlvr_cli.runs.remote.lease import Lease
 from rlvr_cli.runs.remote.store import Store
 from rlvr_cli.runs.run_dir import RunDir
-from s3 import INSTALLED, SECRETS, Fault, read, variables
+from s3 import SECRETS, Fault, needs_packages, read, variables
 from stores import a_rollout, tree
 from upload_writer import PARTS, rows_of
 
-pytestmark = INSTALLED
+pytestmark = needs_packages
 SOON = 30.0  # seconds: of a machine that does much else
 
 

@@ -18,10 +18,10 @@ from rlvr_cli.runs.remote.copies import export_run, fetch_run
 from rlvr_cli.runs.remote.index import INDEX, parsed_index
 from rlvr_cli.runs.remote.store import Changed, Store, parsed_address
 from rlvr_cli.runs.run_dir import RunDir
-from s3 import INSTALLED, SECRETS, Fault, read, variables
+from s3 import SECRETS, Fault, needs_packages, read, variables
 from stores import a_rollout, tree
 
-pytestmark = INSTALLED
+pytestmark = needs_packages
 
 
 def files(run: Path) -> dict[str, bytes | str]:

@@ -18,10 +18,10 @@ from rlvr_cli.runs.remote.copies import export_run
 from rlvr_cli.runs.remote.index import INDEX
 from rlvr_cli.runs.remote.store import Store
 from rlvr_cli.runs.run_dir import RunDir
-from s3 import INSTALLED, SECRETS, Fault, read, variables
+from s3 import SECRETS, Fault, needs_packages, read, variables
 from stores import a_rollout, some_rollouts
 
-pytestmark = INSTALLED
+pytestmark = needs_packages
 
 
 @pytest.fixture

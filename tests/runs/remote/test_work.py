@@ -17,10 +17,10 @@ from rlvr_cli.runs.remote import views, work
 from rlvr_cli.runs.remote.copies import export_run
 from rlvr_cli.runs.remote.store import Store
 from rlvr_cli.runs.run_dir import RunDir
-from s3 import INSTALLED, Fault
+from s3 import Fault, needs_packages
 from stores import a_rollout
 
-pytestmark = INSTALLED
+pytestmark = needs_packages
 ARMS = 'command = "eval"\nseeds = [0]\n[grid]\nsampling_temperature = [0.5, 1.0]\n[options]\ndataset = "arithmetic:4"\n'
 
 
