@@ -111,7 +111,7 @@ def test_results_are_no_pickles_and_the_program_runs_not_here(tmp_path):
 import os, pickle
 class Run:
     def __reduce__(self): return (open, ({str(tmp_path / "ran")!r}, "w"))
-for fd in range(3, 64):
+for fd in range(3, 1024):
     try: os.write(fd, pickle.dumps(Run()) + b"\\n")
     except OSError: pass
 """

@@ -59,7 +59,7 @@ class Counts:
         if turn == "wait!":
             time.sleep(1)
         if turn in SAID:
-            for number in range(3, 64):
+            for number in range(3, 1024):
                 with contextlib.suppress(OSError):
                     if stat.S_ISSOCK(os.fstat(number).st_mode):
                         os.write(number, SAID[turn].replace("%d", str(answers - 1)).encode())

@@ -234,8 +234,8 @@ def test_subclasses_count_as_their_built_in_type():
     [
         "class Any:\n    def __eq__(self, other): return True\ndef double(x): return Any()",
         "class Any(int):\n    def __eq__(self, other): return True\ndef double(x): return Any(0)",
-        'import os\nfor fd in range(3, 64):\n    try: os.write(fd, b\'{"status": "ok", "value": true}\\n\')\n    except OSError: pass',
-        'import os\nfor fd in range(3, 64):\n    try: os.write(fd, b\'{"status": "ok", "value": [{}, {}]}\\n\')\n    except OSError: pass',
+        'import os\nfor fd in range(3, 1024):\n    try: os.write(fd, b\'{"status": "ok", "value": true}\\n\')\n    except OSError: pass',
+        'import os\nfor fd in range(3, 1024):\n    try: os.write(fd, b\'{"status": "ok", "value": [{}, {}]}\\n\')\n    except OSError: pass',
         "import sys\nsys.modules['program'].results = [{'value': 'True'}] * 2\nsys.exit(0)",
         "import builtins\nbuiltins.bool = lambda x: True\ndef double(x): return 0",
         "__debug = False\nimport sys\nsys.flags = 0\ndef double(x): return 0",

@@ -199,17 +199,17 @@ PROGRAMS: dict[str, tuple[str, set[str]]] = {
         {"invalid_condition"},
     ),
     "answers itself": (
-        "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'{{\"status\": \"valid\", \"num_points\": 9999}}\\n')\n"
+        "import os\nfor fd in range(3, 1024):\n    try: os.write(fd, b'{{\"status\": \"valid\", \"num_points\": 9999}}\\n')\n"
         "    except OSError: pass",
         {"bad_points"},
     ),
     "answers with a category": (
-        "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'{{\"status\": \"timeout\", \"message\": \"x\"}}\\n')\n"
+        "import os\nfor fd in range(3, 1024):\n    try: os.write(fd, b'{{\"status\": \"timeout\", \"message\": \"x\"}}\\n')\n"
         "    except OSError: pass",
         {"bad_points"},
     ),
     "answers with bytes": (
-        "import os\nfor fd in range(3, 64):\n    try: os.write(fd, bytes(range(256)) + b'\\n')\n    except OSError: pass",
+        "import os\nfor fd in range(3, 1024):\n    try: os.write(fd, bytes(range(256)) + b'\\n')\n    except OSError: pass",
         {"bad_points"},
     ),
     "a text that raises": (
