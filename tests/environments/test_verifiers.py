@@ -11,9 +11,8 @@ pytest.importorskip("verifiers", reason="verifiers is not installed")
 
 from chat_models import write_chat_model
 from checks import findings
-from rlvr_cli.config.shared.questions import split_datasets
-from rlvr_cli.data.datasets import evaluation_spec, load_dataset
-from rlvr_cli.data.packages.verifiers import VerifiersSpec, parse, text_of
+from rlvr_cli.data.datasets import load_dataset
+from rlvr_cli.data.packages.verifiers import text_of
 from rlvr_cli.environments.open import EnvironmentSpec, check_environment
 from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.errors import RlvrError
@@ -75,23 +74,6 @@ def turn(text: str, *calls: dict) -> str:
     return json.dumps({"text": text, "calls": calls})
 
 
-def test_a_specification_has_arguments_of_any_kind():
-    assert parse("verifiers:owner/a-b") == VerifiersSpec("owner/a-b", {}, None)
-    assert parse('verifiers:a,x=1,y=["b","c"],z=easy,size=9') == VerifiersSpec(
-        "a", {"x": 1, "y": ["b", "c"], "z": "easy"}, 9
-    )
-    assert split_datasets("math,verifiers:a,x=1,gsm8k") == ("math", "verifiers:a,x=1", "gsm8k")
-    assert evaluation_spec("verifiers:a,size=3,x=1") == "verifiers:a,x=1"
-    for spec, problem in {
-        "a,x": "not KEY=VALUE",
-        "a,x=1,x=2": "given twice",
-        "a,size=0": "size",
-        "": "names no",
-    }.items():
-        with pytest.raises(RlvrError, match=problem):
-            parse(f"verifiers:{spec}")
-
-
 def test_questions_are_the_environments_rows(place):
     training = load_dataset("verifiers:rlvr-mine,step=3,size=5", purpose="train")
     assert [e.question for e in training.examples] == [f"Double {n}." for n in range(1, 6)]
@@ -100,9 +82,6 @@ def test_questions_are_the_environments_rows(place):
     system = {"role": "system", "content": "Be brief."}
     assert row["prompt"] == [system, {"role": "user", "content": "Double 2."}]
     assert (row["answer"], row["info"]) == ("6", {"n": 2})
-    evaluation = load_dataset("verifiers:rlvr-mine", limit=2)
-    assert [e.question for e in evaluation.examples] == ["Double 101.", "Double 102."]
-    assert evaluation.notes == []
     few = load_dataset(f"{TOOL},num=2,size=3")
     assert len(few.examples) == 2
     assert few.notes == ["rlvr-mine has no questions for evaluations: these are the ones it trains on."]

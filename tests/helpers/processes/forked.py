@@ -25,9 +25,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Those that import torch. Others start sooner than a process of this size is copied, and some mind how much memory it has.
+# Those that import torch, or verifiers. Others start sooner than a process of this size is copied, and some mind how much memory it has.
 VLLM_SERVER = "vllm.entrypoints.openai.api_server"
-MODULES = ("rlvr_cli", "rlvr_cli.parallel.child", "together", VLLM_SERVER)
+MODULES = ("rlvr_cli", "rlvr_cli.parallel.child", "rlvr_cli.data.packages.verifiers", "together", VLLM_SERVER)
 ROOT = str(Path(__file__).parents[3])
 _PR_SET_CHILD_SUBREAPER = 36
 _ABOVE = 200  # where a child's descriptors wait until those that it must not have are closed
@@ -158,6 +158,7 @@ def _become(order: dict[str, Any], descriptors: list[int], orders: socket.socket
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environment"])
+    sys.stdin = os.fdopen(0, closefd=False)  # the one of the process that forks may have read ahead
     module, *arguments = order["words"]
     name = arguments[0].partition(":")[0] if module == "rlvr_cli.parallel.child" else module
     Path("/proc/self/comm").write_text(".".join(name.split(".")[-2:]))  # `forks.processes_in` shows it

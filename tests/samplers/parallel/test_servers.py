@@ -571,7 +571,7 @@ def test_runs_end_the_same_whenever_a_vllm_server_dies(forks: Forks, start_real,
     while len(ended) < kills:
         number = len(ended)
         run, what = tmp_path / f"runs/cut{number}", VICTIMS[number % len(VICTIMS)]
-        victims = victims or start_real(2)  # in the time that one takes, with two cores
+        victims = victims or start_real(min(2, kills - number))  # two in the time of one, with two cores
         victim = victims.pop()
         urls = victim[0] if number % 2 else f"{victim[0]},{other[0]}"
         call = forks.start(*GRPO, "--sampler-urls", urls, "--run", run.name, cwd=tmp_path)
