@@ -63,6 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
     for item in items:
         if missing := [package for package in _needed(item) if not _is_installed(package)]:
+            # The README's command installs no extras; `.ci/run` installs all, and vLLM, and runs these tests there.
             item.add_marker(pytest.mark.skip(reason=f"not installed: {', '.join(missing)}"))
 
 
