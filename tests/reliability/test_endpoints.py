@@ -127,7 +127,7 @@ ODD: dict[str, Reply] = {
     "body/zeros": Reply(b"\0" * 1000),
     "body/error": Reply({"error": {"message": "upstream"}}),
     "body/long": Reply(b" " * 5_000_000),
-    "body/gzip-bomb": Reply(gzip.compress(b" " * 50_000_000), headers={"content-encoding": "gzip"}),
+    "body/gzip-bomb": Reply(gzip.compress(b" " * 50_000_000, 1), headers={"content-encoding": "gzip"}),
     "body/no-gzip": Reply(b"plain", headers={"content-encoding": "gzip"}),
     "body/charset": Reply("<html>", headers={"content-type": "text/html; charset=nonsense"}),
     "http/nothing": Reply(status=0),
@@ -302,7 +302,7 @@ ENDLESS: dict[str, Reply] = {
     "slow-headers": Reply(raw=b"HTTP/1.1 200 OK\r\n", wait=3600),
     "busy": Reply("busy", 503, {"retry-after": "50"}),
     "big": Reply(b"[" + b" " * 50_000_000, drip=0.0),
-    "gzip-bomb": Reply(gzip.compress(b" " * 200_000_000), headers={"content-encoding": "gzip"}),
+    "gzip-bomb": Reply(gzip.compress(b" " * 200_000_000, 1), headers={"content-encoding": "gzip"}),
 }
 WITHIN = 60.0  # seconds from a signal to the end, on a loaded machine; the figures say how long it was
 

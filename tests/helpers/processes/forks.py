@@ -6,6 +6,7 @@ the process that forks; it answers orders on stdin, one JSON object a line.
 """
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import importlib.util
@@ -16,6 +17,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -26,6 +28,7 @@ from typing import Any, NoReturn
 from forked import VLLM_SERVER, fork_modules, pair, popen, run_and_end, serve
 
 LIMIT = 120.0  # seconds after which a call counts as hung
+HUGE_PAGE, MADV_COLLAPSE = 1 << 21, 25  # as Linux has them
 SIGNALED = "RLVR_TEST_SIGNALED"  # names a file that gets the moment at which a fault point signals the process
 LATE = (  # what libraries import in every call: typer for options, pyarrow for tables, rlvr for queries
     "typer._adapters",
@@ -222,7 +225,7 @@ def processes_in(folder: Path) -> dict[int, str]:
     return found
 
 
-def _serve(starts: socket.socket) -> None:
+def _serve(starts: socket.socket) -> NoReturn:
     main = importlib.import_module("rlvr_cli.cli").main
     modules = json.loads(sys.stdin.readline())  # no arguments: a process is to be known by what it runs
     environment = dict(os.environ)
@@ -237,6 +240,9 @@ def _serve(starts: socket.socket) -> None:
         importlib.import_module("torch").set_num_threads(1)
         load.load_policy(identity.model_path(""), dtype="float32", device="cpu")  # imports what it imports late
     gc.freeze()  # what is imported stays shared with the children
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]  # it has no public name
+        finalizer.atexit = False  # at the end of each child torch would take back its operators, in 40 ms
+    _collapse()
     if os.fork() == 0:
         serve(starts)
     starts.close()
@@ -255,6 +261,19 @@ def _serve(starts: socket.socket) -> None:
         os.write(1, json.dumps(answer).encode() + b"\n")
     for pid in running:
         os.kill(pid, signal.SIGKILL)
+    os._exit(0)  # nothing is left to do; an interpreter would take torch apart first
+
+
+def _collapse() -> None:
+    """Put what this process has written into huge pages, where Linux can: a fork copies the table of pages, in 7 ms, not in 21."""
+    madvise = ctypes.CDLL(None).madvise
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, access, *_, inode, name = [*line.split(maxsplit=5), ""][:6]
+        if access.startswith("rw") and inode == "0" and not name.startswith("[stack"):
+            start, end = (int(address, 16) // HUGE_PAGE * HUGE_PAGE for address in addresses.split("-"))
+            start += HUGE_PAGE
+            if start < end:
+                madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)
 
 
 def _become(order: dict, main: Callable[[], None]) -> NoReturn:
