@@ -488,6 +488,13 @@ WIRING = [
         ("a margin of 0 is right", "(margin > 0)", "(margin >= 0)", PREFERENCE),
     ),
     *mutations_of(
+        "commands/store/filtering/rows.py",
+        ("a pair has the next response", "in enumerate(responses):", "in enumerate(responses, 1):", "tests/commands/store/test_filter.py -k pairs"),
+        ("pairs depend on the order of commits", "in sorted(members)]", "in members]", "tests/commands/store/test_filter.py -k order_of_commits"),
+        ("equal forms are two rows", "if digest not in taken:", "if True:", "tests/commands/store/test_filter.py -k fused"),
+        ("a form without its question", "json.dumps([question, response])", "json.dumps([response])", "tests/commands/store/test_filter.py -k fused"),
+    ),
+    *mutations_of(
         "data/pairs.py",
         ("wrong before right", "(right[place % len(right)], wrong[", "(wrong[place % len(wrong)], right[", "tests/data/test_pairs.py -k different"),
         ("a failed grade is wrong", 'wrong = list({r["response"]: r for r in rows if r["reward"] is not None and r["reward"] <= 0.5}.values())', 'wrong = list({r["response"]: r for r in rows if not (r["reward"] or 0) > 0.5}.values())', "tests/data/test_pairs.py -k different"),

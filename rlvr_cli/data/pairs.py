@@ -128,6 +128,11 @@ def pair_up(
     ]
 
 
+def pair_id(chosen: Mapping[str, Any], rejected: Mapping[str, Any]) -> str:
+    """The id of a pair, made of those of its responses."""
+    return f"{chosen['id']}>{rejected['id']}"
+
+
 def pair_row(chosen: Mapping[str, Any], rejected: Mapping[str, Any]) -> dict[str, Any]:
     """A pair as a row of a file.
 
@@ -135,7 +140,7 @@ def pair_row(chosen: Mapping[str, Any], rejected: Mapping[str, Any]) -> dict[str
         chosen, rejected: rollouts: `id`, `prompt`, `response`; and `prompt_ids` and `response_ids`, empty if they are not known.
     """
     row = {
-        "id": f"{chosen['id']}>{rejected['id']}",
+        "id": pair_id(chosen, rejected),
         "chosen_id": chosen["id"],
         "rejected_id": rejected["id"],
         "prompt": chosen["prompt"],

@@ -650,6 +650,23 @@ def test_pairs_are_chosen_by_the_seed_and_among_what_is_kept(tmp_path, call):
         call(run.path, emit="pairs", where="reward = 1", overwrite=True)
 
 
+def test_pairs_do_not_depend_on_the_order_of_commits(tmp_path, call):
+    def pairs(name, order):
+        with RunDir.create(tmp_path / name, "grpo", name="r", metadata=FACTS) as run:
+            for i in order:
+                run.commit_rollouts("train", 0, [rollout("r", "a: 3 + 4?", i, f"{i} of it", reward=float(i % 2))])
+        return [(r["chosen"], r["rejected"]) for r in call(run.path, emit="pairs", overwrite=True)[0]]
+
+    assert pairs("one", range(6)) == pairs("other", [5, 2, 0, 3, 1, 4])
+
+
+def test_pairs_of_more_responses_than_are_held_are_the_same(made, call, monkeypatch):
+    held = call(made, emit="pairs")
+    monkeypatch.setattr("rlvr_cli.runs.storage.spilled.IN_MEMORY", 2)
+    assert call(made, emit="pairs", overwrite=True) == held
+    assert len(held[0]) == 2
+
+
 @pytest.mark.parametrize(
     "flags", [{"correct_only": True}, {"limit": 3}, {"max_per_question": 2}, {"with_control": True}]
 )

@@ -3,13 +3,17 @@
 Enters: items that were selected, and their responses. Leaves: rows as dicts.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rlvr_cli.analysis.queries.selection import Item, Question, Selected, Stage
+from rlvr_cli.analysis.queries.selection import Item, Key, Question, Selected, Stage
 from rlvr_cli.config.store.filter import FilterConfig
 from rlvr_cli.data.fusion import fused_forms
-from rlvr_cli.data.pairs import pair_row, pair_up
+from rlvr_cli.data.pairs import pair_id, pair_row, pair_up
+from rlvr_cli.runs.storage.spilled import spilled
 
 Rows = list[dict[str, Any]]
 RowsOf = Callable[[Sequence[Item]], Iterable[dict[str, Any]]]  # the rows to write of items, in their order
@@ -52,21 +56,49 @@ def trace_row(row: Mapping[str, Any], question: Question, *, with_question: bool
     }
 
 
+@dataclass(frozen=True)
+class _Response:
+    """A row of `response_rows` with its token ids."""
+
+    key: Key  # a list where it was in a file
+    question: str
+    prompt: str
+    response: str
+    ground_truth: str
+    reward: float | None
+    grader: str
+    prompt_ids: list[int]
+    response_ids: list[int]
+
+
 def pair_rows(
     config: FilterConfig, responses: Iterable[Mapping[str, Any]], questions: Mapping[str, Question]
-) -> dict[str, dict[str, Any]]:
-    """The pairs of each question by their ids."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in responses:
-        groups.setdefault(row["question"], []).append({**row, "id": "/".join(map(str, row["key"]))})
-    rows = {}
-    for question, group in groups.items():
-        group.sort(key=lambda row: row["key"])
-        for pair in pair_up(group, count=config.pairs_per_question, seed=config.seed):
-            known = {"question": questions[question].text} if questions[question].text is not None else {}
-            row = {**known, "ground_truth": questions[question].ground_truth, **pair_row(*pair)}
-            rows[row["id"]] = row
-    return rows
+) -> tuple[list[str], RowsOf]:
+    """The ids of the pairs of each question, and what gives their rows. The responses, if they are many, are in a temporary file."""
+    groups: dict[str, list[tuple[Key, int]]] = {}
+
+    def grouped() -> Iterator[_Response]:
+        for place, row in enumerate(responses):
+            groups.setdefault(row["question"], []).append((row["key"], place))
+            yield _Response(**row)
+
+    kept = spilled(grouped(), _Response)
+
+    def response(place: int) -> dict[str, Any]:
+        row = vars(kept[place])
+        return {**row, "id": "/".join(map(str, row["key"])), "place": place}
+
+    pairs: dict[str, tuple[Question, int, int]] = {}
+    for question, members in groups.items():
+        group = [response(place) for _, place in sorted(members)]
+        for chosen, rejected in pair_up(group, count=config.pairs_per_question, seed=config.seed):
+            pairs[pair_id(chosen, rejected)] = (questions[question], chosen["place"], rejected["place"])
+
+    def row(question: Question, chosen: int, rejected: int) -> dict[str, Any]:
+        known = {"question": question.text} if question.text is not None else {}
+        return {**known, "ground_truth": question.ground_truth, **pair_row(response(chosen), response(rejected))}
+
+    return list(pairs), lambda items: (row(*pairs[item.key]) for item in items)
 
 
 def paired(config: FilterConfig, selected: Selected, pairs: Sequence[str]) -> Selected:
@@ -82,18 +114,32 @@ def paired(config: FilterConfig, selected: Selected, pairs: Sequence[str]) -> Se
     return Selected([Item(pair, "") for pair in pairs], [*selected.stages, stage])
 
 
-def fused_rows(traces: Iterable[dict[str, Any]], selected: Selected) -> tuple[dict[str, Any], Selected]:
-    """Both forms of each trace by their ids, and the selection with a stage that makes them. Equal forms are one row."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    thinking = 0
-    for trace in traces:
-        of_question = {name: value for name, value in trace.items() if name != "prompt"}
-        forms = list(fused_forms(trace["question"], trace["response"]))
-        thinking += bool(forms)
-        for name, question, response in forms:
-            row = of_question | {"id": f"{trace['id']}/{name}", "question": question, "response": response}
-            rows.setdefault((question, response), row)
+def fused_rows(traces: Callable[[], Iterable[dict[str, Any]]], selected: Selected) -> tuple[RowsOf, Selected]:
+    """What gives both forms of each trace, and the selection with a stage that makes them. Equal forms are one row.
+
+    Args:
+        traces: reads them, once to count the rows and once to write them.
+    """
+
+    def forms() -> Iterator[tuple[bool, list[dict[str, Any]]]]:
+        """Of each trace: whether it thinks, and the rows that no trace before it had."""
+        taken: set[bytes] = set()
+        for trace in traces():
+            of_question = {name: value for name, value in trace.items() if name != "prompt"}
+            both, new = list(fused_forms(trace["question"], trace["response"])), []
+            for name, question, response in both:
+                digest = hashlib.sha256(json.dumps([question, response]).encode()).digest()
+                if digest not in taken:
+                    taken.add(digest)
+                    new.append(
+                        of_question | {"id": f"{trace['id']}/{name}", "question": question, "response": response}
+                    )
+            yield bool(both), new
+
+    kept, thinking = [], 0
+    for thinks, rows in forms():
+        thinking += thinks
+        kept += [Item(row["id"], "") for row in rows]
     why = f"two forms of each of {thinking} responses, equal ones once; the others do not think, or do not answer"
-    stage = Stage("fused", len(rows), len(selected.kept) - thinking, why)
-    by_id = {row["id"]: row for row in rows.values()}
-    return by_id, Selected([Item(name, "") for name in by_id], [*selected.stages, stage])
+    stage = Stage("fused", len(kept), len(selected.kept) - thinking, why)
+    return lambda _: (row for _, rows in forms() for row in rows), Selected(kept, [*selected.stages, stage])

@@ -81,18 +81,17 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str], opened: ExitStack
 
     if config.emit == "traces":
         return selected, traces, described
+    if config.emit == "fused":
+        rows_of, fused = fused_rows(lambda: traces(selected.kept), selected)
+        return fused, rows_of, described
     keys = {i.key for i in [*selected.kept, *selected.control]}
-    rows: dict[Any, Any]
-    if config.emit == "questions":
-        rows = question_rows([i.key for i in items], questions, keys)
-        if config.order == "easy_first":
-            selected.kept.sort(key=lambda item: -questions[item.key].pass_rate)
-    elif config.emit == "pairs":
+    if config.emit == "pairs":
         responses = response_rows(database, keys, phase=phase, step=config.step, with_ids=True)
-        rows = pair_rows(config, responses, questions)
-        selected = paired(config, selected, list(rows))
-    else:
-        rows, selected = fused_rows(traces(selected.kept), selected)
+        pairs, rows_of = pair_rows(config, responses, questions)
+        return paired(config, selected, pairs), rows_of, described
+    rows = question_rows([i.key for i in items], questions, keys)
+    if config.order == "easy_first":
+        selected.kept.sort(key=lambda item: -questions[item.key].pass_rate)
     return selected, held(rows), described
 
 
