@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import fields
 from itertools import chain, islice
 from os import pread
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 if TYPE_CHECKING:
@@ -23,19 +24,23 @@ V = TypeVar("V", str, int)
 IN_MEMORY = 20_000  # entries
 
 
-def spilled(items: Iterable[T], record: type[T]) -> Sequence[T]:
-    """Return records of a dataclass: as a list, or if they are more than `IN_MEMORY` as a `SpilledList`."""
+def spilled(items: Iterable[T], record: type[T], *, folder: Path | None = None) -> Sequence[T]:
+    """Return records of a dataclass: as a list, or if they are more than `IN_MEMORY` as a `SpilledList` in this folder.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     remaining = iter(items)
     first = list(islice(remaining, IN_MEMORY + 1))
-    return first if len(first) <= IN_MEMORY else SpilledList(chain(first, remaining), record)
+    return first if len(first) <= IN_MEMORY else SpilledList(chain(first, remaining), record, folder=folder)
 
 
 class SpilledList(Sequence[T]):
     """Records in a temporary file. A slice is a list."""
 
-    def __init__(self, items: Iterable[T], record: type[T]) -> None:
+    def __init__(self, items: Iterable[T], record: type[T], *, folder: Path | None = None) -> None:
         self._record: Any = record
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the list
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # as long as the list
         weakref.finalize(self, self._file.close)
         self._ends = array("Q", [0])
         names = [field.name for field in fields(self._record)]

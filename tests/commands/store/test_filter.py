@@ -1,5 +1,6 @@
 """`rlvr filter`: what is kept is what was asked for, what is dropped is counted with its reason, and other commands take the file."""
 
+import errno
 import hashlib
 import json
 import random
@@ -660,11 +661,19 @@ def test_pairs_do_not_depend_on_the_order_of_commits(tmp_path, call):
     assert pairs("one", range(6)) == pairs("other", [5, 2, 0, 3, 1, 4])
 
 
-def test_pairs_of_more_responses_than_are_held_are_the_same(made, call, monkeypatch):
+def test_pairs_of_more_responses_than_are_held_are_the_same(made, call, tmp_path, monkeypatch):
     held = call(made, emit="pairs")
     monkeypatch.setattr("rlvr_cli.runs.storage.spilled.IN_MEMORY", 2)
     assert call(made, emit="pairs", overwrite=True) == held
     assert len(held[0]) == 2
+
+    def full(*, dir):
+        assert dir == tmp_path, "where the user wants the file"
+        raise OSError(errno.ENOSPC, "")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    with pytest.raises(RlvrError, match=r"Cannot write .*out\.jsonl: No space left"):
+        call(made, emit="pairs", overwrite=True)
 
 
 @pytest.mark.parametrize(

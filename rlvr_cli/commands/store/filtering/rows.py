@@ -7,12 +7,14 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rlvr_cli.analysis.queries.selection import Item, Key, Question, Selected, Stage
 from rlvr_cli.config.store.filter import FilterConfig
 from rlvr_cli.data.fusion import fused_forms
 from rlvr_cli.data.pairs import pair_id, pair_row, pair_up
+from rlvr_cli.runs.storage.files import os_errors_as_user_errors
 from rlvr_cli.runs.storage.spilled import spilled
 
 Rows = list[dict[str, Any]]
@@ -74,7 +76,7 @@ class _Response:
 def pair_rows(
     config: FilterConfig, responses: Iterable[Mapping[str, Any]], questions: Mapping[str, Question]
 ) -> tuple[list[str], RowsOf]:
-    """The ids of the pairs of each question, and what gives their rows. The responses, if they are many, are in a temporary file."""
+    """The ids of the pairs of each question, and what gives their rows. The responses, if they are many, are in a file beside --out."""
     groups: dict[str, list[tuple[Key, int]]] = {}
 
     def grouped() -> Iterator[_Response]:
@@ -82,7 +84,9 @@ def pair_rows(
             groups.setdefault(row["question"], []).append((row["key"], place))
             yield _Response(**row)
 
-    kept = spilled(grouped(), _Response)
+    out = Path(config.out)
+    with os_errors_as_user_errors(out):
+        kept = spilled(grouped(), _Response, folder=out.parent)
 
     def response(place: int) -> dict[str, Any]:
         row = vars(kept[place])
