@@ -45,6 +45,7 @@ def make_run(
     per_part: int = PER_PART,
     words_each: int = 120,
     one_step: bool = False,
+    samples_each: int = 1,
 ) -> Path:
     """Make a run with that many evaluation rollouts, in the files that rlvr writes.
 
@@ -52,6 +53,7 @@ def make_run(
         per_part: rollouts of a part, each of another question.
         words_each: of a response.
         one_step: one evaluation of as many questions as rollouts; else each part is a step.
+        samples_each: with `one_step`, more than one: of each question, whose prompts then differ.
     """
     import numpy as np
     import pyarrow as pa
@@ -108,7 +110,11 @@ def make_run(
             step, part = (0, number) if one_step else (number, 0)
             columns |= {column: pa.array([step] * n, pa.int64()) for column in ("step", "policy_version")}
             if one_step:
-                columns["example_id"] = pa.array([f"question-{number * n + i}" for i in range(n)], pa.string())
+                places = range(number * n, number * n + n)
+                columns["example_id"] = pa.array([f"question-{i // samples_each}" for i in places], pa.string())
+                if samples_each > 1:
+                    columns["sample_index"] = pa.array([i % samples_each for i in places], pa.int64())
+                    columns["prompt"] = pa.array([f"What is {i // samples_each}?" for i in places], pa.string())
             data = to_parquet(pa.table(list(columns.values()), schema=rollout_schema()))
             relative = part_path("eval", step, part)
             (path / relative).write_bytes(data)

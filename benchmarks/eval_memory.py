@@ -7,7 +7,7 @@ end. The result is the largest resident set (VmHWM, so Linux only) of its proces
 processes. There are two ways to get so many samples:
 
   few    10 questions, each sampled many times
-  many   that many questions, sampled once: the questions and their keys have to be in memory
+  many   that many questions, sampled once: beyond 20,000 the questions and their keys are on the disk
 
 One run is enough: memory varies by a few MB from run to run. The last value of --samples is compared with the first.
 """

@@ -489,10 +489,10 @@ WIRING = [
     ),
     *mutations_of(
         "commands/store/filtering/rows.py",
-        ("a pair has the next response", "in enumerate(responses):", "in enumerate(responses, 1):", "tests/commands/store/test_filter.py -k pairs"),
+        ("a pair has the next response", "in enumerate(zip(items, responses, strict=True)):", "in enumerate(zip(items, responses, strict=True), 1):", "tests/commands/store/test_filter.py -k pairs"),
         ("pairs depend on the order of commits", "in sorted(members)]", "in members]", "tests/commands/store/test_filter.py -k order_of_commits"),
         ("equal forms are two rows", "if digest not in taken:", "if True:", "tests/commands/store/test_filter.py -k fused"),
-        ("a form without its question", "json.dumps([question, response])", "json.dumps([response])", "tests/commands/store/test_filter.py -k fused"),
+        ("a form without its question", 'json.dumps([row["question"], row["response"]])', 'json.dumps([row["response"]])', "tests/commands/store/test_filter.py -k fused"),
     ),
     *mutations_of(
         "data/pairs.py",

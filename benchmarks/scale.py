@@ -2,9 +2,10 @@
 
     python benchmarks/scale.py [--rows 1000000] [--per-part 512] [--runs 1000] [--keep DIRECTORY]
 
-The run is made of random rows, each another question with a response of a dozen words; 0.5 KB each on the disk. The many runs have
-200 such rows each. Each command runs once, in a process of its own: CPU seconds, since the machines used are shared, and the
-largest resident set. Of the page that lists the runs, the seconds of the first request and of the next.
+The run is made of random rows, each another question with a response of a dozen words; 0.5 KB each on the disk. Pairs are made of
+another run, with a tenth of the rows: 8 responses of 150 words to each question. The many runs have 200 rows each, as those of the
+first. Each command runs once, in a process of its own: CPU seconds, since the machines used are shared, and the largest resident
+set. Of the page that lists the runs, the seconds of the first request and of the next.
 """
 
 import argparse
@@ -22,6 +23,7 @@ COMMANDS = {
     "runs": "runs --runs-dir {root}",
     "filter --dedup": "filter {run} --dedup --out {root}/kept.jsonl --overwrite --timeout-seconds 600",
 }
+PAIRS = "filter {run} --emit pairs --out {root}/pairs.jsonl --overwrite --timeout-seconds 600"
 OF_MANY = {
     "runs": "runs --runs-dir {many}",
     "runs, the best": "runs --runs-dir {many} --sort best",
@@ -77,6 +79,11 @@ def main() -> None:
         for name, line in COMMANDS.items():
             seconds, peak = measure([sys.executable, "-m", "rlvr_cli", *line.format(run=run, root=root).split()])
             print(f"{name:<20} {seconds:>8.1f} CPU s {peak:>8.0f} MB", flush=True)
+        sampled = root / "sampled"
+        if not sampled.exists():
+            make_run(root, arguments.rows // 10, name="sampled", words_each=150, one_step=True, samples_each=8)
+        seconds, peak = measure([sys.executable, "-m", "rlvr_cli", *PAIRS.format(run=sampled, root=root).split()])
+        print(f"{'filter --emit pairs':<20} {seconds:>8.1f} CPU s {peak:>8.0f} MB", flush=True)
         measure_many(root, arguments.runs)
 
 

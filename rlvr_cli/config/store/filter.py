@@ -37,7 +37,7 @@ class FilterConfig(Provenance):
     )  # fmt: skip
     timeout_seconds: float = knob(
         600.0,
-        "Seconds that reading the rollouts may take, including the evaluation of --where.",
+        "Seconds that reading the rollouts may take, including the evaluation of --where and writing what is read.",
         group="Filter",
         above=0,
         at_most=LONGEST,

@@ -9,6 +9,7 @@ import tempfile
 import weakref
 from array import array
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from itertools import chain, islice
 from os import pread
@@ -44,10 +45,15 @@ class SpilledList(Sequence[T]):
         weakref.finalize(self, self._file.close)
         self._ends = array("Q", [0])
         names = [field.name for field in fields(self._record)]
-        for item in items:
-            line = json.dumps([getattr(item, name) for name in names]).encode()
-            self._ends.append(self._ends[-1] + self._file.write(line))
-        self._file.flush()
+        try:
+            for item in items:
+                line = json.dumps([getattr(item, name) for name in names]).encode()
+                self._ends.append(self._ends[-1] + self._file.write(line))
+            self._file.flush()
+        except OSError:
+            with suppress(OSError):
+                self._file.close()  # what it could not write it tries to write once more, and no longer at its end
+            raise
 
     def __len__(self) -> int:
         return len(self._ends) - 1

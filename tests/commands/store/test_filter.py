@@ -1,6 +1,5 @@
 """`rlvr filter`: what is kept is what was asked for, what is dropped is counted with its reason, and other commands take the file."""
 
-import errno
 import hashlib
 import json
 import random
@@ -13,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factories import a_rollout
-from rlvr_cli.analysis.queries.selection import Item, Question, find_contaminated, normalized, question_of
+from rlvr_cli.analysis.queries.selection import Item, Question, Selected, find_contaminated, normalized, question_of
 from rlvr_cli.commands.store.filter import encoded
 from rlvr_cli.commands.store.filter import run as filter_run
+from rlvr_cli.commands.store.filtering.rows import fused_rows
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.sft import SftConfig
@@ -631,6 +631,28 @@ def test_fused_rows_are_both_forms_of_each_trace(made, call, tmp_path, capsys):
         call(tmp_path / "data.jsonl", emit="fused", out="other.jsonl")
 
 
+def test_traces_are_not_held_to_make_both_forms():
+    class Trace(dict):
+        __hash__ = object.__hash__
+
+    alive: WeakSet[Trace] = WeakSet()
+    most = []
+
+    def traces():
+        for i in range(50):
+            trace = Trace(id=str(i), question=f"{i % 5}?", response=f"<think>{i % 10}</think> {i % 5}")
+            alive.add(trace)
+            most.append(len(alive))
+            yield trace
+
+    rows_of, selected = fused_rows(traces, Selected([Item(str(i), "") for i in range(50)]))
+    keys = [item.key for item in selected.kept]
+    assert keys == [f"{i}/{form}" for i in range(10) for form in ("think", "no_think") if form == "think" or i < 5]
+    assert [row["id"] for row in rows_of(selected.kept)] == keys
+    assert [row["id"] for row in rows_of(selected.kept[3:5])] == keys[3:5]
+    assert max(most) <= 3
+
+
 def test_pairs_are_chosen_by_the_seed_and_among_what_is_kept(tmp_path, call):
     with RunDir.create(tmp_path / "runs", "grpo", name="many", metadata=FACTS) as run:
         rewards = [1.0] * 5 + [0.0] * 5 + [None] * 3
@@ -669,7 +691,7 @@ def test_pairs_of_more_responses_than_are_held_are_the_same(made, call, tmp_path
 
     def full(*, dir):
         assert dir == tmp_path, "where the user wants the file"
-        raise OSError(errno.ENOSPC, "")
+        return open("/dev/full", "w+b")
 
     monkeypatch.setattr("tempfile.TemporaryFile", full)
     with pytest.raises(RlvrError, match=r"Cannot write .*out\.jsonl: No space left"):

@@ -1,8 +1,8 @@
 """The `rlvr` script without seconds of imports: a process that has imported the package forks one child a call.
 
 `with Forks() as forks: forks.run("analyze", cwd=folder)`. A child is what the script is: it has its own arguments, directory,
-environment and standard streams, runs `rlvr_cli.cli.main` and ends as a Python process ends. Run as a program this file is
-the process that forks; it answers orders on stdin, one JSON object a line.
+environment and standard streams, runs `rlvr_cli.cli.main` and ends as a Python process ends, but for
+what imported libraries would do then. Run as a program this file is the process that forks; it answers orders on stdin, one JSON object a line.
 """
 
 import contextlib
@@ -240,7 +240,7 @@ def _serve(starts: socket.socket) -> NoReturn:
         importlib.import_module("torch").set_num_threads(1)
         load.load_policy(identity.model_path(""), dtype="float32", device="cpu")  # imports what it imports late
     gc.freeze()  # what is imported stays shared with the children
-    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]  # it has no public name
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # it has no public name
         finalizer.atexit = False  # at the end of each child torch would take back its operators, in 40 ms
     _collapse()
     if os.fork() == 0:
@@ -265,13 +265,13 @@ def _serve(starts: socket.socket) -> NoReturn:
 
 
 def _collapse() -> None:
-    """Put what this process has written into huge pages, where Linux can: a fork copies the table of pages, in 7 ms, not in 21."""
+    """Put this process's own memory into huge pages, where Linux can: a fork copies the table of pages, in 7 ms, not in 21."""
     madvise = ctypes.CDLL(None).madvise
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, access, *_, inode, name = [*line.split(maxsplit=5), ""][:6]
         if access.startswith("rw") and inode == "0" and not name.startswith("[stack"):
-            start, end = (int(address, 16) // HUGE_PAGE * HUGE_PAGE for address in addresses.split("-"))
-            start += HUGE_PAGE
+            first, after = (int(address, 16) for address in addresses.split("-"))
+            start, end = -(-first // HUGE_PAGE) * HUGE_PAGE, after // HUGE_PAGE * HUGE_PAGE
             if start < end:
                 madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)
 

@@ -60,47 +60,55 @@ def trace_row(row: Mapping[str, Any], question: Question, *, with_question: bool
 
 @dataclass(frozen=True)
 class _Response:
-    """A row of `response_rows` with its token ids."""
+    """What a pair has of a response."""
 
-    key: Key  # a list where it was in a file
-    question: str
+    id: str
     prompt: str
     response: str
-    ground_truth: str
     reward: float | None
-    grader: str
     prompt_ids: list[int]
     response_ids: list[int]
 
 
 def pair_rows(
-    config: FilterConfig, responses: Iterable[Mapping[str, Any]], questions: Mapping[str, Question]
+    config: FilterConfig,
+    items: Sequence[Item],
+    responses: Iterable[Mapping[str, Any]],
+    questions: Mapping[str, Question],
 ) -> tuple[list[str], RowsOf]:
-    """The ids of the pairs of each question, and what gives their rows. The responses, if they are many, are in a file beside --out."""
+    """The ids of the pairs of each question, and what gives their rows. Many responses are kept in a file beside --out.
+
+    Args:
+        responses: of the items, in their order, with token ids.
+    """
     groups: dict[str, list[tuple[Key, int]]] = {}
 
     def grouped() -> Iterator[_Response]:
-        for place, row in enumerate(responses):
-            groups.setdefault(row["question"], []).append((row["key"], place))
-            yield _Response(**row)
+        for place, (item, row) in enumerate(zip(items, responses, strict=True)):
+            assert row["key"] == item.key, "responses come in the order in which they were selected"
+            groups.setdefault(item.question, []).append((item.key, place))
+            own = {name: row[name] for name in ("prompt", "response", "reward", "prompt_ids", "response_ids")}
+            yield _Response(id="/".join(map(str, item.key)), **own)
 
     out = Path(config.out)
     with os_errors_as_user_errors(out):
         kept = spilled(grouped(), _Response, folder=out.parent)
 
-    def response(place: int) -> dict[str, Any]:
-        row = vars(kept[place])
-        return {**row, "id": "/".join(map(str, row["key"])), "place": place}
+    def to_choose(place: int) -> dict[str, Any]:
+        found = kept[place]
+        return {
+            "place": place, "id": found.id, "prompt": found.prompt, "response": found.response, "reward": found.reward,
+        }  # fmt: skip
 
     pairs: dict[str, tuple[Question, int, int]] = {}
     for question, members in groups.items():
-        group = [response(place) for _, place in sorted(members)]
+        group = [to_choose(place) for _, place in sorted(members)]
         for chosen, rejected in pair_up(group, count=config.pairs_per_question, seed=config.seed):
             pairs[pair_id(chosen, rejected)] = (questions[question], chosen["place"], rejected["place"])
 
     def row(question: Question, chosen: int, rejected: int) -> dict[str, Any]:
         known = {"question": question.text} if question.text is not None else {}
-        return {**known, "ground_truth": question.ground_truth, **pair_row(response(chosen), response(rejected))}
+        return {**known, "ground_truth": question.ground_truth, **pair_row(vars(kept[chosen]), vars(kept[rejected]))}
 
     return list(pairs), lambda items: (row(*pairs[item.key]) for item in items)
 
@@ -122,28 +130,32 @@ def fused_rows(traces: Callable[[], Iterable[dict[str, Any]]], selected: Selecte
     """What gives both forms of each trace, and the selection with a stage that makes them. Equal forms are one row.
 
     Args:
-        traces: reads them, once to count the rows and once to write them.
+        traces: reads them: first to choose, then to write.
     """
 
-    def forms() -> Iterator[tuple[bool, list[dict[str, Any]]]]:
-        """Of each trace: whether it thinks, and the rows that no trace before it had."""
-        taken: set[bytes] = set()
+    def forms() -> Iterator[list[dict[str, Any]]]:
         for trace in traces():
             of_question = {name: value for name, value in trace.items() if name != "prompt"}
-            both, new = list(fused_forms(trace["question"], trace["response"])), []
-            for name, question, response in both:
-                digest = hashlib.sha256(json.dumps([question, response]).encode()).digest()
-                if digest not in taken:
-                    taken.add(digest)
-                    new.append(
-                        of_question | {"id": f"{trace['id']}/{name}", "question": question, "response": response}
-                    )
-            yield bool(both), new
+            yield [
+                of_question | {"id": f"{trace['id']}/{name}", "question": question, "response": response}
+                for name, question, response in fused_forms(trace["question"], trace["response"])
+            ]
 
-    kept, thinking = [], 0
-    for thinks, rows in forms():
-        thinking += thinks
-        kept += [Item(row["id"], "") for row in rows]
+    kept: list[Item] = []
+    taken: set[bytes] = set()
+    thinking = 0
+    for both in forms():
+        thinking += bool(both)
+        for row in both:
+            digest = hashlib.sha256(json.dumps([row["question"], row["response"]]).encode()).digest()
+            if digest not in taken:
+                taken.add(digest)
+                kept.append(Item(row["id"], ""))
     why = f"two forms of each of {thinking} responses, equal ones once; the others do not think, or do not answer"
     stage = Stage("fused", len(kept), len(selected.kept) - thinking, why)
-    return lambda _: (row for _, rows in forms() for row in rows), Selected(kept, [*selected.stages, stage])
+
+    def rows_of(items: Sequence[Item]) -> Iterator[dict[str, Any]]:
+        wanted = {item.key for item in items}
+        return (row for both in forms() for row in both if row["id"] in wanted)
+
+    return rows_of, Selected(kept, [*selected.stages, stage])

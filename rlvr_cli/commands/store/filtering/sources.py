@@ -87,7 +87,7 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str], opened: ExitStack
     keys = {i.key for i in [*selected.kept, *selected.control]}
     if config.emit == "pairs":
         responses = response_rows(database, keys, phase=phase, step=config.step, with_ids=True)
-        pairs, rows_of = pair_rows(config, responses, questions)
+        pairs, rows_of = pair_rows(config, selected.kept, responses, questions)
         return paired(config, selected, pairs), rows_of, described
     rows = question_rows([i.key for i in items], questions, keys)
     if config.order == "easy_first":
