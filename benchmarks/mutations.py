@@ -598,6 +598,7 @@ WIRING = [
     *mutations_of(
         "training/parallel/ranks.py",
         ("gradients of one rank", "dist.all_reduce(flat)", "pass", "tests/training/parallel/test_ranks.py -k every_loss"),
+        ("a rank lost while they connect is a traceback", "    with _together():\n        dist.init_process_group(", "    if True:\n        dist.init_process_group(", "tests/training/parallel/test_ranks.py -k not_come"),
         ("the first rank does everything", "if least == self.rank:", "if self.rank == 0:", "tests/training/parallel/test_ranks.py -k dealt"),
     ),
     *mutations_of(

@@ -41,6 +41,14 @@ class Elsewhere(Exception):
     """Another rank has raised an error and abandons what all do together."""
 
 
+@contextmanager
+def _together() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # gloo's and NCCL's errors are no class of their own
+        raise RankLost(str(error)) from error
+
+
 class Ranks:
     """This process among the trainers of a run. `Ranks()` is the only one.
 
@@ -121,7 +129,7 @@ class Ranks:
     def sum(self, tensors: Iterable[Tensor]) -> None:
         """Add up each tensor over the ranks, in place. All ranks have the same bits afterwards."""
         if self.size > 1:
-            with self._together():
+            with _together():
                 for bucket in _buckets(tensors):
                     flat = torch.cat([tensor.flatten() for tensor in bucket])
                     dist.all_reduce(flat)
@@ -141,14 +149,14 @@ class Ranks:
         if self.size == 1:
             return value
         box = [value]
-        with self._together():
+        with _together():
             dist.broadcast_object_list(box, src=0, group=self._control)
         return box[0]
 
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
         """Copy the tensors of rank 0 into those of the other ranks."""
         if self.size > 1:
-            with self._together():
+            with _together():
                 for tensor in tensors:
                     flat = tensor.contiguous()
                     dist.broadcast(flat, src=0)
@@ -164,7 +172,7 @@ class Ranks:
         if self.size == 1:
             return [value]
         found: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        with self._together():
+        with _together():
             dist.gather_object(value, found, dst=0, group=self._control if patient else self._prompt)
         return found or []
 
@@ -202,13 +210,6 @@ class Ranks:
         """End the connections to the other ranks."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
-
-    @contextmanager
-    def _together(self) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:  # gloo's and NCCL's errors are no class of their own
-            raise RankLost(str(error)) from error
 
 
 ALONE = Ranks()
@@ -293,6 +294,9 @@ def join(store: TCPStore, *, rank: int, size: int, device: torch.device, loopbac
     Args:
         device: on which this rank computes.
         loopback: whether all are on this machine.
+
+    Raises:
+        RankLost: another rank has ended while they connected, or did not do so in time.
     """
     if loopback and sys.platform == "linux":
         os.environ.setdefault(
@@ -301,16 +305,17 @@ def join(store: TCPStore, *, rank: int, size: int, device: torch.device, loopbac
     on_cuda = device.type == "cuda"
     if on_cuda:
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
-        store=PrefixStore("ranks", store),
-        rank=rank,
-        world_size=size,
-        timeout=WITHIN_AN_UPDATE,
-        device_id=device if on_cuda else None,
-    )
-    control = dist.new_group(backend="gloo", timeout=BETWEEN_UPDATES)
-    prompt = dist.new_group(backend="gloo", timeout=WITHIN_AN_UPDATE)
+    with _together():
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
+            store=PrefixStore("ranks", store),
+            rank=rank,
+            world_size=size,
+            timeout=WITHIN_AN_UPDATE,
+            device_id=device if on_cuda else None,
+        )
+        control = dist.new_group(backend="gloo", timeout=BETWEEN_UPDATES)
+        prompt = dist.new_group(backend="gloo", timeout=WITHIN_AN_UPDATE)
     return Ranks(rank, size, store=store, control=control, prompt=prompt)
 
 

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator
+from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -16,7 +17,8 @@ from rlvr_cli.models.policy import Lora, Policy
 from rlvr_cli.training.losses.objectives import negative_log_likelihood, policy_gradient
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
-from rlvr_cli.training.parallel.ranks import ALONE, Elsewhere, Ranks, bits
+from rlvr_cli.training.parallel import ranks as ranks_module
+from rlvr_cli.training.parallel.ranks import ALONE, Elsewhere, RankLost, Ranks, bits, join, listen
 from rlvr_cli.training.updates.micro_batches import micro_batches
 from rlvr_cli.training.updates.scores import compute_log_probs
 from rlvr_cli.training.updates.update import train_update
@@ -312,6 +314,14 @@ def test_sums_broadcasts_and_gathers(together: Together):
         assert anywhere == [True, False, True]
         assert said == {"said": 0}
         assert gathered == ([10 * r for r in range(size)] if rank == 0 else [])
+
+
+def test_a_rank_that_does_not_come_is_lost(monkeypatch):
+    monkeypatch.setattr(ranks_module, "WITHIN_AN_UPDATE", timedelta(seconds=0.2))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    store, _ = listen()
+    with pytest.raises(RankLost):
+        join(store, rank=0, size=2, device=torch.device("cpu"), loopback=True)
 
 
 @given(st.integers(0, 5), st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int64]))

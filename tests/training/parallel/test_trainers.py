@@ -166,21 +166,30 @@ def test_a_trainer_that_is_stopped_is_named_and_the_run_ends_the_same_when_it_go
 
 
 @pytest.mark.slow
-def test_a_trainer_that_stays_stopped_ends_the_run_in_time_and_is_named(forks: Forks, whole: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("point", "said"),
+    [
+        ("backward:5", "The trainers lost each other in an update; trainer 1 (process "),
+        ("announced:1", "The trainers lost each other at their start or end: "),
+    ],
+)
+def test_a_trainer_that_stays_stopped_ends_the_run_in_time(
+    forks: Forks, whole: Path, tmp_path: Path, point: str, said: str
+):
     """In 8 seconds here instead of half an hour."""
     short = (
         "from datetime import timedelta; from rlvr_cli.training.parallel import ranks; ranks.WITHIN_AN_UPDATE = timedelta(seconds=8); "
         "from rlvr_cli.cli import main; main()"
     )
-    environment = os.environ | {"RLVR_FAULT": "trainer1.backward:5:stop", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"RLVR_FAULT": f"trainer1.{point}:stop", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", short, *GRPO_2, "--run", "cut"],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
-    assert "The trainers lost each other in an update; trainer 1 (process " in done.stderr
-    assert ") gave no sign of life: " in done.stderr
+    assert said in done.stderr
+    assert (") gave no sign of life: " in done.stderr) == ("process" in said), "trainer 1 gives them once it has joined"
     assert_nothing_runs_in(tmp_path)
     go_on(forks, tmp_path / "runs/cut", GRPO_2)
     assert_ended_as(whole, tmp_path / "runs/cut")
