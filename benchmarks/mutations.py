@@ -1081,7 +1081,9 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "analysis/statistics/estimators.py",
-        ("best@k picks the least likely", "reverse=True)\n    expected", "reverse=False)\n    expected", "tests/analysis/statistics/test_estimators.py -k best_at_k"),
+        ("best@k picks the least likely", "reverse=True)\n    means", "reverse=False)\n    means", "tests/analysis/statistics/test_estimators.py -k best_at_k"),
+        ("as many samples are left after each", "max(n - k - i, 0) / (n - i) for", "max(n - k - i, 0) / n for", "tests/analysis/statistics/test_estimators.py -k best_at_k"),
+        ("tied samples keep their rewards", "means += [math.fsum(group) / len(group)] * len(group)", "means += group", "tests/analysis/statistics/test_estimators.py -k best_at_k"),
         ("pass@k is off by one", "range(n - c + 1, n + 1)", "range(n - c + 2, n + 2)", "tests/analysis/statistics/test_estimators.py -k pass_at_k"),
         ("a drawn majority of ties", "(unbeaten / (1 + (rivals == votes[:, None]).sum(axis=1))).sum()", "unbeaten.sum()", "tests/analysis/statistics/test_estimators.py -k drawn"),
         ("a majority of ties", "(draws * (1 + ties))", "draws", "tests/analysis/statistics/test_estimators.py -k majority"),
@@ -1464,6 +1466,8 @@ EPISODES = [
     Mutation("a column has the type of the first rows", "runs/storage/parquet.py", "pa.unify_schemas(schemas, ", "pa.unify_schemas(schemas[:1], ", "tests/runs/storage/test_parquet.py"),
     Mutation("texts have bounds", "runs/storage/parquet.py", "f.name == \"phase\" or", "pa.types.is_string(f.type) or", "tests/runs/storage/test_parquet.py"),
     Mutation("columns without a value are compressed", "runs/storage/parquet.py", "for name in filled if", "for name in schema.names if", "tests/runs/storage/test_parquet.py"),
+    Mutation("the least likely sample is the best", "analysis/queries/sql/at_k.sql", "list(rewards ORDER BY logprob DESC)", "list(rewards ORDER BY logprob)", "tests/analysis/statistics/test_at_k.py"),
+    Mutation("tied samples count once", "analysis/queries/sql/at_k.sql", "repeat([avg(reward)], count(*))", "[avg(reward)]", "tests/analysis/statistics/test_at_k.py"),
     Mutation("categories add up fractions", "analysis/queries/sql/categories.sql", "sum(hits * hits) AS", "sum(hits * (hits / 3)) * 3 AS", "tests/analysis/queries/test_sql.py -k same_bits"),
     *mutations_of(
         "analysis/queries/database.py",

@@ -155,18 +155,18 @@ def _cells(estimate: Estimate) -> tuple[float, float | None, float | None, str]:
 
 def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, step: int | None) -> RunSummary:
     chosen = {"phase": phase, "step": step}
-    tables = database.script(query.sql, chosen)
-    samples = next(next(tables).records())
+    found = [list(table.records()) for table in database.script(query.sql, chosen)]
+    [samples], by_question, by_category, by_both, by_failure = found
     if not samples["samples"]:
         raise _nothing(database, run_id=run_id, phase=phase, step=step)
-    kinds = [(row["n"], row["c"], row["total"], row["questions"]) for row in next(tables).records()]
+    kinds = [(row["n"], row["c"], row["total"], row["questions"]) for row in by_question]
     questions = sum(count for *_, count in kinds)
     most = max(n for n, *_ in kinds)
-    counts = {row["category"]: row for row in next(tables).records()}
+    counts = {row["category"]: row for row in by_category}
     hits: dict[str, list[tuple[float, int, int]]] = {}
-    for row in next(tables).records():
+    for row in by_both:
         hits.setdefault(row["category"], []).append((row["hits"], row["n"], row["questions"]))
-    failures = tuple((row["failure_kind"], row["samples"]) for row in next(tables).records())
+    failures = tuple((row["failure_kind"], row["samples"]) for row in by_failure)
     asked = [(n, count) for n, _, _, count in kinds]
     by_format = "reward_only" not in counts or not counts.keys() <= {"reward_only", "grade_error"}
 

@@ -10,7 +10,14 @@ from typing import Any
 
 from rlvr_cli.analysis.queries.database import Database
 from rlvr_cli.analysis.queries.named_queries import named_queries
-from rlvr_cli.analysis.statistics.estimators import Estimate, best_at_k, majority_at_k, mean_of, pass_at_k, share_of
+from rlvr_cli.analysis.statistics.estimators import (
+    Estimate,
+    best_of_ranked,
+    majority_at_k,
+    mean_of,
+    pass_at_k,
+    share_of,
+)
 from rlvr_cli.types import Table
 
 Kind = Mapping[str, Any]  # a row of the query `at_k`
@@ -49,16 +56,9 @@ def _at(k: int, kinds: Sequence[Kind]) -> AtK:
         k=k,
         questions=sum(kind["questions"] for kind in kinds),
         pass_at_k=mean(pass_at_k(kind["n"], kind["correct"], k) for kind in kinds),
-        best_at_k=None if unscored else mean(_best(kind["rewards"], k) for kind in kinds),
+        best_at_k=None if unscored else mean(best_of_ranked(kind["rewards"], k) for kind in kinds),
         majority_at_k=None if not answered else mean(votes),
     )
-
-
-def _best(rewards: Sequence[float], k: int) -> float:
-    """best@k of rewards in order of rank, in which tied ones have their mean already."""
-    value = best_at_k(rewards, [-float(rank) for rank in range(len(rewards))], k)
-    assert value is not None
-    return value
 
 
 def at_k_table(database: Database, parameters: Mapping[str, Any]) -> tuple[Table, list[str]]:

@@ -6,11 +6,13 @@ expectations over all k-subsets of the n samples; only the majority of more than
 
 import functools
 import math
+from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
+from operator import mul
 from statistics import NormalDist
 
 CONFIDENCE_Z = 1.959963984540054  # two-sided 95 %
@@ -52,16 +54,24 @@ def best_at_k(rewards: Sequence[float], scores: Sequence[float | None], k: int) 
     if any(s is None or math.isnan(s) for s in scores):
         return None
     ranked = sorted(zip(scores, rewards, strict=True), key=lambda pair: pair[0] or 0.0, reverse=True)
-    expected, better, reaching = 0.0, 0, 1.0  # reaching: the share of draws without any of the `better` best samples
+    means: list[float] = []
     for _, tied in groupby(ranked, key=lambda pair: pair[0]):
         group = [reward for _, reward in tied]
-        # The best sample drawn is in this group if none is better, and not all k are worse.
-        below = reaching
-        for passed in range(better, better + len(group)):
-            below *= max(n - k - passed, 0) / (n - passed)
-        expected += (reaching - below) * (math.fsum(group) / len(group))
-        better, reaching = better + len(group), below
-    return expected
+        means += [math.fsum(group) / len(group)] * len(group)
+    return best_of_ranked(means, k)
+
+
+def best_of_ranked(rewards: Sequence[float], k: int) -> float:
+    """`best_at_k` of rewards in the order of their scores, the best first, in which tied ones have their mean."""
+    return sum(map(mul, _shares_best(len(rewards), k), rewards))
+
+
+@functools.lru_cache(maxsize=1)  # the next question mostly has as many samples
+def _shares_best(n: int, k: int) -> Sequence[float]:
+    """The share of draws of k of n samples in which the best sample, the 2nd best, ... is the best one drawn."""
+    # The share in which none of the 0, 1, 2, ... best samples is drawn.
+    without = accumulate((max(n - k - i, 0) / (n - i) for i in range(n)), mul, initial=1.0)
+    return array("d", (above - below for above, below in pairwise(without)))
 
 
 def majority_at_k(correct: int, wrong: Sequence[int], k: int, *, abstained: int = 0) -> float:

@@ -18,16 +18,22 @@ WITH latest AS (
         CASE WHEN NOT isnan(mean_logprob) THEN mean_logprob END AS logprob
     FROM rollouts JOIN latest USING (run_id)
     WHERE phase = $phase AND rollouts.step = coalesce($step::BIGINT, latest.step)
-), scored AS (
-    SELECT *, avg(reward) OVER (PARTITION BY run_id, example_id, logprob) AS tied FROM samples
+), tied AS (
+    SELECT
+        run_id, step, example_id, logprob,
+        repeat([avg(reward)], count(*)) AS rewards,
+        count(*) FILTER (correct) AS correct,
+        bool_or(answer IS NOT NULL) AS answered
+    FROM samples
+    GROUP BY run_id, step, example_id, logprob
 ), ranked AS (
     SELECT
         run_id, step, example_id,
-        count(*) FILTER (correct) AS correct,
-        list(tied ORDER BY logprob DESC, tied) AS rewards,
+        sum(correct)::BIGINT AS correct,
+        flatten(list(rewards ORDER BY logprob DESC)) AS rewards,
         bool_or(logprob IS NULL) AS unscored,
-        bool_or(answer IS NOT NULL) AS answered
-    FROM scored
+        bool_or(answered) AS answered
+    FROM tied
     GROUP BY run_id, step, example_id
 ), votes AS (
     SELECT run_id, example_id, coalesce(list(votes ORDER BY votes) FILTER (answer IS NOT NULL), []) AS wrong,

@@ -6,12 +6,11 @@
 -- A failed grade (NULL reward) counts as no reward, and is also counted as `ungraded`.
 CREATE OR REPLACE TEMP TABLE chosen AS
 SELECT
-    step, example_id, category, grade_error,
+    step, example_id, category,
     coalesce(reward, 0) AS reward,
     reward IS NULL AS ungraded,
     coalesce(reward > 0.5 AND NOT isnan(reward), false) AS correct,
-    failure_kind,
-    nullif(trim(extracted_answer), '') AS answer,
+    CASE WHEN NOT correct THEN coalesce(failure_kind, 'grade_error: ' || grade_error, 'unknown') END AS failure_kind,
     policy_tokens(episode, num_response_tokens) AS tokens,
     finish_reason = 'length' AS truncated,
     CASE WHEN NOT isnan(mean_logprob) THEN mean_logprob END AS logprob,
@@ -61,8 +60,11 @@ GROUP BY ALL
 ORDER BY ALL;
 
 -- failures
-SELECT coalesce(failure_kind, 'grade_error: ' || grade_error, 'unknown') AS failure_kind, count(*) AS samples
+SELECT failure_kind, count(*) AS samples
 FROM chosen
 WHERE NOT correct
 GROUP BY ALL
 ORDER BY samples DESC, failure_kind;
+
+-- its memory is for what is asked next
+DROP TABLE chosen;
