@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -46,6 +47,7 @@ def make_run(
     words_each: int = 120,
     one_step: bool = False,
     samples_each: int = 1,
+    times: int = 1,
 ) -> Path:
     """Make a run with that many evaluation rollouts, in the files that rlvr writes.
 
@@ -54,6 +56,7 @@ def make_run(
         words_each: of a response.
         one_step: one evaluation of as many questions as rollouts; else each part is a step.
         samples_each: with `one_step`, more than one: of each question, whose prompts then differ.
+        times: as often each part is there, under other names of the same file; of `rows` rollouts each time.
     """
     import numpy as np
     import pyarrow as pa
@@ -105,8 +108,9 @@ def make_run(
 
     path = root / name
     columns = {f.name: column(f, 0) for f in rollout_schema()}
+    parts = max(rows // n, 1)
     with (path / "manifest.jsonl").open("ab") as manifest:
-        for number in range(max(rows // n, 1)):
+        for number in range(parts):
             step, part = (0, number) if one_step else (number, 0)
             columns |= {column: pa.array([step] * n, pa.int64()) for column in ("step", "policy_version")}
             if one_step:
@@ -118,9 +122,12 @@ def make_run(
             data = to_parquet(pa.table(list(columns.values()), schema=rollout_schema()))
             relative = part_path("eval", step, part)
             (path / relative).write_bytes(data)
-            manifest.write(
-                line_of(entry_of(data, path=relative, rows=n, phase="eval", step=step, schema_version=SCHEMA_VERSION))
-            )
+            entry = entry_of(data, path=relative, rows=n, phase="eval", step=step, schema_version=SCHEMA_VERSION)
+            manifest.write(line_of(entry))
+            for again in range(1, times):
+                other = replace(entry, path=part_path("eval", step, part + again * parts))
+                (path / other.path).hardlink_to(path / relative)
+                manifest.write(line_of(other))
     with RunDir.resume(path):
         pass  # leaving it records what is committed
     return path

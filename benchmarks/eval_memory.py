@@ -4,7 +4,7 @@
 
 The command itself runs, on the built-in model, with responses of a few tokens, from loading torch to the table at the
 end. The result is the largest resident set (VmHWM, so Linux only) of its process and the sum of those of the grading
-processes. There are two ways to get so many samples:
+processes that there are at a time (each is replaced after 20,000 grades). There are two ways to get so many samples:
 
   few    10 questions, each sampled many times
   many   that many questions, sampled once: beyond 20,000 the questions and their keys are on the disk
@@ -47,20 +47,21 @@ def children(pid: int) -> list[int]:
 
 
 def peaks(command: list[str]) -> tuple[float, float]:
-    """Return the peak MB of a command's own process, and the sum of those of its descendants."""
-    own, others = 0.0, dict[int, list[float]]()
+    """Return the peak MB of a command's own process, and the largest sum of those of its descendants at a time."""
+    own, others, seen = 0.0, 0.0, set[int]()
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
         while process.poll() is None:
             own = max(own, high_water(process.pid))
-            for child in children(process.pid):
-                others.setdefault(child, []).append(high_water(child))
+            now = children(process.pid)
+            # One that was not seen before has just been forked, and its parent's memory counts as its own.
+            others = max(others, sum(high_water(child) for child in now if child in seen))
+            seen.update(now)
             time.sleep(0.1)
         if process.returncode:
             said.seek(0)
             sys.exit(f"{' '.join(command)} ended with status {process.returncode}:\n{said.read().decode()[-2000:]}")
-    # A process that was seen only once had just been forked, and its parent's memory counted as its own.
-    return own, sum(max(seen[1:]) for seen in others.values() if len(seen) > 1)
+    return own, others
 
 
 def measure(work: str, samples: int, *, max_tokens: int) -> tuple[float, float]:

@@ -1466,6 +1466,7 @@ EPISODES = [
     Mutation("a column has the type of the first rows", "runs/storage/parquet.py", "pa.unify_schemas(schemas, ", "pa.unify_schemas(schemas[:1], ", "tests/runs/storage/test_parquet.py"),
     Mutation("texts have bounds", "runs/storage/parquet.py", "f.name == \"phase\" or", "pa.types.is_string(f.type) or", "tests/runs/storage/test_parquet.py"),
     Mutation("columns without a value are compressed", "runs/storage/parquet.py", "for name in filled if", "for name in schema.names if", "tests/runs/storage/test_parquet.py"),
+    Mutation("lists of rewards have no more memory", "analysis/summary.py", "timeout_seconds=timeout_seconds) as larger:", "timeout_seconds=timeout_seconds, spills=True) as larger:", "tests/analysis/test_summary.py -k cannot_be_spilled"),
     Mutation("the least likely sample is the best", "analysis/queries/sql/at_k.sql", "list(rewards ORDER BY logprob DESC)", "list(rewards ORDER BY logprob)", "tests/analysis/statistics/test_at_k.py"),
     Mutation("tied samples count once", "analysis/queries/sql/at_k.sql", "repeat([avg(reward)], count(*))", "[avg(reward)]", "tests/analysis/statistics/test_at_k.py"),
     Mutation("categories add up fractions", "analysis/queries/sql/categories.sql", "sum(hits * hits) AS", "sum(hits * (hits / 3)) * 3 AS", "tests/analysis/queries/test_sql.py -k same_bits"),

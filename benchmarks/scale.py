@@ -1,11 +1,14 @@
 """CPU seconds and memory of commands on a large evaluation in many parts, as `rlvr eval` writes it, and on many runs.
 
     python benchmarks/scale.py [--rows 1000000] [--per-part 512] [--runs 1000] [--keep DIRECTORY]
+    python benchmarks/scale.py --per-part 10000 --times 100    # 100 M rollouts on 0.4 GB of disk, and no more
 
 The run is made of random rows, each another question with a response of a dozen words; 0.5 KB each on the disk. Pairs are made of
 another run, with a tenth of the rows: 8 responses of 150 words to each question. The many runs have 200 rows each, as those of the
-first. Each command runs once, in a process of its own: CPU seconds, since the machines used are shared, and the largest resident
-set. Of the page that lists the runs, the seconds of the first request and of the next.
+first. With `--times` each part is there under so many names (hard links), so that each question has so many equal samples, and
+only the commands of the one run are measured, without `filter`. Each command runs once, in a process of its own: CPU seconds, since
+the machines used are shared, and the largest resident set. Of the page that lists the runs, the seconds of the first request and of
+the next.
 """
 
 import argparse
@@ -18,8 +21,8 @@ import view
 from analyze import make_run
 
 COMMANDS = {
-    "analyze categories": "analyze categories {run}",
-    "analyze summary": "analyze summary {run} --timeout-seconds 600",
+    "analyze categories": "analyze categories {run} --timeout-seconds 1800",
+    "analyze summary": "analyze summary {run} --timeout-seconds 1800",
     "runs": "runs --runs-dir {root}",
     "filter --dedup": "filter {run} --dedup --out {root}/kept.jsonl --overwrite --timeout-seconds 600",
 }
@@ -36,13 +39,15 @@ _MEASURED = (
 )
 
 
-def measure(command: list[str]) -> tuple[float, float]:
-    """Return CPU seconds and peak MB of a command and its children."""
-    done = subprocess.run([sys.executable, "-c", _MEASURED, *command], capture_output=True, text=True, check=True)
+def measure(name: str, command: str) -> None:
+    """Print CPU seconds and peak MB of a command and its children, or why it failed."""
+    line = [sys.executable, "-c", _MEASURED, sys.executable, "-m", "rlvr_cli", *command.split()]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
     code, seconds, peak = map(float, done.stdout.split())
-    if code:
-        sys.exit(f"{' '.join(command)} ended with status {code:.0f}:\n{done.stderr[-2000:]}")
-    return seconds, peak
+    failed = (
+        next((line for line in done.stderr.splitlines() if line.startswith("error: ")), done.stderr) if code else ""
+    )
+    print(f"{name:<25} {seconds:>8.1f} CPU s {peak:>8.0f} MB  {failed}".rstrip(), flush=True)
 
 
 def measure_many(root: Path, count: int) -> None:
@@ -55,8 +60,7 @@ def measure_many(root: Path, count: int) -> None:
     paths = " ".join(str(path) for path in sorted(many.iterdir()))
     print(f"{count:,} runs of 200 rollouts")
     for name, line in OF_MANY.items():
-        seconds, peak = measure([sys.executable, "-m", "rlvr_cli", *line.format(many=many, all=paths).split()])
-        print(f"{name:<25} {seconds:>8.1f} CPU s {peak:>8.0f} MB", flush=True)
+        measure(name, line.format(many=many, all=paths))
     with view.serving(many) as address:
         first, then = view.measure(address, "", {}, repeat=2)
         print(f"{'page of the runs':<25} {first:>8.2f} s, then {then:.2f} s")
@@ -67,6 +71,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--per-part", type=int, default=512)
     parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--times", type=int, default=1, help="as often each part is there")
     parser.add_argument("--keep", type=Path, help="make the runs in this directory, or use those that are there")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -74,16 +79,20 @@ def main() -> None:
         root.mkdir(parents=True, exist_ok=True)
         run = root / "large"
         if not run.exists():
-            make_run(root, arguments.rows, per_part=arguments.per_part, words_each=12, one_step=True)
-        print(f"{arguments.rows:,} rollouts in {len(list((run / 'rollouts').iterdir())):,} parts")
+            make_run(
+                root, arguments.rows, per_part=arguments.per_part, words_each=12, one_step=True, times=arguments.times
+            )
+        print(f"{arguments.rows * arguments.times:,} rollouts in {len(list((run / 'rollouts').iterdir())):,} parts")
         for name, line in COMMANDS.items():
-            seconds, peak = measure([sys.executable, "-m", "rlvr_cli", *line.format(run=run, root=root).split()])
-            print(f"{name:<20} {seconds:>8.1f} CPU s {peak:>8.0f} MB", flush=True)
+            if arguments.times > 1 and name.startswith("filter"):
+                continue
+            measure(name, line.format(run=run, root=root))
+        if arguments.times > 1:
+            return
         sampled = root / "sampled"
         if not sampled.exists():
             make_run(root, arguments.rows // 10, name="sampled", words_each=150, one_step=True, samples_each=8)
-        seconds, peak = measure([sys.executable, "-m", "rlvr_cli", *PAIRS.format(run=sampled, root=root).split()])
-        print(f"{'filter --emit pairs':<20} {seconds:>8.1f} CPU s {peak:>8.0f} MB", flush=True)
+        measure("filter --emit pairs", PAIRS.format(run=sampled, root=root))
         measure_many(root, arguments.runs)
 
 

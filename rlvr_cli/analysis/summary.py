@@ -3,14 +3,14 @@
 Enters: a run directory, a phase and a step. Leaves: a `RunSummary`, whose `tables` print in any format; for a search, its tables.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.analysis.queries.database import Database, open_runs
+from rlvr_cli.analysis.queries.database import Database, MemoryNeeded, open_runs
 from rlvr_cli.analysis.queries.named_queries import NamedQuery, named_queries
-from rlvr_cli.analysis.statistics.at_k import AtK, at_k
+from rlvr_cli.analysis.statistics.at_k import AtK, Kind, at_k
 from rlvr_cli.analysis.statistics.estimators import Estimate, QuestionKinds, mean_of, share_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo, read_run
@@ -111,7 +111,7 @@ def summarize(
     without_searches([info])
     query = named_queries()["summary"]
     with open_runs([info], timeout_seconds=timeout_seconds, spills=True) as database:
-        return _summary(database, query, run_id=info.id, phase=phase, step=step)
+        return _summary(database, query, info, phase=phase, step=step, timeout_seconds=timeout_seconds)
 
 
 def without_searches(infos: Sequence[RunInfo]) -> list[RunInfo]:
@@ -153,12 +153,14 @@ def _cells(estimate: Estimate) -> tuple[float, float | None, float | None, str]:
     return estimate.value, estimate.low, estimate.high, estimate.interval
 
 
-def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, step: int | None) -> RunSummary:
+def _summary(
+    database: Database, query: NamedQuery, info: RunInfo, *, phase: str, step: int | None, timeout_seconds: float
+) -> RunSummary:
     chosen = {"phase": phase, "step": step}
     found = [list(table.records()) for table in database.script(query.sql, chosen)]
     [samples], by_question, by_category, by_both, by_failure = found
     if not samples["samples"]:
-        raise _nothing(database, run_id=run_id, phase=phase, step=step)
+        raise _nothing(database, run_id=info.id, phase=phase, step=step)
     kinds = [(row["n"], row["c"], row["total"], row["questions"]) for row in by_question]
     questions = sum(count for *_, count in kinds)
     most = max(n for n, *_ in kinds)
@@ -176,7 +178,7 @@ def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, 
         return CategoryCount(name, counted["samples"], share, counted["tokens"])
 
     return RunSummary(
-        run_id=run_id,
+        run_id=info.id,
         phase=phase,
         step=samples["step"],
         questions=questions,
@@ -187,7 +189,7 @@ def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, 
         categories=tuple(
             category(name) for name in dict.fromkeys((*(HANDOUT_CATEGORIES if by_format else ()), *counts))
         ),
-        at_k=tuple(at_k(list(database.select(named_queries()["at_k"].sql, chosen).records()))) if most > 1 else (),
+        at_k=tuple(at_k(_kinds(database, info, chosen, timeout_seconds=timeout_seconds))) if most > 1 else (),
         failure_kinds=failures,
         mean_tokens=samples["tokens"],
         mean_tokens_correct=samples["tokens_correct"],
@@ -197,6 +199,16 @@ def _summary(database: Database, query: NamedQuery, *, run_id: str, phase: str, 
         mean_logprob=samples["logprob"],
         tokens_per_second=samples["tokens_per_second"],
     )
+
+
+def _kinds(database: Database, info: RunInfo, chosen: Mapping[str, Any], *, timeout_seconds: float) -> Sequence[Kind]:
+    """The kinds of questions of `at_k`. Their query holds every reward, and no list of them can be spilled to the disk."""
+    sql = named_queries()["at_k"].sql
+    try:
+        return list(database.select(sql, chosen).records())
+    except MemoryNeeded:
+        with open_runs([info], timeout_seconds=timeout_seconds) as larger:
+            return list(larger.select(sql, chosen).records())
 
 
 def _with_misses(hits: Sequence[tuple[float, int, int]], asked: Sequence[tuple[int, int]]) -> QuestionKinds:

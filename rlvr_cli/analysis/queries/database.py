@@ -109,6 +109,10 @@ _RUNS_COLUMNS = """
 """
 
 
+class MemoryNeeded(RlvrError):
+    """A query needs more memory than it may have."""
+
+
 @contextmanager
 def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0, spills: bool = False) -> Iterator["Database"]:
     """Open a sealed database with the views `rollouts`, `segments`, `grades`, `metrics` and `runs` over these runs.
@@ -366,7 +370,7 @@ class Database:
                 "Select fewer rows or columns, or give rlvr analyze more time: --timeout-seconds.",
             ) from e
         except duckdb.OutOfMemoryException as e:
-            raise RlvrError(
+            raise MemoryNeeded(
                 f"The query needed more than {self._memory} of memory.",
                 "Select fewer rows or columns, or aggregate.",
             ) from e
