@@ -56,7 +56,7 @@ def make_run(
         words_each: of a response.
         one_step: one evaluation of as many questions as rollouts; else each part is a step.
         samples_each: with `one_step`, more than one: of each question, whose prompts then differ.
-        times: as often each part is there, under other names of the same file; of `rows` rollouts each time.
+        times: how often each part is there: again under other names, hard links. The run has `rows` x `times` rollouts.
     """
     import numpy as np
     import pyarrow as pa

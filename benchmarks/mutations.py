@@ -595,10 +595,11 @@ WIRING = [
         "training/parallel/placement.py",
         ("one trainer whatever is asked", "if trainers > 1 or samplers > 1:", "if False:", "tests/training/parallel/test_trainers.py -k same_bytes", "trainers"),
     ),
+    Mutation("why trainers cannot connect is not said", "training/parallel/follow.py", 'method = "connecting"', 'method = ""', "tests/training/parallel/test_trainers.py -k cannot_connect"),
     *mutations_of(
         "training/parallel/ranks.py",
         ("gradients of one rank", "dist.all_reduce(flat)", "pass", "tests/training/parallel/test_ranks.py -k every_loss"),
-        ("a rank lost while they connect is a traceback", "    with _together():\n        dist.init_process_group(", "    if True:\n        dist.init_process_group(", "tests/training/parallel/test_ranks.py -k not_come"),
+        ("a rank lost while they connect is a traceback", "    with losses_within():\n        dist.init_process_group(", "    if True:\n        dist.init_process_group(", "tests/training/parallel/test_ranks.py -k not_come"),
         ("the first rank does everything", "if least == self.rank:", "if self.rank == 0:", "tests/training/parallel/test_ranks.py -k dealt"),
     ),
     *mutations_of(
@@ -1081,9 +1082,7 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "analysis/statistics/estimators.py",
-        ("best@k picks the least likely", "reverse=True)\n    means", "reverse=False)\n    means", "tests/analysis/statistics/test_estimators.py -k best_at_k"),
         ("as many samples are left after each", "max(n - k - i, 0) / (n - i) for", "max(n - k - i, 0) / n for", "tests/analysis/statistics/test_estimators.py -k best_at_k"),
-        ("tied samples keep their rewards", "means += [math.fsum(group) / len(group)] * len(group)", "means += group", "tests/analysis/statistics/test_estimators.py -k best_at_k"),
         ("pass@k is off by one", "range(n - c + 1, n + 1)", "range(n - c + 2, n + 2)", "tests/analysis/statistics/test_estimators.py -k pass_at_k"),
         ("a drawn majority of ties", "(unbeaten / (1 + (rivals == votes[:, None]).sum(axis=1))).sum()", "unbeaten.sum()", "tests/analysis/statistics/test_estimators.py -k drawn"),
         ("a majority of ties", "(draws * (1 + ties))", "draws", "tests/analysis/statistics/test_estimators.py -k majority"),

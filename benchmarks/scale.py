@@ -1,7 +1,7 @@
 """CPU seconds and memory of commands on a large evaluation in many parts, as `rlvr eval` writes it, and on many runs.
 
     python benchmarks/scale.py [--rows 1000000] [--per-part 512] [--runs 1000] [--keep DIRECTORY]
-    python benchmarks/scale.py --per-part 10000 --times 100    # 100 M rollouts on 0.4 GB of disk, and no more
+    python benchmarks/scale.py --per-part 10000 --times 100    # 100 M rollouts in 0.4 GB, by hard links; one run alone
 
 The run is made of random rows, each another question with a response of a dozen words; 0.5 KB each on the disk. Pairs are made of
 another run, with a tenth of the rows: 8 responses of 150 words to each question. The many runs have 200 rows each, as those of the
@@ -39,8 +39,8 @@ _MEASURED = (
 )
 
 
-def measure(name: str, command: str) -> None:
-    """Print CPU seconds and peak MB of a command and its children, or why it failed."""
+def measure(name: str, command: str, *, may_fail: bool = False) -> None:
+    """Print CPU seconds and peak MB of a command and its children, and why it failed."""
     line = [sys.executable, "-c", _MEASURED, sys.executable, "-m", "rlvr_cli", *command.split()]
     done = subprocess.run(line, capture_output=True, text=True, check=True)
     code, seconds, peak = map(float, done.stdout.split())
@@ -48,6 +48,8 @@ def measure(name: str, command: str) -> None:
         next((line for line in done.stderr.splitlines() if line.startswith("error: ")), done.stderr) if code else ""
     )
     print(f"{name:<25} {seconds:>8.1f} CPU s {peak:>8.0f} MB  {failed}".rstrip(), flush=True)
+    if failed and not may_fail:
+        sys.exit(1)
 
 
 def measure_many(root: Path, count: int) -> None:
@@ -71,7 +73,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--per-part", type=int, default=512)
     parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--times", type=int, default=1, help="as often each part is there")
+    parser.add_argument("--times", type=int, default=1, help="how often each part of the large run is there")
     parser.add_argument("--keep", type=Path, help="make the runs in this directory, or use those that are there")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -86,7 +88,7 @@ def main() -> None:
         for name, line in COMMANDS.items():
             if arguments.times > 1 and name.startswith("filter"):
                 continue
-            measure(name, line.format(run=run, root=root))
+            measure(name, line.format(run=run, root=root), may_fail=arguments.times > 1)
         if arguments.times > 1:
             return
         sampled = root / "sampled"

@@ -157,18 +157,18 @@ def _summary(
     database: Database, query: NamedQuery, info: RunInfo, *, phase: str, step: int | None, timeout_seconds: float
 ) -> RunSummary:
     chosen = {"phase": phase, "step": step}
-    found = [list(table.records()) for table in database.script(query.sql, chosen)]
-    [samples], by_question, by_category, by_both, by_failure = found
+    of_all, of_questions, of_categories, of_both, of_failures = database.script(query.sql, chosen)
+    [samples] = of_all.records()
     if not samples["samples"]:
         raise _nothing(database, run_id=info.id, phase=phase, step=step)
-    kinds = [(row["n"], row["c"], row["total"], row["questions"]) for row in by_question]
+    kinds = of_questions.rows  # n, c, total, questions
     questions = sum(count for *_, count in kinds)
     most = max(n for n, *_ in kinds)
-    counts = {row["category"]: row for row in by_category}
+    counts = {row["category"]: row for row in of_categories.records()}
     hits: dict[str, list[tuple[float, int, int]]] = {}
-    for row in by_both:
+    for row in of_both.records():
         hits.setdefault(row["category"], []).append((row["hits"], row["n"], row["questions"]))
-    failures = tuple((row["failure_kind"], row["samples"]) for row in by_failure)
+    failures = tuple((row["failure_kind"], row["samples"]) for row in of_failures.records())
     asked = [(n, count) for n, _, _, count in kinds]
     by_format = "reward_only" not in counts or not counts.keys() <= {"reward_only", "grade_error"}
 

@@ -3,6 +3,7 @@
 import pytest
 
 from factories import a_rollout, an_episode
+from ranking import ranked
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.statistics.estimators import (
@@ -124,8 +125,8 @@ def test_the_best_of_k_is_that_of_each_question_averaged(tmp_path):
     s = summarize(make_run(tmp_path, "r", rows))
     for at in s.at_k:
         asked = [q for q in rewards if len(rewards[q]) >= at.k]
-        expected = [best_at_k(rewards[q], scores[q], at.k) for q in asked]
-        assert at.best_at_k.value == pytest.approx(sum(filter(None, expected)) / len(asked)), at.k
+        expected = [best_at_k(ranked(rewards[q], scores[q]), at.k) for q in asked]
+        assert at.best_at_k.value == pytest.approx(sum(expected) / len(asked)), at.k
 
 
 def test_without_log_probabilities_there_is_no_best(tmp_path):

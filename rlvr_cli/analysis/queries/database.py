@@ -217,7 +217,8 @@ class Database:
             limit: rows to fetch; 0 for all.
 
         Raises:
-            RlvrError: the statement is not one SELECT, has an error, or exceeds the limit on time or memory.
+            MemoryNeeded: it exceeds the limit on memory.
+            RlvrError: the statement is not one SELECT, has an error, or exceeds the limit on time.
         """
         with self.explained_errors(), self._bounded():
             statement = self._checked_statement(sql)

@@ -12,7 +12,7 @@ from rlvr_cli.analysis.queries.database import Database
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.statistics.estimators import (
     Estimate,
-    best_of_ranked,
+    best_at_k,
     majority_at_k,
     mean_of,
     pass_at_k,
@@ -56,7 +56,7 @@ def _at(k: int, kinds: Sequence[Kind]) -> AtK:
         k=k,
         questions=sum(kind["questions"] for kind in kinds),
         pass_at_k=mean(pass_at_k(kind["n"], kind["correct"], k) for kind in kinds),
-        best_at_k=None if unscored else mean(best_of_ranked(kind["rewards"], k) for kind in kinds),
+        best_at_k=None if unscored else mean(best_at_k(kind["rewards"], k) for kind in kinds),
         majority_at_k=None if not answered else mean(votes),
     )
 

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, pairwise
 from operator import mul
 from statistics import NormalDist
 
@@ -37,32 +37,15 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))
 
 
-def best_at_k(rewards: Sequence[float], scores: Sequence[float | None], k: int) -> float | None:
+def best_at_k(rewards: Sequence[float], k: int) -> float:
     """Expected reward of the sample with the highest score among k drawn without replacement, ties broken at random.
 
     The sample with the i-th best score (from 0) is the best one drawn with probability C(n - 1 - i, k - 1) / C(n, k).
 
     Args:
-        rewards: one per sample.
-        scores: one per sample, such as the mean log-probability of its tokens.
-
-    Returns:
-        None when a score is missing or nan, because the samples then have no order.
+        rewards: one per sample, in the order of their scores, such as the mean log-probabilities of their tokens; the best
+            first. Those whose scores are equal all have their mean.
     """
-    n = len(rewards)
-    assert 1 <= k <= n, (n, k)
-    if any(s is None or math.isnan(s) for s in scores):
-        return None
-    ranked = sorted(zip(scores, rewards, strict=True), key=lambda pair: pair[0] or 0.0, reverse=True)
-    means: list[float] = []
-    for _, tied in groupby(ranked, key=lambda pair: pair[0]):
-        group = [reward for _, reward in tied]
-        means += [math.fsum(group) / len(group)] * len(group)
-    return best_of_ranked(means, k)
-
-
-def best_of_ranked(rewards: Sequence[float], k: int) -> float:
-    """`best_at_k` of rewards in the order of their scores, the best first, in which tied ones have their mean."""
     return sum(map(mul, _shares_best(len(rewards), k), rewards))
 
 

@@ -16,7 +16,16 @@ from rlvr_cli.parallel.places import device_of
 from rlvr_cli.parallel.start import start_worker
 from rlvr_cli.parallel.worker import Worker
 from rlvr_cli.terminal import console
-from rlvr_cli.training.parallel.ranks import LOOPBACK, Elsewhere, RankLost, alive, announce, connect, join
+from rlvr_cli.training.parallel.ranks import (
+    LOOPBACK,
+    Elsewhere,
+    RankLost,
+    alive,
+    announce,
+    connect,
+    join,
+    losses_within,
+)
 from rlvr_cli.training.parallel.sharded_replica import open_replica
 
 
@@ -41,15 +50,17 @@ def start_trainer(rank: int, *, size: int, address: str, place: str) -> Worker:
 
 def follow(_: Connection, *, rank: int, size: int, address: str, device: str) -> None:
     """Join the ranks, and do what rank 0 does, until it has ended. The arguments are those of `start_trainer`."""
-    method = ""
+    method = "connecting"
     try:
-        store = connect(address)
-        announce(store, rank)
+        with losses_within():
+            store = connect(address)
+            announce(store, rank)
         fault_point("announced")
         with alive(address, rank):
             ranks = join(
                 store, rank=rank, size=size, device=torch.device(device), loopback=address.startswith(LOOPBACK)
             )
+            method = ""
             fault_point("joined")
             with closing(open_replica(ranks.broadcast(), device=device, ranks=ranks)) as replica:
                 while (call := ranks.broadcast()) is not None:
@@ -59,7 +70,8 @@ def follow(_: Connection, *, rank: int, size: int, address: str, device: str) ->
                     method = ""
     except RankLost as error:
         if method:  # rank 0 has ended if it tells nothing, and says why
-            console.say(f"trainer {rank} lost the others in {method}: {str(error).splitlines()[0]}")
+            why = str(error) if method == "connecting" else str(error).splitlines()[0]
+            console.say(f"trainer {rank} lost the others in {method}: {why}")
         sys.exit(1)
     except RlvrError as error:
         console.say(f"error: trainer {rank}: {error.problem}")

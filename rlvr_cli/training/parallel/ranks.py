@@ -41,14 +41,6 @@ class Elsewhere(Exception):
     """Another rank has raised an error and abandons what all do together."""
 
 
-@contextmanager
-def _together() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:  # gloo's and NCCL's errors are no class of their own
-        raise RankLost(str(error)) from error
-
-
 class Ranks:
     """This process among the trainers of a run. `Ranks()` is the only one.
 
@@ -129,7 +121,7 @@ class Ranks:
     def sum(self, tensors: Iterable[Tensor]) -> None:
         """Add up each tensor over the ranks, in place. All ranks have the same bits afterwards."""
         if self.size > 1:
-            with _together():
+            with self._together():
                 for bucket in _buckets(tensors):
                     flat = torch.cat([tensor.flatten() for tensor in bucket])
                     dist.all_reduce(flat)
@@ -149,14 +141,14 @@ class Ranks:
         if self.size == 1:
             return value
         box = [value]
-        with _together():
+        with self._together():
             dist.broadcast_object_list(box, src=0, group=self._control)
         return box[0]
 
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
         """Copy the tensors of rank 0 into those of the other ranks."""
         if self.size > 1:
-            with _together():
+            with self._together():
                 for tensor in tensors:
                     flat = tensor.contiguous()
                     dist.broadcast(flat, src=0)
@@ -172,7 +164,7 @@ class Ranks:
         if self.size == 1:
             return [value]
         found: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        with _together():
+        with self._together():
             dist.gather_object(value, found, dst=0, group=self._control if patient else self._prompt)
         return found or []
 
@@ -211,13 +203,20 @@ class Ranks:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:  # gloo's and NCCL's errors are no class of their own
+            raise RankLost(str(error)) from error
+
 
 ALONE = Ranks()
 
 
 @contextmanager
 def losses_within() -> Iterator[None]:
-    """Raise RankLost where code that talks to the other ranks by itself, as FSDP's does, finds one gone."""
+    """Raise RankLost where code that talks to the other ranks by itself, as FSDP's does, finds one gone, or they cannot connect."""
     try:
         yield
     except RuntimeError as error:
@@ -305,7 +304,7 @@ def join(store: TCPStore, *, rank: int, size: int, device: torch.device, loopbac
     on_cuda = device.type == "cuda"
     if on_cuda:
         torch.cuda.set_device(device)
-    with _together():
+    with losses_within():
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
             store=PrefixStore("ranks", store),

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factories import a_candidate, a_rollout, an_episode
+from ranking import ranked
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.statistics.estimators import best_at_k, pass_at_k, share_interval, share_of
@@ -261,7 +262,7 @@ def test_at_k_is_that_of_the_statistics(ask):
     }
     rows = [row(q, i, reward, mean_logprob=score) for q, of in samples.items() for i, (reward, score) in enumerate(of)]
     for k in (1, 7, 60):
-        best = [best_at_k(*zip(*of, strict=True), k) for of in samples.values()]
+        best = [best_at_k(ranked(*zip(*of, strict=True)), k) for of in samples.values()]
         passed = [pass_at_k(60, sum(r > 0.5 for r, _ in of), k) for of in samples.values()]
         assert ask("best_at_k", rows, k=k)[0]["best_at_k"] == pytest.approx(sum(best) / 5)
         assert ask("pass_at_k", rows, k=k)[0]["pass_at_k"] == pytest.approx(sum(passed) / 5)

@@ -1,5 +1,6 @@
 """pass@k, best@k and majority@k: their intervals, and that all commands have the same ones."""
 
+import math
 import random
 
 import pytest
@@ -124,8 +125,9 @@ def test_the_ks_that_are_asked_for(table, k, expected):
     assert [row["k"] for row in table(random_samples(), k=k)] == expected
 
 
-def test_without_log_probabilities_there_is_no_best(table):
-    (_, last) = table([sample("x", 0, 1.0, logprob=None), sample("x", 1, 0.0)])
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_without_log_probabilities_there_is_no_best(table, missing):
+    (_, last) = table([sample("x", 0, 1.0, logprob=missing), sample("x", 1, 0.0)])
     assert (last["best_at_k"], last["best_at_k_low"]) == (None, None)
     assert last["pass_at_k"] == 1.0
 
