@@ -6,9 +6,9 @@
 The run is made of random rows, each another question with a response of a dozen words; 0.5 KB each on the disk. Pairs are made of
 another run, with a tenth of the rows: 8 responses of 150 words to each question. The many runs have 200 rows each, as those of the
 first. With `--times` each part is there under so many names (hard links), so that each question has so many equal samples, and
-only the commands of the one run are measured, without `filter`. Each command runs once, in a process of its own: CPU seconds, since
-the machines used are shared, and the largest resident set. Of the page that lists the runs, the seconds of the first request and of
-the next.
+only the commands of the one run are measured, without `filter`, and pages of `rlvr view`; the summary of too many samples
+fails, and says so. Each command runs once, in a process of its own: CPU seconds, since the machines used are shared, and the
+largest resident set. Of pages, the seconds of the first request and of the next.
 """
 
 import argparse
@@ -27,6 +27,7 @@ COMMANDS = {
     "filter --dedup": "filter {run} --dedup --out {root}/kept.jsonl --overwrite --timeout-seconds 600",
 }
 PAIRS = "filter {run} --emit pairs --out {root}/pairs.jsonl --overwrite --timeout-seconds 600"
+PAGES = ("list of runs", "rollouts, first page", "rollouts of a category", "rollouts by length")
 OF_MANY = {
     "runs": "runs --runs-dir {many}",
     "runs, the best": "runs --runs-dir {many} --sort best",
@@ -40,7 +41,7 @@ _MEASURED = (
 
 
 def measure(name: str, command: str, *, may_fail: bool = False) -> None:
-    """Print CPU seconds and peak MB of a command and its children, and why it failed."""
+    """Print CPU seconds and peak MB of a command and its children, and why it failed, which ends this script unless it may fail."""
     line = [sys.executable, "-c", _MEASURED, sys.executable, "-m", "rlvr_cli", *command.split()]
     done = subprocess.run(line, capture_output=True, text=True, check=True)
     code, seconds, peak = map(float, done.stdout.split())
@@ -50,6 +51,14 @@ def measure(name: str, command: str, *, may_fail: bool = False) -> None:
     print(f"{name:<25} {seconds:>8.1f} CPU s {peak:>8.0f} MB  {failed}".rstrip(), flush=True)
     if failed and not may_fail:
         sys.exit(1)
+
+
+def measure_page(root: Path) -> None:
+    """Print the seconds of the first and the second answer of `rlvr view` on the large run."""
+    with view.serving(root) as address:
+        for name in PAGES:
+            first, then = view.measure(address, *view.REQUESTS[name], repeat=2)
+            print(f"{name:<25} {first:>8.2f} s, then {then:.2f} s", flush=True)
 
 
 def measure_many(root: Path, count: int) -> None:
@@ -90,7 +99,7 @@ def main() -> None:
                 continue
             measure(name, line.format(run=run, root=root), may_fail=arguments.times > 1)
         if arguments.times > 1:
-            return
+            return measure_page(root)
         sampled = root / "sampled"
         if not sampled.exists():
             make_run(root, arguments.rows // 10, name="sampled", words_each=150, one_step=True, samples_each=8)
