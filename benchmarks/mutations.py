@@ -1082,6 +1082,7 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "analysis/statistics/estimators.py",
+        ("as many of many samples are left after each", "np.maximum(left - k, 0) / left)", "np.maximum(left - k, 0) / n)", "tests/analysis/statistics/test_estimators.py -k best_at_k"),
         ("as many samples are left after each", "max(n - k - i, 0) / (n - i) for", "max(n - k - i, 0) / n for", "tests/analysis/statistics/test_estimators.py -k best_at_k"),
         ("pass@k is off by one", "range(n - c + 1, n + 1)", "range(n - c + 2, n + 2)", "tests/analysis/statistics/test_estimators.py -k pass_at_k"),
         ("a drawn majority of ties", "(unbeaten / (1 + (rivals == votes[:, None]).sum(axis=1))).sum()", "unbeaten.sum()", "tests/analysis/statistics/test_estimators.py -k drawn"),
@@ -1178,8 +1179,13 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "analysis/statistics/at_k.py",
-        ("rounding makes a question rare", "round(value, 12)", "value", "tests/analysis/statistics/test_at_k.py -k rounding"),
-        ("the ks are not those asked for", "chosen = sorted(set(ks)) if ks else", "chosen = None or", "tests/analysis/statistics/test_at_k.py -k asked_for"),
+        ("rounding makes a question rare", "round(best_at_k(question.rewards, self.k), 12)", "best_at_k(question.rewards, self.k)", "tests/analysis/statistics/test_at_k.py -k rounding"),
+        ("the ks are not those asked for", "for k in set(ks) or _usual_ks", "for k in _usual_ks", "tests/analysis/statistics/test_at_k.py -k asked_for"),
+        ("the first samples of a question are all", "while part := list(islice(", "if part := list(islice(", "tests/analysis/statistics/test_at_k.py -k at_a_time"),
+        ("the first questions are all", "            batch, samples = Counter[Question](), 0\n    if batch:", "            return\n    if batch:", "tests/analysis/statistics/test_at_k.py -k at_a_time"),
+        ("equal questions count once", "self._voted[round(vote, 12)] += times", "self._voted[round(vote, 12)] += 1", "tests/analysis/statistics/test_at_k.py -k over_questions"),
+        ("tied samples count once", "[sum(of_tied) / len(of_tied)] * len(of_tied)", "[sum(of_tied) / len(of_tied)]", "tests/analysis/statistics/test_at_k.py"),
+        ("samples without an answer vote", "del wrong[None]", "pass", "tests/analysis/statistics/test_at_k.py -k no_vote"),
     ),
 ]  # fmt: skip
 
@@ -1396,7 +1402,7 @@ EPISODES = [
     ),
     *mutations_of(
         "analysis/statistics/at_k.py",
-        ("a majority of no answers", "majority_at_k=None if not answered else mean(votes)", "majority_at_k=mean(votes)", "tests/analysis/statistics/test_at_k.py -k no_majority"),
+        ("a majority of no answers", "self._mean(self._voted) if self.answered else None", "self._mean(self._voted)", "tests/analysis/statistics/test_at_k.py -k no_majority"),
     ),
     *mutations_of(
         "environments/worker.py",
@@ -1465,9 +1471,12 @@ EPISODES = [
     Mutation("a column has the type of the first rows", "runs/storage/parquet.py", "pa.unify_schemas(schemas, ", "pa.unify_schemas(schemas[:1], ", "tests/runs/storage/test_parquet.py"),
     Mutation("texts have bounds", "runs/storage/parquet.py", "f.name == \"phase\" or", "pa.types.is_string(f.type) or", "tests/runs/storage/test_parquet.py"),
     Mutation("columns without a value are compressed", "runs/storage/parquet.py", "for name in filled if", "for name in schema.names if", "tests/runs/storage/test_parquet.py"),
-    Mutation("lists of rewards have no more memory", "analysis/summary.py", "timeout_seconds=timeout_seconds) as larger:", "timeout_seconds=timeout_seconds, spills=True) as larger:", "tests/analysis/test_summary.py -k cannot_be_spilled"),
-    Mutation("the least likely sample is the best", "analysis/queries/sql/at_k.sql", "list(rewards ORDER BY logprob DESC)", "list(rewards ORDER BY logprob)", "tests/analysis/statistics/test_at_k.py"),
-    Mutation("tied samples count once", "analysis/queries/sql/at_k.sql", "repeat([avg(reward)], count(*))", "[avg(reward)]", "tests/analysis/statistics/test_at_k.py"),
+    Mutation("the least likely sample is the best", "analysis/queries/sql/at_k.sql", "logprob DESC NULLS LAST", "logprob NULLS LAST", "tests/analysis/statistics/test_at_k.py"),
+    Mutation("queries of users use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=True", "tests/commands/store/test_analyze.py -k uses_the_disk"),
+    Mutation("at_k does not use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=False", "tests/commands/store/test_analyze.py -k uses_the_disk"),
+    Mutation("a summary has no more memory than what may spill", "analysis/summary.py", "except MemoryNeeded:", "except KeyError:", "tests/analysis/test_summary.py -k cannot_be_spilled"),
+    Mutation("what may spill has many threads", "analysis/queries/database.py", '"1" if spill or rows', '"1" if rows', "tests/analysis/queries/test_database.py -k spill"),
+    Mutation("sorting many rows has the memory of few", "analysis/queries/database.py", "max(1, rows / 1e6) ** 0.5", "1", "tests/analysis/queries/test_database.py -k spill"),
     Mutation("categories add up fractions", "analysis/queries/sql/categories.sql", "sum(hits * hits) AS", "sum(hits * (hits / 3)) * 3 AS", "tests/analysis/queries/test_sql.py -k same_bits"),
     *mutations_of(
         "analysis/queries/database.py",

@@ -6,9 +6,9 @@
 The run is made of random rows, each another question with a response of a dozen words; 0.5 KB each on the disk. Pairs are made of
 another run, with a tenth of the rows: 8 responses of 150 words to each question. The many runs have 200 rows each, as those of the
 first. With `--times` each part is there under so many names (hard links), so that each question has so many equal samples, and
-only the commands of the one run are measured, without `filter`, and pages of `rlvr view`; the summary of too many samples
-fails, and says so. Each command runs once, in a process of its own: CPU seconds, since the machines used are shared, and the
-largest resident set. Of pages, the seconds of the first request and of the next.
+only the commands of the one run are measured, without `filter`, and pages of `rlvr view`. Each command runs once, in a process
+of its own: CPU seconds, since the machines used are shared, and the largest resident set. Of pages, the seconds of the first
+request and of the next.
 """
 
 import argparse
@@ -40,8 +40,8 @@ _MEASURED = (
 )
 
 
-def measure(name: str, command: str, *, may_fail: bool = False) -> None:
-    """Print CPU seconds and peak MB of a command and its children, and why it failed, which ends this script unless it may fail."""
+def measure(name: str, command: str) -> None:
+    """Print CPU seconds and peak MB of a command and its children, and why it failed, which ends this script."""
     line = [sys.executable, "-c", _MEASURED, sys.executable, "-m", "rlvr_cli", *command.split()]
     done = subprocess.run(line, capture_output=True, text=True, check=True)
     code, seconds, peak = map(float, done.stdout.split())
@@ -49,7 +49,7 @@ def measure(name: str, command: str, *, may_fail: bool = False) -> None:
         next((line for line in done.stderr.splitlines() if line.startswith("error: ")), done.stderr) if code else ""
     )
     print(f"{name:<25} {seconds:>8.1f} CPU s {peak:>8.0f} MB  {failed}".rstrip(), flush=True)
-    if failed and not may_fail:
+    if failed:
         sys.exit(1)
 
 
@@ -97,7 +97,7 @@ def main() -> None:
         for name, line in COMMANDS.items():
             if arguments.times > 1 and name.startswith("filter"):
                 continue
-            measure(name, line.format(run=run, root=root), may_fail=arguments.times > 1)
+            measure(name, line.format(run=run, root=root))
         if arguments.times > 1:
             return measure_page(root)
         sampled = root / "sampled"

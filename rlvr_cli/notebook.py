@@ -8,13 +8,14 @@ progress has what is committed by then.
 import contextlib
 import io
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.analysis.queries import database
 from rlvr_cli.analysis.queries.named_queries import named_queries
+from rlvr_cli.analysis.statistics.at_k import at_k_table
 from rlvr_cli.analysis.summary import RunSummary, summarize
 from rlvr_cli.config.parsing.options import nearest
 from rlvr_cli.errors import RlvrError, missing_extra
@@ -84,8 +85,17 @@ class Runs:
         elif query.isidentifier():
             near = "".join(f" Did you mean {name}?" for name in nearest(query, named_queries()))
             raise RlvrError(f"There is no query named {query!r}.{near}", "Give its name, or a SELECT.")
+        if named is not None and named.name == "at_k":
+            return self._at_k(parameters)
         with database.open_runs(self.infos(), timeout_seconds=self.timeout_seconds) as opened:
             return Rows(opened.arrow(query, parameters))
+
+    def _at_k(self, parameters: Mapping[str, Any]) -> "Rows":
+        import pyarrow as pa
+
+        with database.open_runs(self.infos(), timeout_seconds=self.timeout_seconds, spills=True) as opened:
+            table, _ = at_k_table(opened, parameters)
+        return Rows(pa.Table.from_pylist(list(table.records())))
 
     @property
     def rollouts(self) -> "Rows":

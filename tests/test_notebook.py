@@ -84,6 +84,8 @@ def test_named_queries_and_parameters(here):
         run.sql("curve")
     assert run.summary() == [summarize("runs/a-1")]
     assert run.summary(step=0)[0].accuracy.value == 0.0
+    (at_1,) = run.sql("at_k", k=1)
+    assert (at_1["k"], at_1["pass_at_k"]) == (1, run.summary()[0].accuracy.value)
     with pytest.raises(RlvrError, match="several tables"):
         run.sql("summary")
 

@@ -1,7 +1,7 @@
 """What a training command prints when its run has ended."""
 
 from rlvr_cli.analysis.statistics.alarms import run_alarms
-from rlvr_cli.analysis.summary import summarize
+from rlvr_cli.analysis.summary import AT_END_SECONDS, summarize
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.training.trainer import Trainer
 
@@ -13,4 +13,5 @@ def report_end(trainer: Trainer, *, output: str) -> None:
     for alarm in run_alarms(run.path):
         console.say(f"{alarm.severity}: {alarm.sentence}\n    {alarm.command_for(run.path)}")
     if trainer.evaluator is not None:
-        tables.print_tables(summarize(run.path, step=trainer.updates).tables(), output=output)
+        found = summarize(run.path, step=trainer.updates, timeout_seconds=AT_END_SECONDS)
+        tables.print_tables(found.tables(), output=output)

@@ -10,12 +10,13 @@ from typing import Any
 
 from rlvr_cli.analysis.queries.database import Database, MemoryNeeded, open_runs
 from rlvr_cli.analysis.queries.named_queries import NamedQuery, named_queries
-from rlvr_cli.analysis.statistics.at_k import AtK, Kind, at_k
+from rlvr_cli.analysis.statistics.at_k import AtK, at_k, questions_of_runs
 from rlvr_cli.analysis.statistics.estimators import Estimate, QuestionKinds, mean_of, share_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo, read_run
 from rlvr_cli.types import Table
 
+AT_END_SECONDS = 3600.0  # time limit of each query of a summary at the end of a run, which took far longer
 SEARCH = "discover"  # the command whose runs are searches
 SEARCH_TABLES = ("searches", "attempt_errors", "best_score_at_k")  # the named queries that are the summary of a search
 HANDOUT_CATEGORIES = ("format_1_answer_1", "format_1_answer_0", "format_0_answer_0")
@@ -110,8 +111,12 @@ def summarize(
     info = run if isinstance(run, RunInfo) else read_run(run)
     without_searches([info])
     query = named_queries()["summary"]
-    with open_runs([info], timeout_seconds=timeout_seconds, spills=True) as database:
-        return _summary(database, query, info, phase=phase, step=step, timeout_seconds=timeout_seconds)
+    try:
+        with open_runs([info], timeout_seconds=timeout_seconds, spills=True) as database:
+            return _summary(database, query, info, phase=phase, step=step)
+    except MemoryNeeded:  # such as where a part has very long answers
+        with open_runs([info], timeout_seconds=timeout_seconds) as database:
+            return _summary(database, query, info, phase=phase, step=step)
 
 
 def without_searches(infos: Sequence[RunInfo]) -> list[RunInfo]:
@@ -153,9 +158,7 @@ def _cells(estimate: Estimate) -> tuple[float, float | None, float | None, str]:
     return estimate.value, estimate.low, estimate.high, estimate.interval
 
 
-def _summary(
-    database: Database, query: NamedQuery, info: RunInfo, *, phase: str, step: int | None, timeout_seconds: float
-) -> RunSummary:
+def _summary(database: Database, query: NamedQuery, info: RunInfo, *, phase: str, step: int | None) -> RunSummary:
     chosen = {"phase": phase, "step": step}
     of_all, of_questions, of_categories, of_both, of_failures = database.script(query.sql, chosen)
     [samples] = of_all.records()
@@ -189,7 +192,7 @@ def _summary(
         categories=tuple(
             category(name) for name in dict.fromkeys((*(HANDOUT_CATEGORIES if by_format else ()), *counts))
         ),
-        at_k=tuple(at_k(_kinds(database, info, chosen, timeout_seconds=timeout_seconds))) if most > 1 else (),
+        at_k=_at_k(database, chosen) if most > 1 else (),
         failure_kinds=failures,
         mean_tokens=samples["tokens"],
         mean_tokens_correct=samples["tokens_correct"],
@@ -201,14 +204,10 @@ def _summary(
     )
 
 
-def _kinds(database: Database, info: RunInfo, chosen: Mapping[str, Any], *, timeout_seconds: float) -> Sequence[Kind]:
-    """The kinds of questions of `at_k`. Their query holds every reward, and no list of them can be spilled to the disk."""
-    sql = named_queries()["at_k"].sql
-    try:
-        return list(database.select(sql, chosen).records())
-    except MemoryNeeded:
-        with open_runs([info], timeout_seconds=timeout_seconds) as larger:
-            return list(larger.select(sql, chosen).records())
+def _at_k(database: Database, chosen: Mapping[str, Any]) -> tuple[AtK, ...]:
+    runs = questions_of_runs(database, chosen)
+    _, _, questions = next(runs)
+    return tuple(at_k(questions)[0])
 
 
 def _with_misses(hits: Sequence[tuple[float, int, int]], asked: Sequence[tuple[int, int]]) -> QuestionKinds:

@@ -6,6 +6,7 @@ from factories import a_rollout, an_episode
 from ranking import ranked
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
+from rlvr_cli.analysis.statistics.at_k import at_k_table
 from rlvr_cli.analysis.statistics.estimators import (
     best_at_k,
     effective_number,
@@ -248,14 +249,13 @@ def test_a_summary_needs_little_memory(tmp_path, monkeypatch):
     assert summarize(tmp_path / "r").samples == 2
 
 
-def test_lists_of_rewards_that_cannot_be_spilled_have_more_memory(tmp_path, monkeypatch):
+def test_a_summary_that_cannot_be_spilled_has_more_memory(tmp_path, monkeypatch):
     rows = [
         rollout("s", q, i, float(i % 7 == 0), answer=str(i % 5), logprob=-float(i)) for q in "ab" for i in range(1000)
     ]
     run = make_run(tmp_path, "s", rows)
     expected = summarize(run)
-    monkeypatch.setattr("rlvr_cli.analysis.queries.database.SPILLING_LIMIT", "4MB")
-    at_k = named_queries()["at_k"]
-    with open_runs([read_run(run)], spills=True) as database, pytest.raises(RlvrError, match="more than 4MB"):
-        database.select(at_k.sql, at_k.parameters)
+    monkeypatch.setattr("rlvr_cli.analysis.queries.database.SPILLING_MB", 1)
+    with open_runs([read_run(run)], spills=True) as database, pytest.raises(RlvrError, match="more than 1MB"):
+        at_k_table(database, named_queries()["at_k"].parameters)
     assert summarize(run) == expected

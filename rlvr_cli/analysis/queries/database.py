@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 
 MAX_SQL_CHARACTERS = 50_000  # the parser takes quadratic time and memory for parentheses
 MEMORY_LIMIT = "2GB"  # of DuckDB
-SPILLING_LIMIT = "128MB"  # of DuckDB, where it may spill to disk
+# MB of DuckDB's memory where it may spill to disk, for up to a million rows; for more, times the square root of their millions,
+# which is what sorting them needs.
+SPILLING_MB = 48
 ONE_THREAD = 100_000  # rows that one thread reads, in their order: so a query gives the same bits each time
 CACHED_FILES = 256  # whose Parquet footers are kept between the queries on one database, 160 KB each
 PROCESS_BYTES = 4_000_000_000  # memory that a query may add to the process, including memory that DuckDB does not count
@@ -118,7 +120,7 @@ def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0, spills:
     """Open a sealed database with the views `rollouts`, `segments`, `grades`, `metrics` and `runs` over these runs.
 
     Args:
-        spills: for trusted queries alone: what needs more memory than `SPILLING_LIMIT` goes to a temporary folder.
+        spills: for trusted queries alone: one thread, and what needs more memory than `SPILLING_MB` goes to a temporary folder.
 
     Raises:
         RlvrError: two runs have the same id, or a file is not as it was committed.
@@ -183,9 +185,9 @@ def _connection(
 ) -> Iterator[tuple["Database", "duckdb.DuckDBPyConnection"]]:
     import duckdb
 
-    memory = SPILLING_LIMIT if spill else MEMORY_LIMIT
+    memory = f"{SPILLING_MB * max(1, rows / 1e6) ** 0.5:.0f}MB" if spill else MEMORY_LIMIT
     config: dict[str, Any] = {
-        "threads": "1" if rows <= ONE_THREAD else str(min(8, os.cpu_count() or 1)),
+        "threads": "1" if spill or rows <= ONE_THREAD else str(min(8, os.cpu_count() or 1)),
         "memory_limit": memory,
         "temp_directory": spill,  # empty: no spilling to disk
         "autoinstall_known_extensions": "false",

@@ -53,8 +53,14 @@ def best_at_k(rewards: Sequence[float], k: int) -> float:
 def _shares_best(n: int, k: int) -> Sequence[float]:
     """The share of draws of k of n samples in which the best sample, the 2nd best, ... is the best one drawn."""
     # The share in which none of the 0, 1, 2, ... best samples is drawn.
-    without = accumulate((max(n - k - i, 0) / (n - i) for i in range(n)), mul, initial=1.0)
-    return array("d", (above - below for above, below in pairwise(without)))
+    if n <= COUNTED_SAMPLES:
+        without = accumulate((max(n - k - i, 0) / (n - i) for i in range(n)), mul, initial=1.0)
+        return array("d", (above - below for above, below in pairwise(without)))
+    import numpy as np  # here: most runs do without
+
+    left = np.arange(n, 0, -1)
+    shares = -np.diff(np.cumprod(np.maximum(left - k, 0) / left), prepend=1.0)
+    return array("d", shares.tobytes())
 
 
 def majority_at_k(correct: int, wrong: Sequence[int], k: int, *, abstained: int = 0) -> float:

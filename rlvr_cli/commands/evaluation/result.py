@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
-from rlvr_cli.analysis.summary import summarize
+from rlvr_cli.analysis.summary import AT_END_SECONDS, summarize
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.rollouts.grading import check_some_graded
@@ -22,7 +22,8 @@ from rlvr_cli.types import Table
 def print_result(config: EvalConfig, evaluated: Mapping[Path, Dataset]) -> None:
     """Print the summary of the run; of several, a table with a row for each dataset or thinking budget."""
     if len(evaluated) == 1:
-        tables.print_tables(summarize(next(iter(evaluated))).tables(), output=config.format)
+        found = summarize(next(iter(evaluated)), timeout_seconds=AT_END_SECONDS)
+        tables.print_tables(found.tables(), output=config.format)
     elif len(config.thinking_budgets) < 2:
         tables.print_tables([dataset_table(evaluated)], output=config.format)
         console.say(f"of each  rlvr analyze summary {shlex.join(map(str, evaluated))}")
@@ -38,7 +39,7 @@ def dataset_table(evaluated: Mapping[Path, Dataset]) -> Table:
     columns = ("dataset", "run_id", "questions", "samples", "accuracy", "low", "high", "mean_tokens", "truncated_share")
     rows = []
     for path, dataset in evaluated.items():
-        found = summarize(path)
+        found = summarize(path, timeout_seconds=AT_END_SECONDS)
         counts, accuracy = (found.questions, found.samples), found.accuracy
         share = (accuracy.value, accuracy.low, accuracy.high)
         rows.append((dataset.name, found.run_id, *counts, *share, found.mean_tokens, found.truncated_share))

@@ -86,7 +86,7 @@ def answer(query: NamedQuery, config: AnalyzeConfig, parameters: Mapping[str, An
         infos = answered(infos)
         kept = {info.path.resolve() for info in infos}
         arms = [left for arm in arms if (left := [path for path in arm if path.resolve() in kept]) or not arm]
-    with open_runs(infos, timeout_seconds=config.timeout_seconds) as database:
+    with open_runs(infos, timeout_seconds=config.timeout_seconds, spills=query.name == "at_k") as database:
         if query.name == "at_k":
             result, left_out = at_k_table(database, parameters)
         else:

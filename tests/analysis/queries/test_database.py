@@ -192,9 +192,20 @@ def test_a_query_over_many_rows_has_more_than_one_thread(tmp_path, monkeypatch):
                 assert database.select("SELECT current_setting('threads')").rows == [(threads,)]
 
 
+def test_what_may_spill_has_one_thread_and_memory_as_the_root_of_its_rows(root, monkeypatch):
+    monkeypatch.setattr("rlvr_cli.analysis.queries.database.ONE_THREAD", 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    info = read_run(root / "a")
+    for rows, memory in ((10, "45.7 MiB"), (16_000_000, "183.1 MiB")):  # 48 and 192 MB
+        entries = tuple(replace(entry, rows=rows) for entry in info.entries[:1])
+        with open_runs([replace(info, entries=entries)], spills=True) as database:
+            (settings,) = database.select("SELECT current_setting('threads'), current_setting('memory_limit')").rows
+        assert settings == (1, memory)
+
+
 def test_what_needs_more_than_its_memory_goes_to_disk_in_our_own_queries_alone(root, monkeypatch):
     sql = "SELECT max(n) FROM (SELECT range % 1000000 AS k, count(*) AS n FROM range(1200000) GROUP BY k)"
-    monkeypatch.setattr("rlvr_cli.analysis.queries.database.SPILLING_LIMIT", "24MB")
+    monkeypatch.setattr("rlvr_cli.analysis.queries.database.SPILLING_MB", 24)
     monkeypatch.setattr("rlvr_cli.analysis.queries.database.MEMORY_LIMIT", "24MB")
     with open_runs([read_run(root / "a")], spills=True) as opened:
         assert opened.select(sql).rows == [(2,)]

@@ -8,7 +8,7 @@ import pytest
 from factories import a_rollout
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
-from rlvr_cli.analysis.statistics.at_k import at_k, at_k_table
+from rlvr_cli.analysis.statistics.at_k import Question, at_k, at_k_table
 from rlvr_cli.analysis.statistics.estimators import majority_at_k, mean_of, share_interval, share_of
 from rlvr_cli.analysis.summary import summarize
 from rlvr_cli.runs.readers import read_run
@@ -118,11 +118,32 @@ def test_every_command_has_the_same_numbers(table, tmp_path):
             )
 
 
+def test_samples_without_an_answer_have_no_vote(table):
+    rows = [
+        sample("x", 0, 1.0, answer="7"),
+        *(sample("x", i, 0.0, answer=answer) for i, answer in ((1, None), (2, " "))),
+    ]
+    assert table(rows)[-1]["majority_at_k"] == 1.0
+
+
+def test_few_samples_at_a_time_give_the_same(table, monkeypatch):
+    """There are 8 samples of each question."""
+    rows = table(random_samples())
+    for held in (1, 3, 8, 20):
+        monkeypatch.setattr("rlvr_cli.analysis.statistics.at_k.SAMPLES_AT_ONCE", held)
+        for ours, expected in zip(table([]), rows, strict=True):
+            assert (ours.pop("run_id"), ours["k"]) == ("r", expected["k"])
+            assert ours == pytest.approx({name: expected[name] for name in ours}, rel=1e-14)
+
+
 @pytest.mark.parametrize(
-    ("k", "expected"), [(4, [4]), ("1,2,8", [1, 2, 8]), ([2, 4], [2, 4]), ("16", []), ("4,99", [4])]
+    ("k", "expected"),
+    [(4, [4]), ("1,2,8", [1, 2, 8]), ([2, 4], [2, 4]), ("16", []), ("4,99", [4]), ([4, 4], [4]), (3, [3])],
 )
 def test_the_ks_that_are_asked_for(table, k, expected):
-    assert [row["k"] for row in table(random_samples(), k=k)] == expected
+    rows = table(random_samples(), k=k)
+    assert [row["k"] for row in rows] == expected
+    assert all(row["questions"] == 25 for row in rows)
 
 
 @pytest.mark.parametrize("missing", [None, math.nan])
@@ -142,29 +163,22 @@ def test_without_answers_there_is_no_majority(table, tmp_path):
     assert [row[-1] for row in at_k.rows] == [None, None, None]
 
 
-def test_rewards_that_are_no_shares_have_students_interval():
-    kinds = [
-        {
-            "n": 2,
-            "correct": 2,
-            "rewards": [3.0, 1.0],
-            "unscored": False,
-            "answered": True,
-            "wrong": [],
-            "abstained": 0,
-            "questions": 2,
-        },
-        {
-            "n": 2,
-            "correct": 0,
-            "rewards": [-1.0, -1.0],
-            "unscored": False,
-            "answered": True,
-            "wrong": [2],
-            "abstained": 0,
-            "questions": 1,
-        },
+def test_questions_with_fewer_samples_count_where_they_have_enough():
+    """Of the first batch k = 3 is the largest number of samples, which is no power of 2: then one has 5."""
+    right = [Question(rewards=(1.0,) * n, correct=n, wrong=()) for n in (3, 2, 5, 1)]
+    found, most = at_k(right)
+    assert most == 5
+    assert [(at.k, at.questions, at.pass_at_k.value) for at in found] == [
+        (1, 4, 1.0),
+        (2, 3, 1.0),
+        (4, 1, 1.0),
+        (5, 1, 1.0),
     ]
-    best = at_k(kinds, [2])[0].best_at_k
+
+
+def test_rewards_that_are_no_shares_have_students_interval():
+    good, bad = Question(rewards=(3.0, 1.0), correct=2, wrong=()), Question(rewards=(-1.0, -1.0), correct=0, wrong=(2,))
+    ((at,), _) = at_k([good, bad, good], [2])
+    best = at.best_at_k
     assert best == mean_of([(3.0, 1, 2), (-1.0, 1, 1)])
     assert best.interval == "t by question"

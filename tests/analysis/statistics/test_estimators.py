@@ -101,6 +101,11 @@ def test_best_at_k_is_the_mean_over_subsets(samples, data):
     assert best_at_k(ranked(rewards, scores), k) == pytest.approx(over_subsets(samples, k, reward_of_best), abs=1e-12)
 
 
+@pytest.mark.parametrize(("n", "c", "k"), [(9, 3, 2), (600, 5, 40), (600, 0, 3), (600, 599, 600)])
+def test_best_at_k_of_right_samples_first_is_pass_at_k(n, c, k):
+    assert best_at_k([1.0] * c + [0.0] * (n - c), k) == pytest.approx(pass_at_k(n, c, k), rel=1e-12)
+
+
 def test_best_at_1_is_the_mean_reward():
     assert best_at_k([1, 0, 0, 0.5], 1) == pytest.approx(0.375)
 

@@ -528,6 +528,13 @@ def test_a_run_that_has_the_name_of_a_query(tmp_path, capsys):
     assert [row["run_id"] for row in json.loads(capsys.readouterr().out)["run"]] == ["first", "categories"]
 
 
+def test_at_k_uses_the_disk_and_queries_of_users_do_not(analyze, monkeypatch):
+    sql = "SELECT current_setting('temp_directory') AS folder"
+    assert json.loads(analyze(query=sql, runs=("old",), format="json").out) == [{"folder": ""}]
+    monkeypatch.setattr("rlvr_cli.analysis.queries.database.MEMORY_LIMIT", "no limit of this database")
+    assert json.loads(analyze(query="at_k", runs=("old",), format="json").out)[0]["pass_at_k"] == 0.5
+
+
 def test_k_above_the_number_of_samples_is_said_to_be_left_out(analyze):
     """`old` and `new` have one sample a question."""
     said = analyze(query="at_k", runs=("old", "new"), set=("k=1,2,4",), format="json")
