@@ -235,6 +235,7 @@ def _serve(starts: socket.socket) -> NoReturn:
         os.environ.update(environment)  # the children set them themselves
     for module in modules:
         importlib.import_module(module)
+    importlib.import_module("rlvr_cli.runs.provenance").environment()  # reads once which packages are installed
     if "rlvr_cli.models.load" in modules:
         load, identity = map(importlib.import_module, ("rlvr_cli.models.load", "rlvr_cli.models.identity"))
         importlib.import_module("torch").set_num_threads(1)
