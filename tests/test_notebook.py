@@ -86,6 +86,9 @@ def test_named_queries_and_parameters(here):
     assert run.summary(step=0)[0].accuracy.value == 0.0
     (at_1,) = run.sql("at_k", k=1)
     assert (at_1["k"], at_1["pass_at_k"]) == (1, run.summary()[0].accuracy.value)
+    for k in ("x", 0, [1, None]):
+        with pytest.raises(RlvrError, match="k must be a whole number, 1 or more, or several"):
+            run.sql("at_k", k=k)
     with pytest.raises(RlvrError, match="several tables"):
         run.sql("summary")
 

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 
 MAX_SQL_CHARACTERS = 50_000  # the parser takes quadratic time and memory for parentheses
 MEMORY_LIMIT = "2GB"  # of DuckDB
-# MB of DuckDB's memory where it may spill to disk, for up to a million rows; for more, times the square root of their millions,
-# which is what sorting them needs.
+# DuckDB's memory in MB where it may spill to disk. Above a million rows it grows as their square root: sorting them needs so much.
 SPILLING_MB = 48
 ONE_THREAD = 100_000  # rows that one thread reads, in their order: so a query gives the same bits each time
 CACHED_FILES = 256  # whose Parquet footers are kept between the queries on one database, 160 KB each

@@ -21,6 +21,7 @@ from rlvr_cli.analysis.statistics.estimators import (
     pass_at_k,
     share_of,
 )
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import Table
 
 SAMPLES_AT_ONCE = 2**14
@@ -28,11 +29,14 @@ SAMPLES_AT_ONCE = 2**14
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the samples of a question show. Questions that show the same are equal."""
+    """What the samples of a question show. Questions that show the same are equal.
 
-    rewards: tuple[
-        float, ...
-    ]  # of the sample with the highest score, the 2nd highest, ...; tied ones all have their mean
+    Attributes:
+        rewards: those of the samples in the order of their scores, the best first; tied ones all have their mean.
+        correct: how many of the samples are.
+    """
+
+    rewards: tuple[float, ...]
     correct: int
     wrong: tuple[int, ...]  # the votes for each wrong answer, the fewest first
     scored: bool = True  # whether all samples have a score, which is their mean log-probability
@@ -81,7 +85,7 @@ def at_k_table(database: Database, parameters: Mapping[str, Any]) -> tuple[Table
     """The rows of `rlvr analyze at_k`, for each run and k; and which k are left out, a sentence for each run."""
     names = ("pass_at_k", "best_at_k", "majority_at_k")
     columns = ("run_id", "step", "k", "questions", *(f"{name}{end}" for name in names for end in ("", "_low", "_high")))
-    ks = [int(k) for k in str(parameters["k"]).strip("[]").split(",")] if parameters["k"] is not None else []
+    ks = _given_ks(parameters["k"])
     rows, left_out = [], []
     for run, step, questions in questions_of_runs(database, parameters):
         found, most = at_k(questions, ks)
@@ -91,6 +95,17 @@ def at_k_table(database: Database, parameters: Mapping[str, Any]) -> tuple[Table
             cells = [(e.value, e.low, e.high) if (e := getattr(at, name)) else (None, None, None) for name in names]
             rows.append((run, step, at.k, at.questions, *(cell for three in cells for cell in three)))
     return Table(columns, rows), left_out
+
+
+def _given_ks(value: Any) -> list[int]:
+    """The ks in `8`, `[1, 8]` or `1,8`; none of None."""
+    try:
+        ks = [] if value is None else [int(k) for k in str(value).strip("[]").split(",")]
+    except ValueError:
+        ks = [0]
+    if any(k < 1 for k in ks):
+        raise RlvrError("k must be a whole number, 1 or more, or several such as 1,2,4,8.")
+    return ks
 
 
 def questions_of_runs(
