@@ -971,6 +971,7 @@ MATHEMATICS = [
         ("a server whose engine died ends the run", "and server.lives():", "and True:", "tests/samplers/parallel/test_servers.py -k engine_is_gone"),
         ("a server is asked for the base, not the adapter", "self._adapter = self._sampler.model = name", "self._adapter = name", "tests/samplers/parallel/test_servers.py -k under_a_name"),
         ("a server that hangs is waited for", "if self._missed >= MISSED:", "if False:", "tests/samplers/parallel/test_servers.py -k hangs_is_left_out"),
+        ("old keys and values stay on a server", '        self._ask("/reset_prefix_cache", {})\n', "", "tests/samplers/parallel/test_servers.py -k hangs_when_weights"),
         ("a server is given up at once", "self._missed = 0 if self.lives() else self._missed + 1", "self._missed += 1", "tests/samplers/parallel/test_servers.py -k takes_its_time"),
         ("adapters stay on the servers", "        self.unload_adapter()\n", "", "tests/samplers/parallel/test_servers.py -k under_a_name"),
     ),

@@ -192,7 +192,10 @@ class _Server:
 
     def _served(self, model: str) -> str:
         """Return the server's name of the model, by which it is asked."""
-        listed = _field(json_answer("GET", f"{self.url}/v1/models"), self.url, "data", list)
+        said = None
+        with contextlib.suppress(ValueError, RecursionError):
+            said = json.loads(self._ask("/v1/models", method="GET"))
+        listed = _field(said, self.url, "data", list)
         served = {_field(one, self.url, "id", str): one.get("root") for one in listed}
         for name, root in served.items():
             if (
@@ -235,8 +238,8 @@ class _Server:
 
     def load(self, folder: str) -> None:
         """Let the server load the weights in a directory. Raises RlvrError."""
-        self._awaited("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
-        json_answer("POST", f"{self.url}/reset_prefix_cache", {})
+        self._ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+        self._ask("/reset_prefix_cache", {})
 
     def lives(self) -> bool:
         """Whether the server's engine does: when it has died, what answers for it goes on for a moment, and says 500 to everything."""
@@ -252,41 +255,44 @@ class _Server:
         if self._missed >= MISSED:
             raise NoAnswer(f"The server at {self.url} does not answer, nor say that its engine lives.", HOW_TO_START)
 
-    def _awaited(self, route: str, body: dict[str, Any]) -> None:
-        """Ask for what may take long, and wait for it while the server's engine lives. Raises RlvrError."""
-        answered: queue.SimpleQueue[RlvrError | None] = queue.SimpleQueue()
+    def _ask(
+        self, route: str, body: dict[str, Any] | None = None, *, method: str = "POST", seconds: float = LOAD_SECONDS
+    ) -> str:
+        """Return what the server answers, see `ask_server`; it is waited for while the server's engine lives.
+
+        When the engine dies, vLLM leaves unanswered what it was asked to do, without an end.
+        """
+        answered: queue.SimpleQueue[str | RlvrError] = queue.SimpleQueue()
 
         def ask() -> None:
             try:
-                ask_server("POST", f"{self.url}{route}", body)
+                answered.put(ask_server(method, f"{self.url}{route}", body, seconds=seconds))
             except RlvrError as error:
                 answered.put(error)
-            else:
-                answered.put(None)
 
         threading.Thread(target=ask, daemon=True).start()
         while True:
             try:
                 with stoppable():
-                    error = answered.get(timeout=CHECK_SECONDS)
+                    said = answered.get(timeout=CHECK_SECONDS)
             except queue.Empty:
                 self._check_life()
                 continue
-            if error is not None:
-                raise error
-            return
+            if isinstance(said, RlvrError):
+                raise said
+            return said
 
     def load_adapter(self, folder: str, *, name: str) -> None:
         """Let the server load the adapter in a directory, and ask for it by this name from now on. Raises RlvrError."""
         self.unload_adapter()
-        self._awaited("/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+        self._ask("/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
         self._adapter = self._sampler.model = name
 
     def unload_adapter(self, *, seconds: float = LOAD_SECONDS) -> None:
         """Let the server forget the adapter that it serves, if it does. Raises RlvrError."""
         name, self._adapter = self._adapter, ""
         if name:
-            ask_server("POST", f"{self.url}/v1/unload_lora_adapter", {"lora_name": name}, seconds=seconds)
+            self._ask("/v1/unload_lora_adapter", {"lora_name": name}, seconds=seconds)
 
     def verify(self, policy: "Policy", version: int, *, served_version: int) -> None:
         """Raise RlvrError if the server does not serve the weights of `policy`."""
@@ -320,9 +326,8 @@ class _Server:
         """The server's answers to the probe's prompts, which do not end at EOS."""
         answers = []
         for number, ids in enumerate(probe_prompts(self._vocabulary, count=PROBE_PROMPTS, length=PROBE_LENGTH)):
-            body = ask_server(
-                "POST",
-                f"{self.url}/v1/completions",
+            body = self._ask(
+                "/v1/completions",
                 {"model": self._sampler.model, "prompt": ids, "max_tokens": PROBE_TOKENS, "temperature": temperature,
                  "seed": 0, "ignore_eos": True, "logprobs": 0, "return_token_ids": True},
             )  # fmt: skip
@@ -352,13 +357,6 @@ def _field(said: Any, url: str, name: str, kind: type) -> Any:
     if not isinstance(value, kind):
         raise odd_answer(url, f"no {name} in {error_message(json.dumps(said))}")
     return value
-
-
-def json_answer(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
-    """Return what a server says, or None if that is not JSON. Raises RlvrError as `ask_server`."""
-    with contextlib.suppress(ValueError, RecursionError):
-        return json.loads(ask_server(method, url, body))
-    return None
 
 
 def ask_server(

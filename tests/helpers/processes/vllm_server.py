@@ -38,6 +38,7 @@ class StandIn:
         dies_after: completions after which it does not answer; None: never.
         engine_died: answer as when the engine behind it has died.
         hangs: do not answer at all, until the test has ended.
+        hangs_from: the path from whose next request on it hangs.
         odd: what it answers on a path instead; `odd_after` completions.
     """
 
@@ -48,6 +49,7 @@ class StandIn:
     dies_after: int | None = None
     engine_died: bool = False
     hangs: bool = False
+    hangs_from: str | None = None
     ended: threading.Event = field(default_factory=threading.Event)
     odd: dict[str, Any] = field(default_factory=dict)
     odd_after: int = 0
@@ -120,6 +122,7 @@ def _one(model: Path) -> Iterator[StandIn]:
         return Reply({"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": len(logprobs)}})
 
     def answer(body: dict) -> Reply:
+        server.hangs |= endpoint.paths[-1] == server.hangs_from
         if server.hangs:
             server.ended.wait()
             return Reply(status=0)

@@ -244,15 +244,27 @@ def test_a_server_that_hangs_is_left_out_long_before_its_deadline(servers, polic
 
 
 @pytest.mark.slow
-def test_a_server_that_hangs_when_weights_change_is_left_out(servers, policy, quickly):
+@pytest.mark.parametrize(
+    ("one", "other"), [("/collective_rpc", "/v1/completions"), ("/reset_prefix_cache", "/collective_rpc")]
+)
+def test_a_server_that_hangs_when_weights_change_is_left_out(servers, policy, quickly, one, other):
+    """As vLLM does when its engine dies: what the engine was asked to do is never answered."""
     sampler = sampler_of(servers, policy)
-    servers[0].hangs = True
+    servers[0].hangs_from = one
     sampler.load_weights(moved(policy), 1)
     assert "nor say that its engine lives" in sampler.notes[0]
     assert len(answers(sampler, policy)) == 8
-    servers[1].hangs = True
+    servers[1].hangs_from = other
     with pytest.raises(RlvrError, match="nor say that its engine lives"):
         sampler.load_weights(policy, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions"])
+def test_a_server_that_hangs_when_it_is_connected_to_is_not_waited_for(servers, policy, quickly, path):
+    servers[1].hangs_from = path
+    with pytest.raises(RlvrError, match="nor say that its engine lives"):
+        sampler_of(servers, policy)
 
 
 def test_a_server_that_takes_its_time_is_waited_for(servers, policy, quickly, monkeypatch):
