@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import rlvr_cli
+from living import alive, gone_within
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import resolve_grader
 from rlvr_cli.graders.pool import GraderPool
@@ -68,21 +69,6 @@ def hostile(tmp_path) -> str:
     path = tmp_path / "hostile.py"
     path.write_text(textwrap.dedent(HOSTILE))
     return f"{path}:grade"
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def gone_within(pid: int, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.02)
-    return not alive(pid)
 
 
 def test_the_pool_returns_the_verdicts_of_the_grader():

@@ -265,7 +265,7 @@ def test_the_time_limit_of_the_pool_ends_the_program_before_the_worker():
         (fenced("def double(x): return 2 * x"), DOUBLE),
         ("", "no test"),
     ]
-    with GraderPool("python", workers=1, timeout=4.0) as grader_pool:
+    with GraderPool("python", workers=1, timeout=3.0) as grader_pool:
         slow, right, failed = grader_pool.grade(pairs)
         assert grader_pool.restarts == 0
     assert (slow.reward, slow.failure_kind, slow.error) == (0.0, "timeout", None)

@@ -129,11 +129,11 @@ def test_a_judge_at_fault_gives_no_reward_and_says_why(judge, open_pool, fault):
 
 
 def test_a_judge_that_is_busy_is_asked_again_when_it_says(judge, open_pool):
-    replies = [error(429, "slow down", retry_after="1"), error(503, "starting", retry_after_ms="1")]
+    replies = [error(429, "slow down", retry_after="0.4"), error(503, "starting", retry_after_ms="1")]
     judge.answer = lambda body: replies.pop(0) if replies else scoring(length_score)(body)
     (grade,) = open_pool().grade([("four", "4")], example_of=example_of)
     assert grade.reward == pytest.approx(4 / 9)
-    assert judge.times[1] - judge.times[0] >= 1.0
+    assert judge.times[1] - judge.times[0] >= 0.4
 
 
 def test_the_same_text_is_asked_once(judge, open_pool):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import working
+from living import alive
 
 HOST = """
 import json, sys, time
@@ -20,13 +21,6 @@ host = Host(folder=".", variables={}, weights=False, started=started, command=("
 print(json.dumps([json.loads(message) for message in host.receive()] + [host.pid()]), flush=True)
 time.sleep(600)
 """
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -48,10 +42,10 @@ def test_it_ends_with_the_command_and_so_does_its_worker(begun: bool):
                 assert (greeting, by) == ("hello", pid)
                 time.sleep(0.2)
                 assert host.poll() is None
-                assert runs(pid)
+                assert alive(pid)
                 command.close()
             assert host.wait(timeout=60) == 1
-            assert not begun or not runs(pid)
+            assert not begun or not alive(pid)
             host.stdout.close()
         finally:
             host.kill()

@@ -5,12 +5,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 import working
+from living import gone_within
 from rlvr_cli.config.parsing.options import LONGEST
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.parallel.worker import LocalWorker
@@ -77,7 +77,7 @@ def test_it_ends_with_its_children_when_it_is_killed(start):
     child = worker.receive()["child"]
     worker.kill()
     assert worker.status == -signal.SIGKILL
-    assert_ends(child)
+    assert gone_within(child, 10)
 
 
 def test_signals_to_stop_are_its_parents(start):
@@ -125,15 +125,4 @@ def test_it_dies_with_its_parent(tmp_path):
     assert Path(f"/proc/{worker}").exists()
     parent.kill()
     parent.wait()
-    assert_ends(worker)
-
-
-def assert_ends(pid: int) -> None:
-    """The kernel's signal takes a moment; a process that nobody reaps has ended too."""
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        stat = Path(f"/proc/{pid}/stat")
-        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"process {pid} is alive")
+    assert gone_within(worker, 10)

@@ -461,7 +461,7 @@ def test_when_nothing_ever_succeeds_not_everything_is_tried(endpoint):
 def test_completions_come_as_they_finish_with_limited_concurrency(endpoint):
     def slow_first(body):
         reply = completion(f"{body['prompt']} </answer>")
-        reply.wait = {"p0": 0.0, "p1": 1.0}.get(body["prompt"], 0.05)
+        reply.wait = {"p0": 0.0, "p1": 0.5}.get(body["prompt"], 0.05)
         return reply
 
     endpoint.answer = slow_first
@@ -493,9 +493,17 @@ def test_once_it_has_answered_an_endpoint_is_asked_for_several_samples_at_once(e
 
 
 def followed(
-    sampler, first: list[Request], *, turns: int, seconds: float = 0.02
+    sampler,
+    first: list[Request],
+    *,
+    turns: int,
+    seconds: float = 0.02,
+    heard: Callable[[int], object] = lambda number: None,
 ) -> tuple[list[int], Following, RlvrError | None]:
-    """Follow all but the prompt `slow`. Return the indices in the order in which they came, what was asked, and the error."""
+    """Follow all but the prompt `slow`. Return the indices in the order in which they came, what was asked, and the error.
+
+    `heard` is told how many have come.
+    """
     more = Following(
         first,
         lambda c: None if first[0].prompt == "slow" and not c.request_index else Request(f"{c.text} again", (1,)),
@@ -504,8 +512,9 @@ def followed(
     )
 
     def stream() -> Iterator[Completion]:
-        for answer in sampler.sample(first, SamplingParams(), more=more):
+        for number, answer in enumerate(sampler.sample(first, SamplingParams(), more=more), start=1):
             more.add(answer)
+            heard(number)
             yield answer
 
     found, failure = until_failure(stream())
@@ -513,10 +522,13 @@ def followed(
 
 
 def test_requests_that_come_are_sent_while_others_are_under_way(endpoint):
-    endpoint.answer = lambda body: Reply(completion("4").body, wait=1.5 if body["prompt"] == "slow" else 0)
+    others = threading.Event()
+    slow = Reply(completion("4").body, after=others)
+    endpoint.answer = lambda body: slow if body["prompt"] == "slow" else completion("4")
     sampler = open_sampler(endpoint)
     list(sampler.sample([Request("first", (1,))], SamplingParams()))
-    order, more, failure = followed(sampler, [Request("slow", (1,)), Request("quick", (1,))], turns=3)
+    asked = [Request("slow", (1,)), Request("quick", (1,))]
+    order, more, failure = followed(sampler, asked, turns=3, heard=lambda number: number < 4 or others.set())
     assert failure is None
     assert order == [1, 2, 3, 4, 0]
     assert [request.prompt for request in more.asked] == ["slow", "quick", *["4 again"] * 3]

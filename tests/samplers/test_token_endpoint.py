@@ -1,5 +1,7 @@
 """Endpoints that give token ids, and those that lack something for it: refused after two tokens, with what is missing."""
 
+import threading
+
 import pytest
 
 from endpoint import Reply, completion, error, serving
@@ -77,10 +79,12 @@ def test_text_is_that_of_the_ids_and_an_answer_without_them_ends_the_call(tiny_t
 
 
 def test_requests_that_come_are_sent_while_others_are_under_way(tiny_tokenizer):
+    others = threading.Event()
+
     def answer(body: dict) -> Reply:
         mine = body["prompt"] if isinstance(body["prompt"], list) else tiny_tokenizer(body["prompt"])["input_ids"]
         said = completion("4", token_ids=[5], prompt_token_ids=mine)
-        return Reply(said.body, wait=1.5 if mine == [9] else 0)
+        return Reply(said.body, after=others if mine == [9] else None)
 
     with serving(answer) as endpoint:
         slow, quick = (Request("", (1,), prompt_ids=ids) for ids in ((9,), (8,)))
@@ -93,4 +97,6 @@ def test_requests_that_come_are_sent_while_others_are_under_way(tiny_tokenizer):
         for completed in opened(endpoint, tiny_tokenizer).sample([slow, quick], SamplingParams(), more=more):
             more.add(completed)
             order.append((completed.request_index, completed.prompt_ids))
+            if len(order) == 3:
+                others.set()
         assert order == [(1, (8,)), (2, (8, 5)), (3, (8, 5, 5)), (0, (9,))]

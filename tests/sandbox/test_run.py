@@ -14,6 +14,7 @@ import pytest
 
 import rlvr_cli
 from hostile_programs import LATE, PROGRAMS, a_target, descendants, hostile
+from living import gone_within
 from rlvr_cli.config.parsing.options import LONGEST
 from rlvr_cli.discovery.verify_program import run_candidate, verify_execution
 from rlvr_cli.errors import RlvrError
@@ -350,10 +351,7 @@ def test_no_program_outlives_the_process_that_runs_it(number):
     parent.send_signal(number)
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in started):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert all(gone_within(pid, 10) for pid in started)
 
 
 def is_bound(pid: int) -> bool:

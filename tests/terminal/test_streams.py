@@ -7,8 +7,10 @@ import re
 import shlex
 import subprocess
 import sys
+import termios
 import threading
 import time
+from array import array
 from pathlib import Path
 
 import pytest
@@ -63,7 +65,12 @@ def test_a_pipe_that_does_not_wait_gets_everything(tmp_path: Path):
     read: list[bytes] = []
 
     def drain() -> None:
-        time.sleep(2)
+        waiting = array("i", [0])
+        until = time.monotonic() + 60
+        while waiting[0] < 4096 and time.monotonic() < until:  # until it is full
+            time.sleep(0.02)
+            fcntl.ioctl(reading, termios.FIONREAD, waiting)
+        time.sleep(0.1)
         while piece := os.read(reading, 65_536):
             read.append(piece)
 

@@ -162,12 +162,12 @@ def test_hostile_rollouts_of_a_server_are_only_text(browser, served, tmp_path):
         run.commit_rollouts("train", 0, [rollout("a", hostile, s, **facts) for s in range(2)])
         enter(browser, served)
         page = Page(browser, f"{served}view?run=a")
-        with run.activity.doing(hostile):
-            page.until(lambda: "onerror" in page.text(".runs"))  # a section that came later
         page.open(0)
         assert page.text("pre.response") == hostile.replace("\u202e", "\\u202e")
         run.commit_rollouts("train", 1, [rollout("a", "plain", 0, step=1)])
-        page.until(lambda: page.all(".status")[0].text == "1 to 3 of 3 rollouts")
+        with run.activity.doing(hostile):
+            page.until(lambda: "onerror" in page.text(".runs"))  # a section that came later
+            page.until(lambda: page.all(".status")[0].text == "1 to 3 of 3 rollouts")
     assert page.is_unharmed()
     assert not browser.get_log("browser")
 

@@ -12,12 +12,13 @@ from typing import Any
 
 @dataclass
 class Reply:
-    """The server's reaction to a request: wait, then send this; status 0 drops the connection."""
+    """The server's reaction to a request: wait so many seconds, or until `after` is set, and send this; status 0 drops the connection."""
 
     body: Any = None  # text, bytes, or a value that is sent as JSON
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     wait: float = 0.0
+    after: threading.Event | None = None
     raw: bytes | None = None  # sent instead of an HTTP response
     drip: float = 0.0  # seconds between the bytes of the body
 
@@ -64,6 +65,8 @@ def serving(answer: Callable[[dict], Reply]) -> Iterator[Endpoint]:
                 served.most_under_way = max(served.most_under_way, served.under_way)
                 reply = served.answer(body)
             closing.wait(reply.wait)
+            if reply.after is not None:
+                reply.after.wait(30)
             with lock:
                 served.under_way -= 1
             try:

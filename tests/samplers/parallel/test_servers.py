@@ -232,7 +232,7 @@ def quickly(monkeypatch):
     """Whether a server lives is asked often."""
     for module in (openai, servers_module):
         monkeypatch.setattr(module, "CHECK_SECONDS", 0.02)
-    monkeypatch.setattr(servers_module, "HEALTH_SECONDS", 3.0)
+    monkeypatch.setattr(servers_module, "HEALTH_SECONDS", 2.0)
 
 
 def test_a_server_that_hangs_is_left_out_long_before_its_deadline(servers, policy, quickly):
