@@ -182,6 +182,7 @@ def test_the_tables_match_the_code():
     assert reference_script().stale() == []
 
 
+@pytest.mark.slow
 def test_a_stale_table_and_an_undescribed_column_are_detected(monkeypatch, tmp_path):
     script = reference_script()
     shutil.copytree(DOCS, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.svg", "*.png"))

@@ -122,6 +122,7 @@ def test_a_run_in_progress_is_read_anew(here):
         assert len(run.rollouts) == before + 1
 
 
+@pytest.mark.slow
 def test_curves_are_the_pictures_of_the_command_line(here, capsys):
     figure = rlvr_cli.open_runs("a-*").curves()
     figure.save("curves.png")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from checks import findings
+from marks import slow
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.data.datasets import load_dataset
@@ -210,7 +211,8 @@ def whole_eval(tmp_path_factory, rlvr):
 
 
 @pytest.mark.parametrize(
-    "fault", ["sampled:100:int", pytest.param("sampled:100:term", marks=pytest.mark.slow), "manifest.done:1"]
+    "fault",
+    [*(slow(f"sampled:100:{how}") for how in ("int", "term")), "manifest.done:1"],
 )
 def test_eval_stopped_midway_goes_on_to_the_same_rows(tmp_path, whole_eval, rlvr, forks, fault):
     done = forks.run("eval", *EVAL, "--run", "cut", cwd=tmp_path, fault=fault)

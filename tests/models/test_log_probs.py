@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from largest import LargestTensor
+from marks import slow
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.log_probs import (
     _linear_log_probs,
@@ -453,7 +454,7 @@ def test_extreme_and_impossible_logits_of_a_linear_head():
     assert (impossible == -torch.inf).all()
 
 
-@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("masked", [True, slow(False)])
 def test_the_logits_of_a_batch_never_exist(masked, monkeypatch):
     """Except for those that are kept, at most `_KEPT_LOGITS`."""
     monkeypatch.setattr("rlvr_cli.models.log_probs._KEPT_LOGITS", 0)

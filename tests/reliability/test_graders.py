@@ -315,7 +315,7 @@ def attack(folder: Path, kinds: list[str], *, items: int, timeout: float, monkey
 
 def test_hostile_answers_cost_only_themselves(tmp_path, monkeypatch):
     assert set(QUICK) <= set(KINDS)
-    attack(tmp_path, list(QUICK), items=60, timeout=3.0, monkeypatch=monkeypatch)
+    attack(tmp_path, list(QUICK), items=40, timeout=3.0, monkeypatch=monkeypatch)
 
 
 @pytest.mark.full

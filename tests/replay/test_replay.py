@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from factories import a_rollout, an_episode
+from marks import slow
 from rlvr_cli.commands import grpo
 from rlvr_cli.commands.store import check
 from rlvr_cli.config.grpo import GrpoConfig
@@ -119,11 +120,11 @@ def test_how_a_norm_is_summed_is_no_difference(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "named", "most"),
     [
-        ({"weight_decay": 0.5}, "update 1 differs", 2),
+        slow({"weight_decay": 0.5}, "update 1 differs", 2),
         ({"seed": 1}, "update 0 differs", 1),
         ({"learning_rate": 1e-3}, "update 0 differs", 1),
-        ({"max_grad_norm": 0.1}, "update 1 differs", 2),
-        ({"sampling_temperature": 0.9}, "policy 0 sampled differs", 1),
+        slow({"max_grad_norm": 0.1}, "update 1 differs", 2),
+        slow({"sampling_temperature": 0.9}, "policy 0 sampled differs", 1),
         ({"sampling_max_tokens": 7}, "but at most 7 were allowed", 1),
         (
             {"async_steps": 1, "importance_correction": "none"},

@@ -22,6 +22,7 @@ import pytest
 import factories
 import rlvr_cli
 from checks import findings
+from marks import slow
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -184,7 +185,14 @@ def killed_and_gone_on(victims: Victims, run: Path, fault: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("fault", ["create:1", "write.torn:2", "renamed:4", "manifest.torn:3", "manifest.done:2"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "write.torn:2",
+        "manifest.torn:3",
+        *(slow(at) for at in ("create:1", "renamed:4", "manifest.done:2")),
+    ],
+)
 def test_a_run_killed_at_a_point_ends_the_same(victims: Victims, tmp_path: Path, fault: str):
     assert killed_and_gone_on(victims, tmp_path / "run", fault)
 

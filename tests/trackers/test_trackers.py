@@ -144,6 +144,7 @@ def test_the_same_questions_are_shown_each_time(tmp_path):
 
 
 @pytest.mark.parametrize("name", REAL)
+@pytest.mark.slow
 def test_an_exported_run_is_read_back(tmp_path, name):
     """Each number once; exported again, nothing is sent twice, and a run that has gone on is sent on."""
     with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={"config": {"learning_rate": 1e-5}}) as run:

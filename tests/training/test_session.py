@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, Qwen2ForCausalLM
 
+from marks import slow
 from rlvr_cli.commands import grpo
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.parsing.sources import resolve
@@ -99,7 +100,7 @@ def resumed(folder, *, steps):
     return metadata["policy"]["compute_dtype"]
 
 
-@pytest.mark.parametrize("began", ["bfloat16", "float32"])
+@pytest.mark.parametrize("began", ["bfloat16", slow("float32")])
 def test_a_run_goes_on_in_the_precision_that_it_began_with(processor, million, tmp_path, capsys, began):
     """On a CPU that would choose another one. Weights and moments are float32 all the while."""
     processor(began == "bfloat16")
@@ -115,8 +116,8 @@ def test_a_run_goes_on_in_the_precision_that_it_began_with(processor, million, t
     [
         ({}, True, "float32"),  # of a version that stored nothing of it
         ({"device": "cuda:0", "compute_dtype": "bfloat16"}, True, "bfloat16"),
-        ({"device": "cuda:0", "compute_dtype": "bfloat16"}, False, "float32"),
-        ({"device": "cpu", "compute_dtype": ["bfloat16"]}, True, "float32"),  # by a stranger
+        slow({"device": "cuda:0", "compute_dtype": "bfloat16"}, False, "float32"),
+        slow({"device": "cpu", "compute_dtype": ["bfloat16"]}, True, "float32"),  # by a stranger
     ],
 )
 def test_a_run_from_elsewhere_goes_on(processor, million, tmp_path, stored, instructions, computes):

@@ -148,6 +148,7 @@ def test_long_names_of_runs_are_told_apart_in_the_list(browser, tmp_path):
     assert page.is_unharmed()
 
 
+@pytest.mark.slow
 def test_pages_and_sorting(browser, two_runs):
     page = opened(browser, two_runs)
     assert len(page.questions()) == 25
@@ -206,6 +207,7 @@ def test_a_rollout_is_shown_with_its_tokens_and_its_group(browser, two_runs):
     assert page.is_unharmed()
 
 
+@pytest.mark.slow
 def test_what_a_judge_said_is_shown_below_the_response(browser, tmp_path):
     reply = "It is <b>good</b>.\n<script>window.__pwned = 1</script>\n8"
     rows = [
@@ -231,7 +233,8 @@ def test_what_a_judge_said_is_shown_below_the_response(browser, tmp_path):
     assert page.is_unharmed()
 
 
-@pytest.mark.parametrize("tokenizer", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tokenizer", [True, False])
 def test_an_episode_is_shown_turn_by_turn(browser, tmp_path, tokenizer):
     from selenium.webdriver.common.keys import Keys
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from killed import metrics_of, rows_of, weights_of
+from marks import slow
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.report.build import charts_of, environment_of
 from rlvr_cli.commands import eval as evaluate
@@ -159,7 +160,7 @@ def test_training_is_on_the_policys_tokens_and_replays(folder):
         assert logged["train", step, "sampling/tokens"] == logged["train", step, "update/tokens"] == sum(tokens)
 
 
-@pytest.mark.parametrize(("name", "environment", "fault"), [("cut", "Sums", "sampled:20"), ("kill", "Kills", "")])
+@pytest.mark.parametrize(("name", "environment", "fault"), [slow("cut", "Sums", "sampled:20"), ("kill", "Kills", "")])
 def test_a_run_goes_on_where_it_was_killed(folder, forks, name, environment, fault):
     """Between two turns, and while a tool works."""
     options = ["--environment", f"{folder}/mine.py:{environment}"]

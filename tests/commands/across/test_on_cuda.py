@@ -26,6 +26,7 @@ def tokens_of(run, **where):
     return {(r["step"], r["example_id"], r["sample_index"]): r["response_ids"] for r in rows}
 
 
+@pytest.mark.slow
 def test_grpo_on_the_second_device_samples_what_a_cpu_samples(tmp_path):
     """With a reference model and two updates on each batch."""
     options = SHARED | {"dataset": "arithmetic:200", "rollout_batch_size": 8, "group_size": 4, "engine": "transformers",

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marks import slow
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers.embedded import cache
 from rlvr_cli.samplers.embedded.decode_step import DecodeStep
@@ -91,7 +92,7 @@ def collect(sampler, requests):
 
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("prompt", ["copied", "shared"])
-@pytest.mark.parametrize("block", [2, 5])
+@pytest.mark.parametrize("block", [2, slow(5)])
 def test_ordered_rows_that_are_read_in_blocks_give_the_same_tokens(
     tiny_model, tiny_tokenizer, block, prompt, compute_dtype, monkeypatch, read
 ):

@@ -60,7 +60,8 @@ def test_recorded_steps_give_the_cpus_tokens_on_any_device(tiny_model_dir, expec
         assert cuda.replayed[device] > PARAMS.max_tokens
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_later_calls_replay_the_graphs_with_the_weights_of_the_time(tiny_model_dir, dtype):
     """Whether the step copies the weights or reads those of the policy, and whatever was sampled before."""
 

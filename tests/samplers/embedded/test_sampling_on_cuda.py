@@ -43,7 +43,8 @@ def answered(cuda, sampler, *, samples, common=""):
     return cuda.replayed.total() - before
 
 
-@pytest.mark.parametrize(("dtype", "lora"), [(HALF, True), pytest.param(torch.float32, False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "lora"), [(HALF, True), (torch.float32, False)])
 def test_a_step_waits_only_for_what_it_drew_and_multiplies_in_half_precision(tiny_tokenizer, dtype, lora):
     model = make_model(dtype, layers=2, lora=lora)
     with fake_cuda(compute=False) as cuda:

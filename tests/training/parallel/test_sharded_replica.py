@@ -143,7 +143,8 @@ def continued_whole(ranks: Ranks, options, run: str):
     return weights_of(replica)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "adamw")) for kind in KINDS])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_is_whole_and_is_divided_bit_for_bit(together: Together, tmp_path: Path, kind: str):
     found = together.call(before_and_after, KINDS[kind], str(tmp_path))
     for before, after in found:

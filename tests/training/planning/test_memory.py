@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marks import slow
 from rlvr_cli.cli import build
 from rlvr_cli.config import config_of
 from rlvr_cli.config.dpo import DpoConfig
@@ -396,12 +397,12 @@ def test_a_host_with_too_little_memory_is_noted():
 @pytest.mark.parametrize(
     ("size", "layers", "rows", "given"),
     [
-        ("0.5B", 4, 2, {}),
         ("7B", 1, 2, {"param_dtype": "bfloat16", "lora_rank": 32, "gradient_checkpointing": True}),
         pytest.param("0.5B", None, 4, {}, marks=pytest.mark.full),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                ("0.5B", 4, 2, {}),
                 ("1.5B", 4, 2, {"gradient_checkpointing": True}),
                 ("1.5B", 4, 8, {"param_dtype": "bfloat16", "optimizer": "adamw_8bit"}),
                 ("7B", 2, 8, {"param_dtype": "bfloat16", "offload_optimizer": True, "gradient_checkpointing": True}),
@@ -540,17 +541,17 @@ def test_trainer_and_vllm_fit_a_shared_device_together(shape, capacity, dtype, u
         ("grpo", [], "vllm"),
         ("grpo", [], "transformers"),
         ("grpo", ["--gradient-accumulation-steps", "8", "--kl-coef", "0.1"], "vllm"),
-        ("grpo", ["--micro-batch-tokens", "65536"], "transformers"),
-        ("grpo", ["--compute-dtype", "float32"], "transformers"),
+        slow("grpo", ["--micro-batch-tokens", "65536"], "transformers"),
+        slow("grpo", ["--compute-dtype", "float32"], "transformers"),
         ("grpo", ["--async-steps", "1"], "vllm"),
         ("grpo", ["--trainers", "2"], "transformers"),
         ("ei", ["--trainers", "8", "--fsdp", "--ei-batch-size", "64"], "transformers"),
-        ("grpo", ["--trainers", "2", "--offload-optimizer"], "transformers"),
+        slow("grpo", ["--trainers", "2", "--offload-optimizer"], "transformers"),
         ("sft", [], "transformers"),
-        ("sft", ["--micro-batch-size", "8"], "transformers"),
-        ("sft", ["--offload-optimizer"], "transformers"),
-        ("ei", ["--lora-rank", "64"], "vllm"),
-        ("ppo", [], "transformers"),
+        slow("sft", ["--micro-batch-size", "8"], "transformers"),
+        slow("sft", ["--offload-optimizer"], "transformers"),
+        slow("ei", ["--lora-rank", "64"], "vllm"),
+        slow("ppo", [], "transformers"),
         ("ppo", ["--critic", "shared", "--kl-coef", "0.1"], "vllm"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value) or "defaults",

@@ -276,10 +276,8 @@ def test_an_update_multiplies_in_half_precision_keeps_what_must_be_exact_and_hol
     assert max(logits) <= log_probs._KEPT_LOGITS < min(responses) * 151_936
 
 
-@pytest.mark.parametrize(
-    ("name", "checkpointing"),
-    [("grpo_clip", True), *(slow(name, False) for name in LOSSES)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "checkpointing"), [("grpo_clip", True), *((name, False) for name in LOSSES)])
 def test_the_host_waits_for_the_device_once_in_an_update(measured, name, checkpointing):
     """For the norm of the gradient and all statistics, after the last micro-batch; never within one."""
     model, cuda = measured
