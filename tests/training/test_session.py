@@ -115,8 +115,8 @@ def test_a_run_goes_on_in_the_precision_that_it_began_with(processor, million, t
     ("stored", "instructions", "computes"),
     [
         ({}, True, "float32"),  # of a version that stored nothing of it
-        ({"device": "cuda:0", "compute_dtype": "bfloat16"}, True, "bfloat16"),
-        slow({"device": "cuda:0", "compute_dtype": "bfloat16"}, False, "float32"),
+        slow({"device": "cuda:0", "compute_dtype": "bfloat16"}, True, "bfloat16"),
+        ({"device": "cuda:0", "compute_dtype": "bfloat16"}, False, "float32"),
         slow({"device": "cpu", "compute_dtype": ["bfloat16"]}, True, "float32"),  # by a stranger
     ],
 )
