@@ -303,6 +303,7 @@ def test_a_killed_search_ends_with_the_same_rows_and_files(forks: Forks, tmp_pat
     assert not list(run.rglob(".*.tmp"))
 
 
+@pytest.mark.slow
 def test_another_ctrl_c_ends_it_though_a_verifier_never_does(tmp_path: Path):
     hangs = "import pathlib, time\n{FIRST}    pathlib.Path('hangs').touch()\n    time.sleep(3600)\n"
     make_task(tmp_path / "mine", hangs.replace("{FIRST}", FIRST))
@@ -378,6 +379,7 @@ def test_a_search_killed_at_random_points_ends_the_same(forks: Forks, tmp_path: 
 # Proposers and tasks
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_program_says_so_in_its_rows(forks: Forks, tmp_path: Path):
     done = discover(forks, tmp_path, "kissing --rounds 2 --num-samples 1 --sampling-max-tokens 5 --run tiny")
     assert done.status == 0, done.said

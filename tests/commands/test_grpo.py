@@ -560,6 +560,7 @@ def own_losses(tmp_path):
     return file
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_loss_in_a_users_file_has_the_same_trajectory(train, own_losses, clipped):
     """To the last bit: tokens, metrics and weights."""
     own = train(loss_type=f"{own_losses}:clip", **CLIPPED)
@@ -573,6 +574,7 @@ def test_a_copy_of_a_loss_in_a_users_file_has_the_same_trajectory(train, own_los
     assert own.metrics["train", "policy/surprise_mean"] == pytest.approx(own.metrics["train", "loss/nll"])
 
 
+@pytest.mark.slow
 def test_a_loss_per_row_is_the_mean_over_its_tokens(train, own_losses, centered):
     """And it is told which rows are of one group: their advantages sum to 0."""
     own = train(loss_type=f"{own_losses}:per_row", use_std_normalization=False, **CENTERED).metrics
@@ -585,6 +587,7 @@ def test_a_loss_per_row_is_the_mean_over_its_tokens(train, own_losses, centered)
     assert own["train", "policy/unbalanced_mean"][0] == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_users_loss_learns_from_responses_without_an_advantage(train, own_losses):
     """For what rlvr knows, it may have a gradient there: an entropy bonus has."""
     metrics = train(loss_type=f"{own_losses}:of_the_rest", group_size=2).metrics
@@ -601,6 +604,7 @@ def begun(train, tmp_path, own_losses):
     return {"folder": tmp_path, "model": str(tmp_path / "there"), "n_grpo_steps": 2}
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_loss_and_its_model_wherever_that_is_now_and_no_other(begun, tmp_path, own_losses):
     facts = read_run(tmp_path / "r").metadata["facts"]["loss"]
     assert facts["sha256"] == hashlib.sha256(own_losses.read_bytes()).hexdigest()

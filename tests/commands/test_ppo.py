@@ -229,6 +229,7 @@ def test_the_mismatch_leaves_out_the_tokens_before_the_minimum(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_returns_that_do_not_differ_have_no_explained_variance(tmp_path):
     (tmp_path / "g.py").write_text(
         "def grade(response, truth):\n    return {'format_reward': 1.0, 'answer_reward': 1.0, 'reward': 1.0}\n"

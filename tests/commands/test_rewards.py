@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from marks import slow
 from rlvr_cli.runs.readers import read_rollouts, read_run
 
 REWARDS = """
@@ -93,7 +94,7 @@ def test_the_error_of_a_reward_is_said_at_once_stored_and_shown(rlvr, tmp_path):
     assert "6 rollouts to grade" in rlvr("grade", "r", "--grader", "r1_zero").err
 
 
-@pytest.mark.parametrize("command", ["ei", "ppo", "dpo"])
+@pytest.mark.parametrize("command", [slow("ei"), "ppo", slow("dpo")])
 def test_training_stops_before_its_first_update_if_grades_fail(rlvr, tmp_path, command):
     options = {
         "ei": ("--ei-batch-size", 2, "--group-size", 4, "--n-ei-steps", 1),
@@ -145,6 +146,7 @@ def test_max_grade_errors_is_the_share_that_may_fail(rlvr, tmp_path):
     assert not (tmp_path / "runs/d/model").exists()
 
 
+@pytest.mark.slow
 def test_a_hanging_grader_is_said_at_once(rlvr):
     done = rlvr(
         "eval",

@@ -239,6 +239,7 @@ def windowed(tiny_model_dir, tmp_path):
     return path.parent
 
 
+@pytest.mark.slow
 def test_a_model_with_a_sliding_window_trains_without_evaluations(windowed, tmp_path, forks):
     rows = [f'{{"prompt": "{i} + {i}?", "response": " {2 * i}", "answer": "{2 * i}"}}\n' for i in range(8)]
     (tmp_path / "t.jsonl").write_text("".join(rows))

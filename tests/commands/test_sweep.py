@@ -50,6 +50,7 @@ def tables(text):
     return {title: [{k: v for k, v in row.items() if k != "minutes"} for row in rows] for title, rows in found.items()}
 
 
+@pytest.mark.slow
 def test_each_arm_and_seed_is_a_run_and_none_is_repeated(sweep, tmp_path):
     shown = sweep(seeds="0,1")
     folder = tmp_path / "grpo_baselines"
@@ -332,6 +333,7 @@ def killed_and_resumed(tmp_path, model, *, kills, number):
     return [tables(text) for text in found]
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_sweep_with_its_run_saved_and_the_same_command_goes_on(
     sweep, forks, tmp_path, tiny_model_dir
 ):

@@ -115,6 +115,7 @@ def test_one_bad_item_costs_one_row(hostile, response, error):
     assert [verdict.reward for verdict in verdicts] == [float(a == b) for a, b in good]
 
 
+@pytest.mark.slow
 def test_many_bad_items_in_a_row(hostile):
     pairs = [(kind, "5") for kind in ("hang", "exit", "5", "raise", "hang", "exit", "exit", "5")]
     with GraderPool(hostile, workers=1, timeout=0.3) as pool:

@@ -258,6 +258,7 @@ def test_the_right_outputs_are_not_where_the_program_runs():
 # With the pool, and as a reference
 
 
+@pytest.mark.slow
 def test_the_time_limit_of_the_pool_ends_the_program_before_the_worker():
     assert [seconds_of(t) for t in (0.5, 2.0, 5.0)] == [0.25, 1.0, 4.0]
     pairs = [
@@ -273,6 +274,7 @@ def test_the_time_limit_of_the_pool_ends_the_program_before_the_worker():
     assert (failed.reward, failed.error) == (None, "ValueError")
 
 
+@pytest.mark.slow
 def test_the_documented_grader_of_ones_own_runs_programs_in_the_sandbox(tmp_path):
     page = (Path(__file__).parents[2] / "docs/data.md").read_text()
     [example] = [block for block in page.split("```python\n")[1:] if "run_program" in block.partition("```")[0]]

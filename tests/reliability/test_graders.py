@@ -313,6 +313,7 @@ def attack(folder: Path, kinds: list[str], *, items: int, timeout: float, monkey
     }
 
 
+@pytest.mark.slow
 def test_hostile_answers_cost_only_themselves(tmp_path, monkeypatch):
     assert set(QUICK) <= set(KINDS)
     attack(tmp_path, list(QUICK), items=40, timeout=3.0, monkeypatch=monkeypatch)
@@ -332,6 +333,7 @@ def test_poison_among_ten_thousand(tmp_path, monkeypatch, figures):
     })  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_key_reaches_a_grader_or_a_row(tmp_path):
     canary = f"sk-canary-{uuid4().hex}"
     (tmp_path / "tells.py").write_text(

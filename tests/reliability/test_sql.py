@@ -515,6 +515,7 @@ def test_bombs_are_stopped_and_the_run_is_untouched(root, tmp_path):
     judged([explode(bomb, tmp_path, root) for bomb in QUICK], before, root)
 
 
+@pytest.mark.slow
 def test_reading_a_query_has_limits_of_its_own(root, tmp_path):
     """A text that only the parser works on ends long before --timeout-seconds, and says why."""
     blast = explode(Bomb("select " + "(" * 8_000), tmp_path, root, limit=60)

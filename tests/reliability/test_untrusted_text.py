@@ -36,6 +36,7 @@ def test_no_payload_reaches_a_pipe_unescaped(capsys, output):
     assert unsafe(capsys.readouterr().out) == set()
 
 
+@pytest.mark.slow
 def test_no_payload_reaches_a_terminal_unescaped():
     with terminal() as screen:
         for payload in PAYLOADS:

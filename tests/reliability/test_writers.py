@@ -85,6 +85,7 @@ def assert_one_winner(racers: list[subprocess.Popen], root: Path, *, rounds: int
     assert all(findings(run) == [] for run in root.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("racers", [3], indirect=True)
 def test_exactly_one_of_several_writers_wins(racers: list[subprocess.Popen], tmp_path: Path):
     assert_one_winner(racers, tmp_path, rounds=2)

@@ -121,12 +121,12 @@ def test_how_a_norm_is_summed_is_no_difference(tmp_path):
     ("changed", "named", "most"),
     [
         slow({"weight_decay": 0.5}, "update 1 differs", 2),
-        ({"seed": 1}, "update 0 differs", 1),
+        slow({"seed": 1}, "update 0 differs", 1),
         ({"learning_rate": 1e-3}, "update 0 differs", 1),
         slow({"max_grad_norm": 0.1}, "update 1 differs", 2),
         slow({"sampling_temperature": 0.9}, "policy 0 sampled differs", 1),
         ({"sampling_max_tokens": 7}, "but at most 7 were allowed", 1),
-        (
+        slow(
             {"async_steps": 1, "importance_correction": "none"},
             "policy 2 sampled train rollouts of step 2, and policy 0",
             None,
@@ -145,6 +145,7 @@ def test_a_run_that_differs_is_an_error(run):
         check.run(CheckConfig(runs=(str(run),), replay="1"))
 
 
+@pytest.mark.slow
 def test_other_weights_are_named(run, tiny_model_dir):
     shutil.copy(tiny_model_dir / "model.safetensors", run / "model/model.safetensors")
     problems = replay_run(read_stored(run), most=None).problems

@@ -179,7 +179,9 @@ def test_an_old_run_can_be_trained_on(rlvr, place):
     assert {row[header.index("phase")] for row in rows} == {"eval"}
 
 
-@pytest.mark.parametrize("run", [pytest.param(run, marks=[SLOW] * (run == "async-cut")) for run in CUT])
+@pytest.mark.parametrize(
+    "run", [pytest.param(run, marks=[SLOW] * (run in ("async-cut", "ei-cut", "sft-cut"))) for run in CUT]
+)
 def test_an_old_run_resumes_to_the_same_end(rlvr, place, run):
     expected = RESUMED["runs"][run]
     command = json.loads((place / f"runs/{run}/run.json").read_text())["command"]

@@ -602,6 +602,7 @@ def test_an_unknown_run_name_suggests_the_newest_runs(tmp_path: Path):
     assert caught.value.hint == "Did you mean: mango?"
 
 
+@pytest.mark.slow
 def test_a_run_can_be_read_while_it_is_written(run: RunDir):
     """A reader in another process never fails and never sees a row disappear."""
     code = """

@@ -189,8 +189,7 @@ def killed_and_gone_on(victims: Victims, run: Path, fault: str) -> bool:
     "fault",
     [
         "write.torn:2",
-        "manifest.torn:3",
-        *(slow(at) for at in ("create:1", "renamed:4", "manifest.done:2")),
+        *(slow(at) for at in ("manifest.torn:3", "create:1", "renamed:4", "manifest.done:2")),
     ],
 )
 def test_a_run_killed_at_a_point_ends_the_same(victims: Victims, tmp_path: Path, fault: str):

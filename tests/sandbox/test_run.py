@@ -258,7 +258,7 @@ def attack(name: str, target: dict) -> None:
 
 
 QUICK = """
-    loop; ignores all signals; endless thread; closes its pipes and sleeps; stops itself; memory; memory in small objects;
+    loop; ignores all signals; endless thread; closes its pipes and sleeps; stops itself; memory;
     output flood; answer flood; threads; nested; fork bomb; clone3; exec; outlives its parent; more memory; io_uring;
     call of another architecture; write to a file; write beside the libraries; mode by a new call; system V memory;
     file in memory; read a secret; read another's environment; read another's memory by a call; connect; name of a socket;

@@ -19,6 +19,7 @@ import pytest
 
 import tracked as readers
 from factories import a_rollout
+from marks import slow
 from rlvr_cli.cli import invoke
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
@@ -195,6 +196,7 @@ def test_files_go_where_out_says(tmp_path):
         invoke(["export", *pattern, str(other.path), "--to", "csv", "--out", str(out)])
 
 
+@pytest.mark.slow
 def test_tensorboard_goes_where_out_says(tmp_path):
     pytest.importorskip("tensorboard")
     with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run:
@@ -295,9 +297,9 @@ def test_a_run_is_followed_while_it_is_written(tmp_path, stand_in, capfd):
             {"init": 'raise ValueError("no key")'},
             "trackio: ValueError: no key (the run goes on without it; later: rlvr export",
         ),
-        ({"log": 'raise OSError("the net is down")'}, "trackio: OSError: the net is down (the run"),
+        slow({"log": 'raise OSError("the net is down")'}, "trackio: OSError: the net is down (the run"),
         ({"log": "os.abort()"}, "note: the process of trackio ended with status -6"),
-        ({"init": "time.sleep(1000)"}, "note: trackio has not got everything within 1 s; the rest: rlvr export"),
+        slow({"init": "time.sleep(1000)"}, "note: trackio has not got everything within 1 s; the rest: rlvr export"),
         ({"finish": "time.sleep(1000)"}, "note: trackio has not got everything within 1 s; the rest: rlvr export"),
     ],
 )

@@ -77,6 +77,7 @@ def columns(rows, *names):
 SELECTS = sorted(set(named_queries()) - {"summary"})  # the summary is a script, and has tests of its own
 
 
+@pytest.mark.slow
 def test_every_query_takes_a_run_of_anything(ask):
     """One without rows; one of evaluation alone without entropies and log-probabilities, all of whose grades failed."""
     lonely = [row("x", reward=None), row("y", reward=None)]

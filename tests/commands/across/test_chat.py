@@ -143,6 +143,7 @@ def test_ei_trains_on_what_it_sends(place, rlvr):
     check_replay(place / "runs/ei")
 
 
+@pytest.mark.slow
 def test_a_prompt_that_just_fits_is_sampled_from(place, rlvr):
     room = (
         256
@@ -175,7 +176,8 @@ def test_sft_puts_questions_into_the_chat_template(place, rlvr):
     assert chat != plain
 
 
-@pytest.mark.parametrize("chat", [["--chat"], pytest.param([], marks=pytest.mark.slow)], ids=["chat", "plain"])
+@pytest.mark.slow
+@pytest.mark.parametrize("chat", [["--chat"], []], ids=["chat", "plain"])
 def test_sft_on_a_runs_rollouts_trains_on_the_sampled_tokens(place, rlvr, chat):
     rlvr(*EVAL, "--model", "llama", *chat, "--run", "e", "--num-samples", 4)
     done = rlvr(*SFT, "--dataset", "e", "--model", "llama", *chat, "--run", "s")

@@ -488,6 +488,7 @@ def test_processes_play_episodes_with_environments_of_their_own(folder, forked, 
     assert min(asked.count(process) for process in asked) > 2
 
 
+@pytest.mark.slow
 def test_episodes_are_played_ahead(folder, forked):
     """With weights one batch old, in the process that samples while the trainer trains."""
     rows = played(folder, "ahead", async_steps=1)

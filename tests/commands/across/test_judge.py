@@ -161,6 +161,7 @@ def test_a_groups_rewards_are_the_judges(rlvr, judge, tmp_path):
     assert findings(tmp_path / "runs/r") == []
 
 
+@pytest.mark.slow
 def test_a_judge_that_refuses_every_request_ends_training_before_it_learns_from_it(rlvr, judge, tmp_path):
     judge.answer = lambda body: error(401, f"bad key {KEY}")
     done = rlvr("grpo", *TRAINING, "--run", "r", status=1)

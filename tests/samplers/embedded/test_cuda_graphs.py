@@ -91,6 +91,7 @@ def test_later_calls_replay_the_graphs_with_the_weights_of_the_time(tiny_model_d
         assert tokens_of(sampler) == fresh(policy), "weights that moved are found"
 
 
+@pytest.mark.slow
 def test_sleep_gives_the_workspace_back_if_so_asked(tiny_model_dir, expected):
     with fake_cuda() as cuda:
         policy = load_policy(tiny_model_dir, compute_dtype="float32", device="cuda:0")
@@ -113,6 +114,7 @@ def test_graphs_that_do_nothing_are_found(tiny_model_dir, expected, monkeypatch)
         assert len(sampler.notes) == 1, "the faster step must be kept: it is right"
 
 
+@pytest.mark.slow
 def test_graphs_that_cannot_be_recorded_at_the_start_are_not_used(tiny_model_dir, expected):
     def fail(name):
         if cuda.graph is not None:

@@ -366,8 +366,8 @@ def prepared(case, monkeypatch):
         import_bitsandbytes()
     calls = flash.install(monkeypatch, compute=False) if case.attention == "flash-attn" else []
     # An optimizer on the host computes with real numbers there: fewer, of the same layers.
-    small = {"vocabulary": 2048} if case.optimizer == "offload" else {}
-    models = [math_1_5b(layers=2, dtype=case.weights, **small) for _ in range(1 + (case.critic == "own"))]
+    small = {"vocabulary": 2048, "layers": 1} if case.optimizer == "offload" else {"layers": 2}
+    models = [math_1_5b(dtype=case.weights, **small) for _ in range(1 + (case.critic == "own"))]
     with ExitStack() as stack:
         if case.lora:
             add_adapter(models[0], Lora(rank=32, alpha=64, seed=0))
@@ -488,6 +488,7 @@ def test_the_host_waits_once_for_all_log_probabilities(measured):
     assert cuda.waits == {("stream", "device.py:to_host"): 1}
 
 
+@pytest.mark.slow
 def test_weights_are_rounded_once_in_an_update_of_two_micro_batches(measured):
     """And so are the first gradients widened; later ones are added as they are."""
     model, cuda = measured
