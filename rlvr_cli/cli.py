@@ -224,8 +224,10 @@ def _parameter(option: Field[Any], *, command: str) -> inspect.Parameter:
         except RlvrError as e:
             raise UsageError(e.problem, e.hint) from e
 
-    shown: dict[str, Any] = {"help": option.metadata["help"], "autocompletion": complete}
-    shown |= {"rich_help_panel": option.metadata["group"], "show_default": False}
+    shown: dict[str, Any] = {"help": option.metadata["help"], "show_default": False}
+    shown |= {"rich_help_panel": option.metadata["group"]}
+    if COMPLETE in os.environ:  # Typer inspects the function of each option
+        shown["autocompletion"] = complete
     if option.metadata["argument"]:
         info = typer.Argument(None, metavar=option.name.upper(), parser=parse, **shown)
     elif kind is bool:

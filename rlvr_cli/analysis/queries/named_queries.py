@@ -1,11 +1,13 @@
 """The named queries: one .sql file each, with a description and parameters in its first lines."""
 
+import functools
 import json
 import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rlvr_cli.errors import RlvrError
@@ -30,9 +32,11 @@ class NamedQuery:
     plot: Mapping[str, str] | None = field(default_factory=dict)
 
 
-def named_queries() -> dict[str, NamedQuery]:
+@functools.cache
+def named_queries() -> Mapping[str, NamedQuery]:
     """Read all queries in ``sql/``, by name, in alphabetical order."""
-    return {p.stem: parse_query(p.stem, p.read_text(encoding="utf-8")) for p in sorted(SQL_DIRECTORY.glob("*.sql"))}
+    files = sorted(SQL_DIRECTORY.glob("*.sql"))
+    return MappingProxyType({p.stem: parse_query(p.stem, p.read_text(encoding="utf-8")) for p in files})
 
 
 def parse_query(name: str, sql: str) -> NamedQuery:

@@ -3,6 +3,7 @@
 Enters: config dataclasses. Leaves: their options in the order of ``--help``, and the checks shared by the configs.
 """
 
+import functools
 import inspect
 import math
 import re
@@ -126,7 +127,11 @@ class ValueType(NamedTuple):
 
 def value_type(option: Field[Any]) -> ValueType:
     """`int | None` -> int; `tuple[str, ...]` -> repeatable str; `Literal["a", "b"]` -> str with choices."""
-    kind: Any = option.type
+    return _value_type(option.type)
+
+
+@functools.cache  # a plan tries thousands of configs, each with a hundred options of some twenty types
+def _value_type(kind: Any) -> ValueType:
     parts = typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
     parts = [part for part in parts if part is not type(None)]
     forms = tuple(form for kind, form in ((FileFunction, FUNCTION_FORM), (JudgeFile, JUDGE_FORM)) if kind in parts)

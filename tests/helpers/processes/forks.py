@@ -236,6 +236,9 @@ def _serve(starts: socket.socket) -> NoReturn:
     for module in modules:
         importlib.import_module(module)
     importlib.import_module("rlvr_cli.runs.provenance").environment()  # reads once which packages are installed
+    importlib.import_module("rlvr_cli.analysis.queries.named_queries").named_queries()
+    # The first connection takes twice as long as others. This one leaves no thread behind.
+    importlib.import_module("duckdb").connect(config={"threads": 1}).close()
     if "rlvr_cli.models.load" in modules:
         load, identity = map(importlib.import_module, ("rlvr_cli.models.load", "rlvr_cli.models.identity"))
         importlib.import_module("torch").set_num_threads(1)
