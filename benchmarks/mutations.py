@@ -1727,6 +1727,11 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
 
 VIEW = [
     *mutations_of(
+        "analysis/report/build.py",
+        ("a page without a section does not say so", 'left_out.append(LeftOut(section, f"Without {what}: {error.problem}", command))', "pass", f"{SERVED}lacks_what_takes_too_long"),
+        ("a page has nothing where a query takes too long", "except LimitReached as error:", "except ZeroDivisionError as error:", f"{SERVED}lacks_what_takes_too_long"),
+    ),
+    *mutations_of(
         "analysis/live/server.py",
         ("any cookie opens the view", 'if self._is_token(request.cookies.get(self._cookie, "")):', "if True:", f"{SERVED}without_the_token"),
         ("any token becomes a cookie", "if not self._is_token(token):", "if False:", f"{SERVED}another_token"),

@@ -27,7 +27,7 @@ COMMANDS = {
     "filter --dedup": "filter {run} --dedup --out {root}/kept.jsonl --overwrite --timeout-seconds 600",
 }
 PAIRS = "filter {run} --emit pairs --out {root}/pairs.jsonl --overwrite --timeout-seconds 600"
-PAGES = ("list of runs", "rollouts, first page", "rollouts of a category", "rollouts by length")
+PAGES = ("list of runs", "page of the run", "rollouts, first page", "rollouts of a category", "rollouts by length")
 OF_MANY = {
     "runs": "runs --runs-dir {many}",
     "runs, the best": "runs --runs-dir {many} --sort best",

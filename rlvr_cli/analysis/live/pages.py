@@ -15,15 +15,8 @@ from typing import Any
 from rlvr_cli.analysis.live.rollouts import SECONDS
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.run_list import cut_differences, list_runs
-from rlvr_cli.analysis.report.build import (
-    charts_of,
-    configuration_of,
-    environment_of,
-    first_and_last,
-    searches_of,
-    summary_tables,
-)
-from rlvr_cli.analysis.report.page import Browser, Grid, Report, Share, assets, render, report_values
+from rlvr_cli.analysis.report import build
+from rlvr_cli.analysis.report.page import Browser, Grid, Share, assets, render, report_values
 from rlvr_cli.analysis.report.rollouts import of_steps, step_of
 from rlvr_cli.analysis.statistics.alarms import run_alarms
 from rlvr_cli.analysis.statistics.comparison import compare
@@ -120,9 +113,6 @@ def report_page(values: Mapping[str, Any], doing: Mapping[str, str], *, state: s
 def read_report(paths: Mapping[str, Path]) -> dict[str, Any]:
     """What the page of some runs shows of what they have committed. Raises RlvrError if one cannot be read."""
     infos = [read_run(path) for path in paths.values()]
-    names = tuple(info.id for info in infos)
-    with open_runs([_evaluations_of(info) for info in infos], timeout_seconds=SECONDS) as database:
-        charts, searches = charts_of(database, [[info] for info in infos]), searches_of(database, infos)
     alarms = [
         {
             "name": alarm.name,
@@ -133,16 +123,9 @@ def read_report(paths: Mapping[str, Path]) -> dict[str, Any]:
         for info in infos
         for alarm in run_alarms(info.path)
     ]
-    report = Report(
-        runs=names,
-        alarms=alarms,
-        summary=summary_tables(infos, timeout_seconds=SECONDS),
-        charts=charts,
-        browser=Browser({}, [], [], note=""),
-        configuration=configuration_of(infos),
-        environment=environment_of(infos),
-        searches=searches,
-    )
+    with open_runs([_evaluations_of(info) for info in infos], timeout_seconds=SECONDS) as database:
+        browser = Browser({}, [], [], note="")
+        report = build.read_report(database, infos, alarms=alarms, browser=browser, timeout_seconds=SECONDS)
     verdict = verdict_of(*infos) if len(infos) == 2 else None
     source = {"runs": list(paths)}
     return report_values(report) | {"rows": run_rows(paths), "verdict": verdict, "source": source}
@@ -155,7 +138,7 @@ def problem_page(error: RlvrError) -> str:
 
 def verdict_of(a: RunInfo, b: RunInfo) -> Verdict:
     """What `rlvr analyze compare` says of two runs' last evaluations."""
-    lasts = [of_steps(info, first_and_last(info)[-1:]) for info in (a, b)]
+    lasts = [of_steps(info, build.first_and_last(info)[-1:]) for info in (a, b)]
     try:
         with open_runs(lasts, timeout_seconds=SECONDS) as database:
             found = compare(database, [a.id], [b.id])

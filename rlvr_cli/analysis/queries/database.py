@@ -110,7 +110,11 @@ _RUNS_COLUMNS = """
 """
 
 
-class MemoryNeeded(RlvrError):
+class LimitReached(RlvrError):
+    """A query needs more time or memory than it may have."""
+
+
+class MemoryNeeded(LimitReached):
     """A query needs more memory than it may have."""
 
 
@@ -219,7 +223,8 @@ class Database:
 
         Raises:
             MemoryNeeded: it exceeds the limit on memory.
-            RlvrError: the statement is not one SELECT, has an error, or exceeds the limit on time.
+            LimitReached: it exceeds the limit on time.
+            RlvrError: the statement is not one SELECT, or has an error.
         """
         with self.explained_errors(), self._bounded():
             statement = self._checked_statement(sql)
@@ -367,7 +372,7 @@ class Database:
         try:
             yield
         except duckdb.InterruptException as e:
-            raise RlvrError(
+            raise LimitReached(
                 f"The query was stopped after {self._timeout_seconds:g} seconds.",
                 "Select fewer rows or columns, or give rlvr analyze more time: --timeout-seconds.",
             ) from e

@@ -5,7 +5,9 @@ and rollouts; if there are too many rollouts, the page says which are left out.
 """
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,9 @@ from typing import Any
 from rlvr_cli.analysis.pictures.arms import arms_of
 from rlvr_cli.analysis.pictures.figures import draw
 from rlvr_cli.analysis.pictures.picture import Picture
-from rlvr_cli.analysis.queries.database import Database, open_runs
+from rlvr_cli.analysis.queries.database import Database, LimitReached, open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
-from rlvr_cli.analysis.report.page import Grid, Report, Search, Setting, Share, render_page
+from rlvr_cli.analysis.report.page import Browser, Grid, LeftOut, Report, Search, Setting, Share, render_page
 from rlvr_cli.analysis.report.rollouts import groups_of, of_steps, pack_rollouts, step_of
 from rlvr_cli.analysis.statistics.comparison import held_out_intervals
 from rlvr_cli.analysis.statistics.estimators import Estimate
@@ -24,6 +26,7 @@ from rlvr_cli.analysis.summary import SEARCH, RunSummary, summarize
 from rlvr_cli.faults import fault_point
 from rlvr_cli.runs.readers import RunInfo, read_run
 from rlvr_cli.runs.storage.files import atomic_write
+from rlvr_cli.runs.storage.sources import place_of
 
 SECONDS = 300.0  # time limit of each query
 METRICS = {  # metrics that are drawn besides the columns of `curves`: column -> phase, metric
@@ -75,19 +78,10 @@ def write_report(
         RlvrError: a run cannot be read, or the file cannot be written.
     """
     infos = list({path.resolve(): read_run(path) for path in runs}.values())
-    names = tuple(info.id for info in infos)
     with open_runs(infos, timeout_seconds=SECONDS) as database:
-        groups = groups_of(database, names)
-        report = Report(
-            runs=names,
-            alarms=alarms,
-            summary=summary_tables(infos, timeout_seconds=SECONDS),
-            charts=charts_of(database, [[info] for info in infos]),
-            browser=pack_rollouts(infos, groups, timeout_seconds=SECONDS),
-            configuration=configuration_of(infos),
-            environment=environment_of(infos),
-            searches=searches_of(database, infos),
-        )
+        groups = groups_of(database, [info.id for info in infos])
+        browser = pack_rollouts(infos, groups, timeout_seconds=SECONDS)
+        report = read_report(database, infos, alarms=alarms, browser=browser, timeout_seconds=SECONDS)
     path = infos[0].path / "report.html" if out is None else out
     fault_point("report")
     atomic_write(path, render_page(report).encode())
@@ -95,6 +89,51 @@ def write_report(
 
 
 # Tables and charts
+
+
+def read_report(
+    database: Database,
+    infos: Sequence[RunInfo],
+    *,
+    alarms: Sequence[Mapping[str, Any]],
+    browser: Browser,
+    timeout_seconds: float,
+) -> Report:
+    """What a page shows of these runs. Where a query reaches its limits, the page lacks its result, and says so.
+
+    Args:
+        database: has what the curves and searches need of the runs.
+    """
+    left_out: list[LeftOut] = []
+    charts, searches = Picture(()), list[Search]()
+    with said_if_too_much(left_out, "Curves", "the curves", "curves", infos):
+        charts = charts_of(database, [[info] for info in infos])
+    with said_if_too_much(left_out, "Search", "what the searches found", "searches", infos):
+        searches = searches_of(database, infos)
+    return Report(
+        runs=tuple(info.id for info in infos),
+        alarms=alarms,
+        summary=summary_tables(infos, timeout_seconds=timeout_seconds, left_out=left_out),
+        charts=charts,
+        browser=browser,
+        configuration=configuration_of(infos),
+        environment=environment_of(infos),
+        searches=searches,
+        left_out=left_out,
+    )
+
+
+@contextmanager
+def said_if_too_much(
+    left_out: list[LeftOut], section: str, what: str, query: str, infos: Sequence[RunInfo]
+) -> Iterator[None]:
+    """A block whose queries may reach their limits: then `left_out` says so, and which command has more time."""
+    try:
+        yield
+    except LimitReached as error:
+        runs = " ".join(shlex.quote(place_of(info.path)) for info in infos)
+        command = f"rlvr analyze {query} {runs} --timeout-seconds 3600"
+        left_out.append(LeftOut(section, f"Without {what}: {error.problem}", command))
 
 
 def first_and_last(info: RunInfo) -> list[tuple[str, str, int]]:
@@ -106,14 +145,15 @@ def first_and_last(info: RunInfo) -> list[tuple[str, str, int]]:
     return []
 
 
-def summary_tables(infos: Sequence[RunInfo], *, timeout_seconds: float) -> list[Grid]:
+def summary_tables(infos: Sequence[RunInfo], *, timeout_seconds: float, left_out: list[LeftOut]) -> list[Grid]:
     """Summaries of the first and the last evaluation of each run; without evaluations, of its first and last training rollouts."""
-    summaries = [
-        summarize(of_steps(info, {place}), phase=place[1], step=place[2], timeout_seconds=timeout_seconds)
-        for info in infos
-        if info.metadata["command"] != SEARCH
-        for place in first_and_last(info)
-    ]
+    summaries = []
+    for info in infos:
+        for place in first_and_last(info) if info.metadata["command"] != SEARCH else []:
+            _, phase, step = place
+            with said_if_too_much(left_out, "Summary", f"{phase} {step} of {info.id}", "summary", [info]):
+                chosen = of_steps(info, {place})
+                summaries.append(summarize(chosen, phase=phase, step=step, timeout_seconds=timeout_seconds))
     if not summaries:
         return []
 
@@ -199,6 +239,8 @@ def charts_of(database: Database, runs: Sequence[Sequence[RunInfo]]) -> Picture:
 
 def searches_of(database: Database, infos: Sequence[RunInfo]) -> list[Search]:
     """Of each run of `rlvr discover` with attempts: its best program, where it comes from, what failed, and its scores."""
+    if not any(info.metadata["command"] == SEARCH for info in infos):
+        return []  # without going through the rollouts
     queries = named_queries()
     programs = {
         row["run_id"]: row

@@ -125,6 +125,15 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What a section lacks, since it would take too much time or memory."""
+
+    section: str  # the heading
+    sentence: str
+    command: str  # shows it
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     runs: tuple[str, ...]
     alarms: Sequence[Mapping[str, Any]]  # name, severity, sentence, query
@@ -134,6 +143,7 @@ class Report:
     configuration: Sequence[Setting]
     environment: Sequence[Setting]
     searches: Sequence[Search] = ()
+    left_out: Sequence[LeftOut] = ()
 
 
 @dataclass(frozen=True, slots=True)

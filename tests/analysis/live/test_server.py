@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -17,9 +18,13 @@ pytest.importorskip("httpx2", reason="httpx2 is not installed: pip install -e '.
 from starlette.testclient import TestClient
 
 from factories import a_conversation, a_rollout
+from rlvr_cli.analysis import summary
+from rlvr_cli.analysis.live import pages
 from rlvr_cli.analysis.live import rollouts as live_rollouts
 from rlvr_cli.analysis.live.server import Library, is_local, listen, open_app
 from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.analysis.queries.named_queries import named_queries
+from rlvr_cli.analysis.report import build
 from rlvr_cli.analysis.report.build import write_report
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
@@ -573,6 +578,29 @@ def test_a_query_that_takes_too_long_is_stopped_and_says_so(tmp_path, monkeypatc
         answer = TestClient(app, base_url="http://127.0.0.1").get("/rollouts?run=a&words=x")
     assert answer.status_code == 400
     assert "was stopped after" in answer.json()["error"]
+
+
+def test_a_page_lacks_what_takes_too_long_and_says_what_shows_it(tmp_path, monkeypatch):
+    """Of a run of a hundred million rollouts nothing was shown."""
+    never = (
+        "SELECT 'a' AS run_id, 0 AS step, count(*) FROM range(1000000) a, range(1000000) b WHERE a.range + b.range = 1"
+    )
+    endless = {name: replace(query, sql=never) for name, query in named_queries().items()}
+    run = make_run(tmp_path, "a")
+    found = {}
+    for module, section in ((summary, "summary"), (build, "curves")):
+        with monkeypatch.context() as patch, open_app(Library(tmp_path), token="") as app:
+            patch.setattr(pages, "SECONDS", 1.0)
+            patch.setattr(module, "named_queries", lambda: endless)
+            answer = TestClient(app, base_url="http://127.0.0.1").get("/view?run=a")
+        assert answer.status_code == 200
+        found[section] = answer.text
+        assert f"rlvr analyze {section} {run} --timeout-seconds 3600" in answer.text
+        assert answer.text.count("was stopped after") == 1
+    assert "Without eval 3 of a: " in found["summary"]
+    assert '<div class="charts">' in found["summary"]
+    assert '<div class="charts">' not in found["curves"]
+    assert "Accuracy, lengths and entropy" in found["curves"]
 
 
 def test_databases_are_lent_again_only_for_the_same_rollouts(root):

@@ -17,7 +17,7 @@ from rlvr_cli.analysis.pictures.picture import COLORS, Line, Panel, Picture
 from rlvr_cli.analysis.report import rollouts as report_rollouts
 from rlvr_cli.analysis.report.build import write_report
 from rlvr_cli.analysis.report.episodes import turns_of
-from rlvr_cli.analysis.report.page import Browser, Grid, Report, Setting, Share, render_page
+from rlvr_cli.analysis.report.page import Browser, Grid, LeftOut, Report, Setting, Share, render_page
 from rlvr_cli.analysis.report.rollouts import Group, choose_groups
 from rlvr_cli.analysis.report.token_spans import token_lengths, token_pieces
 from rlvr_cli.runs.run_dir import RunDir
@@ -111,6 +111,7 @@ def report_of(text: str) -> Report:
             Setting("c", (text * 300, text * 300), ("flag", text)),
         ],
         environment=[Setting(text, (text, text))],
+        left_out=[LeftOut("Summary", text, text)],
     )
 
 
