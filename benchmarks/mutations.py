@@ -1728,7 +1728,8 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
 VIEW = [
     *mutations_of(
         "analysis/report/build.py",
-        ("a page without a section does not say so", 'left_out.append(LeftOut(section, f"Without {what}: {error.problem}", command))', "pass", f"{SERVED}lacks_what_takes_too_long"),
+        ("a page without a summary does not say so", 'left_out.append(LeftOut(section, f"{lacking} left out. {error.problem}", command if has_more else ""))', "pass", f"{SERVED}lacks_what_takes_too_long"),
+        ("a page names the summary of another step", 'f"--phase {phase} --step {step}"', '""', f"{SERVED}lacks_what_takes_too_long"),
         ("a page has nothing where a query takes too long", "except LimitReached as error:", "except ZeroDivisionError as error:", f"{SERVED}lacks_what_takes_too_long"),
     ),
     *mutations_of(

@@ -85,7 +85,6 @@ def raises(pairs):
 """
 
 
-@pytest.mark.slow
 def test_a_loss_of_ones_own_trains_as_the_built_in_one_of_its_formula(pairs, tiny_model_dir, tmp_path):
     more = {"dpo_epochs": 2, "micro_batch_size": 1}
     (tmp_path / "own.py").write_text(OWN)

@@ -587,7 +587,6 @@ def test_a_loss_per_row_is_the_mean_over_its_tokens(train, own_losses, centered)
     assert own["train", "policy/unbalanced_mean"][0] == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.slow
 def test_a_users_loss_learns_from_responses_without_an_advantage(train, own_losses):
     """For what rlvr knows, it may have a gradient there: an entropy bonus has."""
     metrics = train(loss_type=f"{own_losses}:of_the_rest", group_size=2).metrics

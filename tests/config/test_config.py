@@ -454,6 +454,17 @@ def test_the_annotation_gives_the_type_of_an_option(name, expected):
     assert value_type(KINDS[name]) == expected
 
 
+def test_equal_types_whose_choices_are_in_another_order_keep_their_order():
+    """`Literal["a", "b"] == Literal["b", "a"]`: what is worked out once for one of them is not the other's."""
+
+    @dataclass
+    class Kinds:
+        one: Literal["a", "b"] = "a"
+        other: Literal["b", "a"] = "a"
+
+    assert [value_type(field).choices for field in fields(Kinds)] == [("a", "b"), ("b", "a")]
+
+
 def test_a_value_is_parsed_by_its_annotation():
     assert read_value(KINDS["number"], "12") == 12
     assert read_value(KINDS["perhaps"], "1e-3") == 0.001

@@ -148,7 +148,6 @@ def small_run(tmp_path: Path) -> Path:
     return run.path
 
 
-@pytest.mark.slow
 def test_damage_is_found_by_every_reader(small_run: Path, tmp_path: Path, said: Callable[..., str]):
     def filtered(run: Path) -> str:
         said("filter", run, "--out", run.parent / "out.jsonl", "--phase", "all", "--where", "reward = 1")

@@ -333,7 +333,6 @@ def test_poison_among_ten_thousand(tmp_path, monkeypatch, figures):
     })  # fmt: skip
 
 
-@pytest.mark.slow
 def test_no_key_reaches_a_grader_or_a_row(tmp_path):
     canary = f"sk-canary-{uuid4().hex}"
     (tmp_path / "tells.py").write_text(

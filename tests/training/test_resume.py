@@ -426,7 +426,6 @@ def test_a_run_of_another_command_is_refused(forks: Forks, cut: Path, command: s
     assert f"is a run of rlvr grpo, not of rlvr {command}" in refused(forks, cut, command=command)
 
 
-@pytest.mark.slow
 def test_other_inputs_are_named(forks: Forks, tmp_path: Path):
     from rlvr_cli.models.identity import model_path
 
@@ -630,7 +629,6 @@ def test_a_run_that_diverges_ends_as_such_and_so_does_one_that_was_killed(
     assert read_run(cut).metadata["diverged"] == metadata["diverged"]
 
 
-@pytest.mark.slow
 def test_a_run_that_has_diverged_goes_on_only_if_it_is_told_to(forks: Forks, diverging: Diverging, tmp_path: Path):
     run = Path(shutil.copytree(diverging.run, tmp_path / "runs/r"))
     again = forks.run("grpo", "--resume", "r", cwd=tmp_path, status=0)

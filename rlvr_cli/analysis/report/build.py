@@ -15,7 +15,7 @@ from typing import Any
 from rlvr_cli.analysis.pictures.arms import arms_of
 from rlvr_cli.analysis.pictures.figures import draw
 from rlvr_cli.analysis.pictures.picture import Picture
-from rlvr_cli.analysis.queries.database import Database, LimitReached, open_runs
+from rlvr_cli.analysis.queries.database import Database, LimitReached, MemoryNeeded, open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.report.page import Browser, Grid, LeftOut, Report, Search, Setting, Share, render_page
 from rlvr_cli.analysis.report.rollouts import groups_of, of_steps, pack_rollouts, step_of
@@ -99,41 +99,40 @@ def read_report(
     browser: Browser,
     timeout_seconds: float,
 ) -> Report:
-    """What a page shows of these runs. Where a query reaches its limits, the page lacks its result, and says so.
+    """What a page shows of these runs; where a summary or an interval takes too much, the page lacks it and says so.
 
     Args:
         database: has what the curves and searches need of the runs.
     """
     left_out: list[LeftOut] = []
-    charts, searches = Picture(()), list[Search]()
-    with said_if_too_much(left_out, "Curves", "the curves", "curves", infos):
-        charts = charts_of(database, [[info] for info in infos])
-    with said_if_too_much(left_out, "Search", "what the searches found", "searches", infos):
-        searches = searches_of(database, infos)
     return Report(
         runs=tuple(info.id for info in infos),
         alarms=alarms,
         summary=summary_tables(infos, timeout_seconds=timeout_seconds, left_out=left_out),
-        charts=charts,
+        charts=charts_of(database, [[info] for info in infos], left_out=left_out),
         browser=browser,
         configuration=configuration_of(infos),
         environment=environment_of(infos),
-        searches=searches,
+        searches=searches_of(database, infos),
         left_out=left_out,
     )
 
 
 @contextmanager
-def said_if_too_much(
-    left_out: list[LeftOut], section: str, what: str, query: str, infos: Sequence[RunInfo]
-) -> Iterator[None]:
-    """A block whose queries may reach their limits: then `left_out` says so, and which command has more time."""
+def said_if_too_much(left_out: list[LeftOut] | None, section: str, lacking: str, command: str) -> Iterator[None]:
+    """A block whose queries may reach their limits: then `left_out` says what is lacking, and which command has more time."""
     try:
         yield
     except LimitReached as error:
-        runs = " ".join(shlex.quote(place_of(info.path)) for info in infos)
-        command = f"rlvr analyze {query} {runs} --timeout-seconds 3600"
-        left_out.append(LeftOut(section, f"Without {what}: {error.problem}", command))
+        if left_out is None:
+            raise
+        has_more = not isinstance(error, MemoryNeeded)
+        left_out.append(LeftOut(section, f"{lacking} left out. {error.problem}", command if has_more else ""))
+
+
+def _asked(words: str, infos: Sequence[RunInfo], more: str) -> str:
+    runs = " ".join(shlex.quote(place_of(info.path)) for info in infos)
+    return f"rlvr analyze {words} {runs} {more} --timeout-seconds 3600"
 
 
 def first_and_last(info: RunInfo) -> list[tuple[str, str, int]]:
@@ -151,7 +150,8 @@ def summary_tables(infos: Sequence[RunInfo], *, timeout_seconds: float, left_out
     for info in infos:
         for place in first_and_last(info) if info.metadata["command"] != SEARCH else []:
             _, phase, step = place
-            with said_if_too_much(left_out, "Summary", f"{phase} {step} of {info.id}", "summary", [info]):
+            command = _asked("summary", [info], f"--phase {phase} --step {step}")
+            with said_if_too_much(left_out, "Summary", f"The summary of {phase} {step} of {info.id} is", command):
                 chosen = of_steps(info, {place})
                 summaries.append(summarize(chosen, phase=phase, step=step, timeout_seconds=timeout_seconds))
     if not summaries:
@@ -204,10 +204,15 @@ def _share(estimate: Estimate) -> Share:
     return Share(estimate.value, estimate.low, estimate.high)
 
 
-def charts_of(database: Database, runs: Sequence[Sequence[RunInfo]]) -> Picture:
+def charts_of(
+    database: Database, runs: Sequence[Sequence[RunInfo]], *, left_out: list[LeftOut] | None = None
+) -> Picture:
     """The curves of all arms, with more panels than `rlvr analyze curves --plot` has; an arm has a run, or one for each seed.
 
     Of searches alone: their scores, by attempt.
+
+    Args:
+        left_out: says so if the intervals take too much; None: that is an error.
     """
     if all(info.metadata["command"] == SEARCH for arm in runs for info in arm):
         query = named_queries()["attempts"]
@@ -227,13 +232,16 @@ def charts_of(database: Database, runs: Sequence[Sequence[RunInfo]]) -> Picture:
     drawn = [c for c in COLUMNS if any(row[result.columns.index(c)] is not None for row in result.rows)]
     if not drawn:
         return Picture(())
-    arms = arms_of(runs)
+    arms, held_out = arms_of(runs), None
+    command = _asked("curves", [info for arm in runs for info in arm], "--plot curves.svg")
+    with said_if_too_much(left_out, "Curves", "The intervals of the held-out reward are", command):
+        held_out = held_out_intervals(database, [arm.runs for arm in arms])
     return draw(
         result,
         replace(query, plot={"x": "step", "y": ",".join(drawn)}),
         arms,
         progress=read_progress(database) if any(len(arm.runs) > 1 for arm in arms) else None,
-        held_out=held_out_intervals(database, [arm.runs for arm in arms]),
+        held_out=held_out,
     )
 
 

@@ -125,13 +125,10 @@ class ValueType(NamedTuple):
         return (FUNCTION_FORM in self.forms and ".py:" in text) or (JUDGE_FORM in self.forms and text.startswith(JUDGE))
 
 
+@functools.cache  # by option, not by type: types whose choices are in another order are equal
 def value_type(option: Field[Any]) -> ValueType:
     """`int | None` -> int; `tuple[str, ...]` -> repeatable str; `Literal["a", "b"]` -> str with choices."""
-    return _value_type(option.type)
-
-
-@functools.cache  # a plan tries thousands of configs, each with a hundred options of some twenty types
-def _value_type(kind: Any) -> ValueType:
+    kind: Any = option.type
     parts = typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
     parts = [part for part in parts if part is not type(None)]
     forms = tuple(form for kind, form in ((FileFunction, FUNCTION_FORM), (JudgeFile, JUDGE_FORM)) if kind in parts)

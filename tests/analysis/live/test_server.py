@@ -22,10 +22,11 @@ from rlvr_cli.analysis import summary
 from rlvr_cli.analysis.live import pages
 from rlvr_cli.analysis.live import rollouts as live_rollouts
 from rlvr_cli.analysis.live.server import Library, is_local, listen, open_app
-from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.analysis.queries.database import MemoryNeeded, open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.report import build
 from rlvr_cli.analysis.report.build import write_report
+from rlvr_cli.analysis.statistics import comparison
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -582,25 +583,44 @@ def test_a_query_that_takes_too_long_is_stopped_and_says_so(tmp_path, monkeypatc
 
 def test_a_page_lacks_what_takes_too_long_and_says_what_shows_it(tmp_path, monkeypatch):
     """Of a run of a hundred million rollouts nothing was shown."""
-    never = (
-        "SELECT 'a' AS run_id, 0 AS step, count(*) FROM range(1000000) a, range(1000000) b WHERE a.range + b.range = 1"
+    never = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range + b.range = 1"
+    endless = {"summary": replace(named_queries()["summary"], sql=never)}
+    with RunDir.create(tmp_path, "grpo", name="a", metadata=metadata()) as run:
+        for step in (0, 2):
+            commit(run, step, some_rollouts("a", step, phase="eval"), phase="eval")
+    with RunDir.create(tmp_path, "grpo", name="t", metadata=metadata()) as run:
+        commit(run, 1, some_rollouts("t", 1))
+    monkeypatch.setattr(pages, "SECONDS", 1.0)
+    monkeypatch.setattr(summary, "named_queries", lambda: endless)
+    monkeypatch.setattr(comparison, "_EVALUATIONS", never)
+    with open_app(Library(tmp_path), token="") as app:
+        client = TestClient(app, base_url="http://127.0.0.1")
+        found = {name: client.get(f"/view?run={name}") for name in "at"}
+    assert [answer.status_code for answer in found.values()] == [200, 200]
+    said = {name: re.findall('<p class="note">(.*?left out.*?)</p>', answer.text) for name, answer in found.items()}
+    stopped, more = (
+        "left out. The query was stopped after 1 seconds. To see it: <code>rlvr analyze",
+        "--timeout-seconds 3600</code>",
     )
-    endless = {name: replace(query, sql=never) for name, query in named_queries().items()}
-    run = make_run(tmp_path, "a")
-    found = {}
-    for module, section in ((summary, "summary"), (build, "curves")):
-        with monkeypatch.context() as patch, open_app(Library(tmp_path), token="") as app:
-            patch.setattr(pages, "SECONDS", 1.0)
-            patch.setattr(module, "named_queries", lambda: endless)
-            answer = TestClient(app, base_url="http://127.0.0.1").get("/view?run=a")
-        assert answer.status_code == 200
-        found[section] = answer.text
-        assert f"rlvr analyze {section} {run} --timeout-seconds 3600" in answer.text
-        assert answer.text.count("was stopped after") == 1
-    assert "Without eval 3 of a: " in found["summary"]
-    assert '<div class="charts">' in found["summary"]
-    assert '<div class="charts">' not in found["curves"]
-    assert "Accuracy, lengths and entropy" in found["curves"]
+    assert said["a"] == [
+        f"The intervals of the held-out reward are {stopped} curves {tmp_path}/a --plot curves.svg {more}",
+        f"The summary of eval 0 of a is {stopped} summary {tmp_path}/a --phase eval --step 0 {more}",
+        f"The summary of eval 2 of a is {stopped} summary {tmp_path}/a --phase eval --step 2 {more}",
+    ]
+    assert said["t"][-1:] == [
+        f"The summary of train 1 of t is {stopped} summary {tmp_path}/t --phase train --step 1 {more}"
+    ]
+    assert '<div class="charts">' in found["a"].text  # the curves themselves are there
+    assert "None of these runs has rollouts" not in found["a"].text
+
+
+def test_no_command_is_said_to_have_more_memory():
+    left_out = []
+    with build.said_if_too_much(left_out, "Summary", "It is", "rlvr analyze summary a"):
+        raise MemoryNeeded("The query needed more than 2GB of memory.")
+    assert [(one.sentence, one.command) for one in left_out] == [
+        ("It is left out. The query needed more than 2GB of memory.", "")
+    ]
 
 
 def test_databases_are_lent_again_only_for_the_same_rollouts(root):

@@ -176,8 +176,7 @@ def test_sft_puts_questions_into_the_chat_template(place, rlvr):
     assert chat != plain
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("chat", [["--chat"], []], ids=["chat", "plain"])
+@pytest.mark.parametrize("chat", [["--chat"], pytest.param([], marks=pytest.mark.slow)], ids=["chat", "plain"])
 def test_sft_on_a_runs_rollouts_trains_on_the_sampled_tokens(place, rlvr, chat):
     rlvr(*EVAL, "--model", "llama", *chat, "--run", "e", "--num-samples", 4)
     done = rlvr(*SFT, "--dataset", "e", "--model", "llama", *chat, "--run", "s")
