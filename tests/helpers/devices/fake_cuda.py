@@ -30,7 +30,6 @@ import torch
 from torch.utils import _foreach_utils
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 import rlvr_cli
@@ -60,6 +59,30 @@ _READ_IN_PART = {"embedding", "gather", "index", "index_select"}  # as much of t
 _WRITTEN_IN_PART = {"_index_put_impl_", "index_add_", "index_copy_", "index_put_", "scatter_", "scatter_add_"}
 _ONLY_WRITTEN = {"copy_", "fill_", "zero_"}  # the first operand is not read
 NAME, MEMORY = "Emulated", 2**36  # of a device; all bytes are free
+
+
+def _leaves(values: Any) -> list[Any]:
+    """What is in nested tuples, lists and dicts of an operator's operands and results; torch's own functions take far longer."""
+    if not isinstance(values, tuple | list | dict):
+        return [values]
+    found = []
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, tuple | list | dict):
+            found += _leaves(value)
+        else:
+            found.append(value)
+    return found
+
+
+def _mapped(kind: type, function: Callable[[Any], Any], values: Any) -> Any:
+    """The same nested values with the function's value in place of each leaf of this kind."""
+    if isinstance(values, kind):
+        return function(values)
+    if type(values) in (tuple, list):
+        return type(values)([_mapped(kind, function, value) for value in values])
+    if isinstance(values, dict):
+        return {name: _mapped(kind, function, value) for name, value in values.items()}
+    return values
 
 
 class CudaTensor(torch.Tensor):
@@ -159,7 +182,7 @@ class Graph:
     def add(self, kernel: Callable[[], Any], *, in_place: bool) -> Any:
         """Add a kernel without running it; return memory for its results, with nothing useful in it."""
         results = None if in_place else kernel()
-        for result in tree_leaves(results):
+        for result in _leaves(results):
             if isinstance(result, torch.Tensor):
                 result.fill_(torch.nan if result.is_floating_point() else 1)
         self.kernels.append((kernel, results))
@@ -171,7 +194,7 @@ class Graph:
         for kernel, results in self.kernels:
             new = kernel()
             if results is not None:
-                for result, number in zip(tree_leaves(results), tree_leaves(new), strict=True):
+                for result, number in zip(_leaves(results), _leaves(new), strict=True):
                     if isinstance(result, torch.Tensor):
                         result.copy_(number)
 
@@ -257,7 +280,7 @@ class FakeCuda(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         ours = [tensor for tensor in tensors if isinstance(tensor, CudaTensor)]
         wanted = self.with_index(kwargs.get("device"))
         pinned = bool(kwargs.get("pin_memory"))
@@ -277,13 +300,13 @@ class FakeCuda(TorchDispatchMode):
         self._check(func, args, [tensor for tensor in tensors if tensor.device != device and tensor.dim() > 0], device)
         if func in _INDEXING:
             args = (args[0], [place for index in args[1] for place in _places(index)], *args[2:])
-        inner_args, inner_kwargs = tree_map_only(CudaTensor, lambda tensor: tensor.value, (args, kwargs))
-        leaves = tree_leaves((inner_args, inner_kwargs))
+        inner_args, inner_kwargs = _mapped(CudaTensor, lambda tensor: tensor.value, (args, kwargs))
+        leaves = _leaves((inner_args, inner_kwargs))
         if unknown := any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in leaves):
             if func in _READ_BY_THE_HOST:
                 assert _READ_BY_THE_HOST[func] == "number", f"{func} depends on numbers that are not computed"
                 return func is aten.equal.default or _guess(ours[0].value).item()
-            inner_args, inner_kwargs = tree_map_only(torch.Tensor, _shape_of, (inner_args, inner_kwargs))
+            inner_args, inner_kwargs = _mapped(torch.Tensor, _shape_of, (inner_args, inner_kwargs))
         if wanted is not None:
             inner_kwargs["device"] = "meta"
             if not unknown and (self.compute or not func(*inner_args, **inner_kwargs).is_floating_point()):
@@ -295,7 +318,7 @@ class FakeCuda(TorchDispatchMode):
         # As in torch, a view is an inference tensor only if its base is one.
         inference = torch.is_inference_mode_enabled() and not (func.is_view and not args[0].is_inference())
         with torch.inference_mode(inference):
-            return tree_map_only(torch.Tensor, partial(self._wrapped, device=device), results)
+            return _mapped(torch.Tensor, partial(self._wrapped, device=device), results)
 
     def _check(self, func, args, elsewhere: list[torch.Tensor], device: torch.device) -> None:
         """Refuse operands elsewhere than on the device, and count what the host waits for."""
@@ -433,7 +456,7 @@ def _bytes_of(tensor: torch.Tensor) -> int:
 
 def _work_of(func, name: str, kernel: partial, operands: list[torch.Tensor], results: Any) -> Work:
     given = [_bytes_of(tensor) for tensor in dict.fromkeys(operands)]  # one of them may be the result too
-    made = sum(_bytes_of(leaf) for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor))
+    made = sum(_bytes_of(leaf) for leaf in _leaves(results) if isinstance(leaf, torch.Tensor))
     if name in _READ_IN_PART:
         moved = sum(given[1:]) + 2 * made
     elif name in _WRITTEN_IN_PART:
