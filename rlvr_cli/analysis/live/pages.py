@@ -18,7 +18,6 @@ from rlvr_cli.analysis.queries.run_list import cut_differences, list_runs
 from rlvr_cli.analysis.report import build
 from rlvr_cli.analysis.report.page import Browser, Grid, Share, assets, render, report_values
 from rlvr_cli.analysis.report.rollouts import of_steps, step_of
-from rlvr_cli.analysis.statistics.alarms import run_alarms
 from rlvr_cli.analysis.statistics.comparison import compare
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import holder_of
@@ -113,19 +112,9 @@ def report_page(values: Mapping[str, Any], doing: Mapping[str, str], *, state: s
 def read_report(paths: Mapping[str, Path]) -> dict[str, Any]:
     """What the page of some runs shows of what they have committed. Raises RlvrError if one cannot be read."""
     infos = [read_run(path) for path in paths.values()]
-    alarms = [
-        {
-            "name": alarm.name,
-            "severity": alarm.severity,
-            "sentence": f"{info.id}: {alarm.sentence}" if len(infos) > 1 else alarm.sentence,
-            "query": alarm.command_for(info.path),
-        }
-        for info in infos
-        for alarm in run_alarms(info.path)
-    ]
     with open_runs([_evaluations_of(info) for info in infos], timeout_seconds=SECONDS) as database:
         browser = Browser({}, [], [], note="")
-        report = build.read_report(database, infos, alarms=alarms, browser=browser, timeout_seconds=SECONDS)
+        report = build.read_report(database, infos, browser=browser, timeout_seconds=SECONDS)
     verdict = verdict_of(*infos) if len(infos) == 2 else None
     source = {"runs": list(paths)}
     return report_values(report) | {"rows": run_rows(paths), "verdict": verdict, "source": source}

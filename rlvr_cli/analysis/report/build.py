@@ -19,6 +19,7 @@ from rlvr_cli.analysis.queries.database import Database, LimitReached, MemoryNee
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.report.page import Browser, Grid, LeftOut, Report, Search, Setting, Share, render_page
 from rlvr_cli.analysis.report.rollouts import groups_of, of_steps, pack_rollouts, step_of
+from rlvr_cli.analysis.statistics.alarms import run_alarms
 from rlvr_cli.analysis.statistics.comparison import held_out_intervals
 from rlvr_cli.analysis.statistics.estimators import Estimate
 from rlvr_cli.analysis.statistics.progress import read_progress
@@ -63,13 +64,13 @@ def write_report(
     runs: Sequence[Path],
     out: Path | None = None,
     *,
-    alarms: Sequence[Mapping[str, Any]] = (),
+    alarms: Sequence[Mapping[str, Any]] | None = None,
 ) -> Path:
     """Write the report of these runs.
 
     Args:
         out: the file to write or replace; None for report.html in the first run.
-        alarms: each with its name, severity, sentence and query.
+        alarms: each with its name, severity, sentence and query; None: those of the runs.
 
     Returns:
         The path of the file.
@@ -95,19 +96,20 @@ def read_report(
     database: Database,
     infos: Sequence[RunInfo],
     *,
-    alarms: Sequence[Mapping[str, Any]],
     browser: Browser,
     timeout_seconds: float,
+    alarms: Sequence[Mapping[str, Any]] | None = None,
 ) -> Report:
-    """What a page shows of these runs; where a summary or an interval takes too much, the page lacks it and says so.
+    """What a page shows of these runs; where a summary, an interval or alarms take too much, the page lacks them and says so.
 
     Args:
         database: has what the curves and searches need of the runs.
+        alarms: None: those of the runs.
     """
     left_out: list[LeftOut] = []
     return Report(
         runs=tuple(info.id for info in infos),
-        alarms=alarms,
+        alarms=alarms_of(infos, left_out=left_out) if alarms is None else alarms,
         summary=summary_tables(infos, timeout_seconds=timeout_seconds, left_out=left_out),
         charts=charts_of(database, [[info] for info in infos], left_out=left_out),
         browser=browser,
@@ -133,6 +135,24 @@ def said_if_too_much(left_out: list[LeftOut] | None, section: str, lacking: str,
 def _asked(words: str, infos: Sequence[RunInfo], more: str) -> str:
     runs = " ".join(shlex.quote(place_of(info.path)) for info in infos)
     return f"rlvr analyze {words} {runs} {more} --timeout-seconds 3600"
+
+
+def alarms_of(infos: Sequence[RunInfo], *, left_out: list[LeftOut]) -> list[dict[str, str]]:
+    """The alarms of these runs."""
+    alarms = []
+    for info in infos:
+        with said_if_too_much(left_out, "Alarms", f"The alarms of {info.id} are", ""):
+            for alarm in run_alarms(info):
+                sentence = f"{info.id}: {alarm.sentence}" if len(infos) > 1 else alarm.sentence
+                alarms.append(
+                    {
+                        "name": alarm.name,
+                        "severity": alarm.severity,
+                        "sentence": sentence,
+                        "query": alarm.command_for(info.path),
+                    }
+                )
+    return alarms
 
 
 def first_and_last(info: RunInfo) -> list[tuple[str, str, int]]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.statistics.estimators import t_quantile
-from rlvr_cli.runs.readers import read_run
+from rlvr_cli.runs.readers import RunInfo, read_run
 from rlvr_cli.runs.storage.sources import place_of
 
 Curves = Mapping[str, Mapping[int, float]]  # metric of the training phase -> step -> value
@@ -40,9 +40,9 @@ class Alarm:
         return self.query.replace("RUN", shlex.quote(place_of(run)))
 
 
-def run_alarms(path: Path | str) -> list[Alarm]:
+def run_alarms(run: RunInfo | Path | str) -> list[Alarm]:
     """Find the alarms of a run. Raises RlvrError if it cannot be read."""
-    info = read_run(path)
+    info = run if isinstance(run, RunInfo) else read_run(run)
     with open_runs([info]) as database:
         rows = database.select("SELECT name, step, value FROM metrics WHERE phase = 'train' ORDER BY step").rows
         verdicts = database.select(_DISAGREEMENT).rows

@@ -129,7 +129,6 @@ def answered(infos: Sequence[RunInfo]) -> list[RunInfo]:
 def report(config: AnalyzeConfig) -> None:
     """Write the HTML report of the runs."""
     from rlvr_cli.analysis.report.build import write_report
-    from rlvr_cli.analysis.statistics.alarms import run_alarms
 
     ignored = [name for name in given_options(config) if name not in ("query", "runs", "runs_dir", "out")]
     if ignored:
@@ -137,18 +136,7 @@ def report(config: AnalyzeConfig) -> None:
             f"{flag(ignored[0])} has no effect on the report, which has all curves and rollouts.",
             "Leave it out, or name a query: rlvr analyze --list",
         )
-    paths = named_runs(config)
-    alarms = [
-        {
-            "name": alarm.name,
-            "severity": alarm.severity,
-            "sentence": f"{path.name}: {alarm.sentence}" if len(paths) > 1 else alarm.sentence,
-            "query": alarm.command_for(path),
-        }
-        for path in paths
-        for alarm in run_alarms(path)
-    ]
-    page = write_report(paths, Path(config.out) if config.out else None, alarms=alarms)
+    page = write_report(named_runs(config), Path(config.out) if config.out else None)
     console.say(f"page {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser")
 
 

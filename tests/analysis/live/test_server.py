@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -26,7 +27,7 @@ from rlvr_cli.analysis.queries.database import MemoryNeeded, open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.report import build
 from rlvr_cli.analysis.report.build import write_report
-from rlvr_cli.analysis.statistics import comparison
+from rlvr_cli.analysis.statistics import alarms, comparison
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -612,6 +613,26 @@ def test_a_page_lacks_what_takes_too_long_and_says_what_shows_it(tmp_path, monke
     ]
     assert '<div class="charts">' in found["a"].text  # the curves themselves are there
     assert "None of these runs has rollouts" not in found["a"].text
+
+
+def test_alarms_that_take_too_long_are_left_out(tmp_path, monkeypatch):
+    make_run(tmp_path, "a")
+
+    @contextmanager
+    def hurried(runs):
+        with open_runs(runs, timeout_seconds=0.5) as database:
+            yield database
+
+    monkeypatch.setattr(alarms, "open_runs", hurried)
+    monkeypatch.setattr(
+        alarms, "_DISAGREEMENT", "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range + b.range = 1"
+    )
+    with open_app(Library(tmp_path), token="") as app:
+        answer = TestClient(app, base_url="http://127.0.0.1").get("/view?run=a")
+    assert answer.status_code == 200
+    (section,) = re.findall('<section id="alarms".*?</section>', answer.text, re.DOTALL)
+    assert "The alarms of a are left out. The query was stopped after 0.5 seconds.</p>" in section
+    assert "None." not in section
 
 
 def test_no_command_is_said_to_have_more_memory():
