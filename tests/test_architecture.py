@@ -1,6 +1,7 @@
 """Architecture rules, checked on the AST: rooms import only from rooms above, heavy imports are confined, unsafe calls are absent."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -355,3 +356,11 @@ def test_light_modules_stay_light_in_a_fresh_interpreter():
     modules = [f"rlvr_cli.{module_of(p)}".replace("/", ".") for p in FILES if is_in(module_of(p), LIGHT)]
     code = f"import sys, {', '.join(modules)}\nheavy = {HEAVY!r} & set(sys.modules)\nassert not heavy, heavy"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_package_without_bytecode_is_imported_whatever_the_compiler_says_of_it(tmp_path, monkeypatch):
+    """Installed without being compiled, `cellpylib` failed in whichever test imported it first."""
+    (tmp_path / "uncompiled.py").write_text('same = "a" is "a"\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("uncompiled")
+    del sys.modules["uncompiled"]
