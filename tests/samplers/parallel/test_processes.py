@@ -150,6 +150,9 @@ def test_without_one_left_the_error_is_that_of_the_last(start):
     assert there.notes == []
     for pid in pids_of(there):
         os.kill(pid, signal.SIGKILL)
+    # One that is found dead before the other dies is started again, and then answers.
+    for member in there.members.values():
+        member.worker._process.wait()
     with pytest.raises(RlvrError, match="ended with status -9") as raised:
         answers(there)
     assert "resume" in raised.value.hint
