@@ -224,8 +224,8 @@ def _parameter(option: Field[Any], *, command: str) -> inspect.Parameter:
         except RlvrError as e:
             raise UsageError(e.problem, e.hint) from e
 
-    shown: dict[str, Any] = {"help": option.metadata["help"], "show_default": False}
-    shown |= {"rich_help_panel": option.metadata["group"]}
+    shown: dict[str, Any] = {"help": option.metadata["help"], "rich_help_panel": option.metadata["group"]}
+    shown["show_default"] = False
     if COMPLETE in os.environ:  # Typer inspects the function of each option
         shown["autocompletion"] = complete
     if option.metadata["argument"]:

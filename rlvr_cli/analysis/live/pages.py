@@ -114,7 +114,7 @@ def read_report(paths: Mapping[str, Path]) -> dict[str, Any]:
     infos = [read_run(path) for path in paths.values()]
     with open_runs([_evaluations_of(info) for info in infos], timeout_seconds=SECONDS) as database:
         browser = Browser({}, [], [], note="")
-        report = build.read_report(database, infos, browser=browser, timeout_seconds=SECONDS)
+        report = build.report_of(database, infos, browser=browser, timeout_seconds=SECONDS)
     verdict = verdict_of(*infos) if len(infos) == 2 else None
     source = {"runs": list(paths)}
     return report_values(report) | {"rows": run_rows(paths), "verdict": verdict, "source": source}

@@ -1,6 +1,6 @@
 """`rlvr analyze report`: run directories -> one HTML file.
 
-Enters: paths of runs, and their alarms. Leaves: an HTML file with the runs' summaries, curves, configurations, environments
+Enters: paths of runs. Leaves: an HTML file with the runs' summaries, curves, configurations, environments
 and rollouts; if there are too many rollouts, the page says which are left out.
 """
 
@@ -60,17 +60,11 @@ COLUMNS = (
 )
 
 
-def write_report(
-    runs: Sequence[Path],
-    out: Path | None = None,
-    *,
-    alarms: Sequence[Mapping[str, Any]] | None = None,
-) -> Path:
+def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     """Write the report of these runs.
 
     Args:
         out: the file to write or replace; None for report.html in the first run.
-        alarms: each with its name, severity, sentence and query; None: those of the runs.
 
     Returns:
         The path of the file.
@@ -82,7 +76,7 @@ def write_report(
     with open_runs(infos, timeout_seconds=SECONDS) as database:
         groups = groups_of(database, [info.id for info in infos])
         browser = pack_rollouts(infos, groups, timeout_seconds=SECONDS)
-        report = read_report(database, infos, alarms=alarms, browser=browser, timeout_seconds=SECONDS)
+        report = report_of(database, infos, browser=browser, timeout_seconds=SECONDS)
     path = infos[0].path / "report.html" if out is None else out
     fault_point("report")
     atomic_write(path, render_page(report).encode())
@@ -92,24 +86,22 @@ def write_report(
 # Tables and charts
 
 
-def read_report(
+def report_of(
     database: Database,
     infos: Sequence[RunInfo],
     *,
     browser: Browser,
     timeout_seconds: float,
-    alarms: Sequence[Mapping[str, Any]] | None = None,
 ) -> Report:
     """What a page shows of these runs; where a summary, an interval or alarms take too much, the page lacks them and says so.
 
     Args:
         database: has what the curves and searches need of the runs.
-        alarms: None: those of the runs.
     """
     left_out: list[LeftOut] = []
     return Report(
         runs=tuple(info.id for info in infos),
-        alarms=alarms_of(infos, left_out=left_out) if alarms is None else alarms,
+        alarms=alarms_of(infos, left_out=left_out),
         summary=summary_tables(infos, timeout_seconds=timeout_seconds, left_out=left_out),
         charts=charts_of(database, [[info] for info in infos], left_out=left_out),
         browser=browser,

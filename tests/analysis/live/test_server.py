@@ -23,9 +23,8 @@ from rlvr_cli.analysis import summary
 from rlvr_cli.analysis.live import pages
 from rlvr_cli.analysis.live import rollouts as live_rollouts
 from rlvr_cli.analysis.live.server import Library, is_local, listen, open_app
-from rlvr_cli.analysis.queries.database import MemoryNeeded, open_runs
+from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
-from rlvr_cli.analysis.report import build
 from rlvr_cli.analysis.report.build import write_report
 from rlvr_cli.analysis.statistics import alarms, comparison
 from rlvr_cli.errors import RlvrError
@@ -633,15 +632,6 @@ def test_alarms_that_take_too_long_are_left_out(tmp_path, monkeypatch):
     (section,) = re.findall('<section id="alarms".*?</section>', answer.text, re.DOTALL)
     assert "The alarms of a are left out. The query was stopped after 0.5 seconds.</p>" in section
     assert "None." not in section
-
-
-def test_no_command_is_said_to_have_more_memory():
-    left_out = []
-    with build.said_if_too_much(left_out, "Summary", "It is", "rlvr analyze summary a"):
-        raise MemoryNeeded("The query needed more than 2GB of memory.")
-    assert [(one.sentence, one.command) for one in left_out] == [
-        ("It is left out. The query needed more than 2GB of memory.", "")
-    ]
 
 
 def test_databases_are_lent_again_only_for_the_same_rollouts(root):

@@ -14,12 +14,14 @@ import pytest
 
 from factories import a_conversation, a_rollout
 from rlvr_cli.analysis.pictures.picture import COLORS, Line, Panel, Picture
+from rlvr_cli.analysis.queries.database import MemoryNeeded
 from rlvr_cli.analysis.report import rollouts as report_rollouts
-from rlvr_cli.analysis.report.build import write_report
+from rlvr_cli.analysis.report.build import said_if_too_much, searches_of, write_report
 from rlvr_cli.analysis.report.episodes import turns_of
 from rlvr_cli.analysis.report.page import Browser, Grid, LeftOut, Report, Setting, Share, render_page
 from rlvr_cli.analysis.report.rollouts import Group, choose_groups
 from rlvr_cli.analysis.report.token_spans import token_lengths, token_pieces
+from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.types import Judgement, Measured
 
@@ -127,12 +129,15 @@ def rollout(run_id, example, sample, *, phase="eval", step=0, response="r", **ch
     return a_rollout(**{**values, **changes})
 
 
-def make_run(root, name, rollouts, *, metadata=None, metrics=()):
-    with RunDir.create(root, "grpo", name=name, metadata=metadata or {}) as run:
+def make_run(root, name, rollouts, *, metadata=None, metrics=(), diverged=""):
+    why = {"diverged": {"why": diverged}} if diverged else {}
+    with RunDir.create(root, "grpo", name=name, metadata={**(metadata or {}), **why}) as run:
         for phase, step in sorted({(r.phase, r.step) for r in rollouts}):
             run.commit_rollouts(phase, step, [r for r in rollouts if (r.phase, r.step) == (phase, step)])
         for step, phase, values in metrics:
             run.commit_metrics(step, phase, values)
+        if diverged:
+            run.finish("diverged")
     return root / name
 
 
@@ -468,10 +473,10 @@ def test_the_page_of_two_runs_says_how_they_differ(tmp_path):
         correct = {"reward": 1.0, "answer_reward": 1.0, "category": "format_1_answer_1", "failure_kind": None}
         rows = [rollout(name, f"q{i}", 0, **(correct if i == 0 else {})) for i in range(4)]
         metrics = [(s, "train", {"reward/mean": s / 4, "optimizer/grad_norm": 1.0}) for s in range(3)]
-        return make_run(tmp_path, name, rows, metadata=metadata, metrics=metrics)
+        diverged = "1 < 2" if name == "b" else ""
+        return make_run(tmp_path, name, rows, metadata=metadata, metrics=metrics, diverged=diverged)
 
-    alarm = {"name": "entropy collapse", "severity": "warning", "sentence": "It fell.", "query": "SELECT 1 < 2"}
-    path = write_report([one("a", 0.1), one("b", 0.2)], tmp_path / "out.html", alarms=[alarm])
+    path = write_report([one("a", 0.1), one("b", 0.2)], tmp_path / "out.html")
     parsed, text = read(path), path.read_text(encoding="utf-8")
     assert parsed.all("title")[0][1] == "rlvr: a, b"
     titles = [t for _, t in parsed.all("h3")]
@@ -492,9 +497,23 @@ def test_the_page_of_two_runs_says_how_they_differ(tmp_path):
     ]
     assert legend == ["learning_rate 0.1", "learning_rate 0.2"]
     assert any(t == "learning_rate 0.1 at 2: 0.5" for _, t in parsed.all("title"))
-    assert ("pre", "SELECT 1 < 2") in [("pre", t) for _, t in parsed.all("pre")]
-    again = write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "again.html", alarms=[alarm])
+    assert "b: it diverged: 1 &lt; 2" in text
+    assert f"rlvr analyze curves {tmp_path}/b" in [t for _, t in parsed.all("pre")]
+    again = write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "again.html")
     assert again.read_bytes() == path.read_bytes()
+
+
+def test_no_command_is_said_to_have_more_memory():
+    left_out = []
+    with said_if_too_much(left_out, "Summary", "It is", "rlvr analyze summary a"):
+        raise MemoryNeeded("The query needed more than 2GB of memory.")
+    assert [(one.sentence, one.command) for one in left_out] == [
+        ("It is left out. The query needed more than 2GB of memory.", "")
+    ]
+
+
+def test_runs_that_are_no_searches_are_not_asked_for_what_searches_find(tmp_path):
+    assert searches_of(None, [read_run(make_run(tmp_path, "r", [rollout("r", "q", 0)]))]) == []
 
 
 def test_a_run_without_rollouts_or_metrics_has_a_page(tmp_path):

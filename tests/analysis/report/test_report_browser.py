@@ -74,10 +74,12 @@ def rollout(run_id, example, sample, *, phase="eval", step=0, response="r", rewa
     return a_rollout(**{**values, **changes})
 
 
-def make_run(root, name, rollouts, *, tokenizer=True):
-    with RunDir.create(root, "grpo", name=name, metadata={}) as run:
+def make_run(root, name, rollouts, *, tokenizer=True, diverged=""):
+    with RunDir.create(root, "grpo", name=name, metadata={"diverged": {"why": diverged}} if diverged else {}) as run:
         for phase, step in sorted({(r.phase, r.step) for r in rollouts}):
             run.commit_rollouts(phase, step, [r for r in rollouts if (r.phase, r.step) == (phase, step)])
+        if diverged:  # an alarm
+            run.finish("diverged")
     if tokenizer:  # of bytes
         themselves = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
         others = [b for b in range(256) if b not in themselves]
@@ -412,8 +414,7 @@ def test_hostile_rollouts_are_only_text_and_ask_for_nothing(browser, tmp_path, l
                 category=text, stop_reason=text, grade_error=text, grader=text)
         for text in hostile for s in range(2)
     ]  # fmt: skip
-    alarm = dict.fromkeys(("name", "severity", "sentence", "query"), hostile[1])
-    path = write_report([make_run(tmp_path, "r", rows, tokenizer=tokenizer)], alarms=[alarm])
+    path = write_report([make_run(tmp_path, "r", rows, tokenizer=tokenizer, diverged=hostile[1])])
     page = opened(browser, path)
     scripts = page.js("return document.scripts.length")
     elements = set(page.js("return [...document.querySelectorAll('*')].map(e => e.localName)"))

@@ -78,7 +78,7 @@ def _mapped(kind: type, function: Callable[[Any], Any], values: Any) -> Any:
     """The same nested values with the function's value in place of each leaf of this kind."""
     if isinstance(values, kind):
         return function(values)
-    if type(values) in (tuple, list):
+    if isinstance(values, tuple | list):
         return type(values)([_mapped(kind, function, value) for value in values])
     if isinstance(values, dict):
         return {name: _mapped(kind, function, value) for name, value in values.items()}
