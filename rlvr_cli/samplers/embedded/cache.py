@@ -27,7 +27,7 @@ from rlvr_cli.samplers.embedded.shared import Readers, SharedPrefix
 
 _BLOCK = 32  # rows; blocks side by side may be read together
 _BLOCK_BYTES = 2**18  # to read one more block of a layer takes as long as so many bytes of it
-_ORDER_COST = 2  # to order the rows takes as long as the reading of so many steps
+_ORDER_COST = 1  # to order the rows takes as long as the reading of so many steps
 
 # Per layer: memory for the keys and values of rows, (rows, key-value heads, columns, head size).
 Slots = list[tuple[torch.Tensor, torch.Tensor]]
@@ -163,6 +163,7 @@ class RowCache:
         # What another block costs in columns, see `_blocks`; None: steps read all rows as far as the longest one.
         self._block_columns = _BLOCK_BYTES // (2 * keys[0, :, 0].nbytes) if in_blocks else None
         self._changed = False  # whether the rows or columns in use may have changed
+        self._freed = False  # whether rows were freed since the last step
         self._shared: list[SharedPrefix | None] = [None] * rows  # what each row begins with
         self._readers: Readers | None = None  # None: no row has one
         self._regroup = False  # whether the readers may have changed
@@ -210,14 +211,23 @@ class RowCache:
 
     def seat(self, prompt_ids: Sequence[int], prefix: Prefix | SharedPrefix, *, most: int) -> np.ndarray:
         """Give free rows the prompt, at most so many. Returns them. A shared prefix is not copied."""
-        shared = isinstance(prefix, SharedPrefix)
-        w, length = self.window, 0 if shared else len(prompt_ids) - 1
+        rows, at = self._place(prefix, 0 if isinstance(prefix, SharedPrefix) else len(prompt_ids) - 1, most=most)
+        self.inputs[at] = prompt_ids[-1]
+        self.positions[at] = len(prompt_ids) - 1
+        self.alive[rows] = True
+        return rows
+
+    def _place(
+        self, prefix: Prefix | SharedPrefix, length: int, *, most: int
+    ) -> tuple[np.ndarray, slice | torch.Tensor]:
+        """Let free rows, at most so many, begin with a prefix, of which each gets a copy of so many tokens. Returns them, also as an index."""
+        w = self.window
         if w.column < length or w.column == self.columns:
             self._move_columns(length)
         rows = np.flatnonzero(~self.used)[:most]
         together = rows[-1] - rows[0] == len(rows) - 1  # contiguous, as at the start
         at = slice(rows[0], rows[-1] + 1) if together else self.on_device(rows)
-        if shared:
+        if isinstance(prefix, SharedPrefix):
             prefix.rows += rows.tolist()
             for row in rows:
                 self._shared[row] = prefix
@@ -227,12 +237,10 @@ class RowCache:
                 all_values[at, :, w.column - length : w.column] = values
         self._mask[at] = -torch.inf
         self._mask[at, :, :, w.column - length :] = 0
-        self.inputs[at] = prompt_ids[-1]
-        self.positions[at] = len(prompt_ids) - 1
-        self.alive[rows], self._start[rows], self._gaps[rows] = True, w.column - length, 0
+        self._start[rows], self._gaps[rows] = w.column - length, 0
         w.rows = max(w.rows, int(rows[-1]) + 1)
         self._changed = self._regroup = True
-        return rows
+        return rows, at
 
     def forward(self) -> torch.Tensor:
         """Feed every row its newest token; return the logits of the next one, (rows, vocab) float32."""
@@ -241,6 +249,10 @@ class RowCache:
             self._move_columns(0)
         self._shrink_window()
         self._group_readers()
+        if self._freed:  # free rows begin at 0 again: they are computed as well, and there are so many positions
+            unread = self.on_device(~(self.alive | self._unread)[: w.rows, None])
+            self.positions[: w.rows].masked_fill_(unread, 0)
+            self._freed = False
         inputs, positions = self.inputs[: w.rows], self.positions[: w.rows]
         mask = self._mask[: w.rows, :, :, w.low : w.column + 1]
         window = Window(w.rows, w.low, w.column + 1, w.blocks)
@@ -277,26 +289,32 @@ class RowCache:
             if (shared := self._shared[row]) is not None:
                 shared.rows.remove(int(row))
                 self._shared[row], self._regroup = None, True
-        used = self.window.rows
-        self.positions[:used][self.on_device(~(self.alive | self._unread)[:used])] = 0
-        self._changed = True
+        self._changed = self._freed = True
 
     def park(self, rows: Sequence[int]) -> None:
         """End rows, but keep the keys and values of all their tokens: those of the newest one from the next step on, which reads it."""
         self.alive[rows], self.parked[rows], self._unread[rows] = False, True, True
         self._end[rows] = self.window.column
 
-    def take_out(self, row: int) -> Prefix:
-        """Free a parked row; return the keys and values of its tokens."""
-        seen = self.on_device(np.arange(self.columns) < self._end[row]) & (self._mask[row, 0, 0] == 0)
-        at = seen.nonzero()[:, 0]
-        self.release([row])
-        return [(keys[row].index_select(1, at), values[row].index_select(1, at)) for keys, values in self.slots]
+    def take_out(self, rows: Sequence[int]) -> list[Prefix]:
+        """Free parked rows; return the keys and values of the tokens of each."""
+        taken = [self._copied(row) for row in rows]
+        self.release(rows)
+        return taken
+
+    def _copied(self, row: int) -> Prefix:
+        """Copy the keys and values of a parked row's tokens."""
+        own = slice(int(self._start[row]), int(self._end[row]))
+        states = [(keys[row, :, own], values[row, :, own]) for keys, values in self.slots]
+        if not self._gaps[row]:
+            return [(keys.clone(), values.clone()) for keys, values in states]
+        at = (self._mask[row, 0, 0, own] == 0).nonzero()[:, 0]
+        return [(keys.index_select(1, at), values.index_select(1, at)) for keys, values in states]
 
     def put_back(self, prefix: Prefix) -> int:
         """Park what was taken out in a free row, and return it."""
-        (row,) = self.seat([0] * (prefix[0][0].shape[1] + 1), prefix, most=1)
-        self.alive[row], self.parked[row], self._end[row] = False, True, self.window.column
+        ((row,), _) = self._place(prefix, prefix[0][0].shape[1], most=1)
+        self.parked[row], self._end[row] = True, self.window.column
         return int(row)
 
     def known(self, row: int) -> int:
@@ -472,13 +490,14 @@ def _blocks(first: np.ndarray, end: int, *, each: int) -> tuple[int, tuple[tuple
 def _by_length(rows: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return places and the rows that are to move there, so that each block of places has rows of similar length.
 
-    Rows that stand in their block already stay where they are.
+    The next block has the next shorter rows, and after the last block comes the first. The longest are where fewest rows have to move:
+    short rows come into the places of long ones that have ended, block after block, so that all others can stay.
 
     Args:
         rows, start: the rows that are used, and the first column of each.
     """
-    ordered = rows[np.argsort(start, kind="stable")]
-    places = np.arange(len(rows))
-    home = (ordered // _BLOCK == places // _BLOCK) & (ordered < len(rows))
-    to = np.setdiff1d(places, ordered[home])
-    return to, ordered[~home]
+    longest_first, places = rows[np.argsort(start, kind="stable")], np.arange(len(rows))
+    orders = np.array([np.roll(longest_first, place) for place in places[::_BLOCK]])
+    home = (orders // _BLOCK == places // _BLOCK) & (orders < len(rows))
+    best = home.sum(1).argmax()
+    return np.setdiff1d(places, orders[best][home[best]]), orders[best][~home[best]]

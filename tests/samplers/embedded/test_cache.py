@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,7 +49,7 @@ def test_no_other_blocks_are_read_faster(first, block, each):
 
 @given(st.data(), st.integers(1, 20), st.integers(1, 4))
 def test_each_block_gets_rows_of_similar_length(data, rows, block):
-    """No row of a block is shorter than one of the next; only rows move that stand in another block, or behind the others."""
+    """No row of a block is shorter than one of the next, and after the last comes the first; those that stand in their block stay there."""
     used = np.array(sorted(data.draw(st.sets(st.integers(0, rows + 2), min_size=rows, max_size=rows))))
     start = np.array(data.draw(st.lists(st.integers(0, 9), min_size=rows, max_size=rows)))
     with pytest.MonkeyPatch.context() as patch:
@@ -58,8 +59,18 @@ def test_each_block_gets_rows_of_similar_length(data, rows, block):
     assert sorted(stands.values()) == list(range(rows))
     start_of = dict(zip(used.tolist(), start.tolist(), strict=True))
     blocks = [[start_of[row] for row, place in stands.items() if place // block == i] for i in range(-(-rows // block))]
-    assert all(max(one) <= min(next_one) for one, next_one in itertools.pairwise(blocks))
+    orders = [blocks[first:] + blocks[:first] for first in range(len(blocks))]
+    assert any(all(max(one) <= min(after) for one, after in itertools.pairwise(order)) for order in orders)
     assert all(row >= rows or row // block != place // block for row, place in zip(of, to, strict=True))
+
+
+def test_ordered_rows_stay_where_they_are_when_the_longest_end(monkeypatch):
+    """By hand, in blocks of 2 rows: new rows are in the places of two that have ended, and one is in another's place."""
+    monkeypatch.setattr(cache, "_BLOCK", 2)
+    ordered = np.array([40, 41, 10, 11, 20, 21, 30])  # the longest begin first: they are in the second block
+    assert [*map(len, cache._by_length(np.arange(7), ordered))] == [0, 0]
+    swapped = np.array([40, 20, 10, 11, 41, 21, 30])
+    assert [array.tolist() for array in cache._by_length(np.arange(7), swapped)] == [[1, 4], [4, 1]]
 
 
 def ragged(count: int, samples: int) -> list[Request]:
@@ -138,6 +149,25 @@ def test_what_steps_read_beyond_what_they_need_is_counted(tiny_model, tiny_token
             counts.append((rows._needed, rows._wasted))
         # At last the long row is alone, and each of the four free ones before it reads a column.
         assert counts == ([(0, 0)] * 3 if fixed else [(4 * 40 + 2, 0), (2 * 41, 0), (42, 4)])
+
+
+def test_a_free_row_is_computed_at_the_first_position(tiny_model, tiny_tokenizer):
+    """So that none runs out of positions, however long the others go on. One that waits for the next step keeps its own."""
+    sampler = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
+    with sampler._sampling():
+        slots = cache.make_slots(sampler._empty_prefix, rows=3, columns=40)
+        rows = cache.RowCache(sampler._policy, cache.Workspace(slots, step=sampler._new_step(40)))
+        for prompt in ([7, 8], [7, 9, 10], [7, 11, 12, 13]):
+            rows.seat(prompt, *rows.prefill([prompt[:-1]]), most=1)
+        rows.release([0])
+        rows.park([1])
+        positions = []
+        for _ in range(2):
+            rows.forward()
+            positions.append(rows.positions[:, 0].tolist())
+            rows.feed(torch.tensor([1, 2, 3]))
+            rows.release([1])
+        assert positions == [[0, 2, 3], [0, 0, 4]]
 
 
 def test_ordered_rows_are_read_in_fewer_columns(tiny_model, tiny_tokenizer, monkeypatch, read):

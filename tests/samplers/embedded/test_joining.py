@@ -233,6 +233,32 @@ def test_a_row_that_waits_longer_gives_its_place_to_others(tiny_model, tiny_toke
 
 
 @torch.no_grad()
+def test_a_row_that_has_waited_is_taken_out_without_the_columns_of_that_time(tiny_model, tiny_tokenizer):
+    sampler, over = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), {(0, 1)}
+    with sampler._sampling():
+        rows = batch_of(sampler, tiny_tokenizer, rows=2, max_tokens=1, over=over)
+        rows.seat(question(rows, 0, [7, 8, 9]))
+        (said,) = (completion for completion in rows.advance() if completion.sample_index == 0)
+        for _ in range(9):
+            rows.advance()
+        ids = [*said.prompt_ids, *said.token_ids, 80, 81]
+        rows.parked.coming.append(questions.Question(1, ids, deque([(0, 9)]), after=(0, 0)))
+        assert rows.resume() == []
+        (last,) = rows.advance()
+        for _ in range(questions.TAKEN_OUT_STEPS):
+            rows.advance()
+        assert rows.cache.known(0) == len(ids) + 1
+        rows.parked.take_out(rows.step)
+        assert rows.used == 0
+        more = [*last.prompt_ids, *last.token_ids, 90]
+        rows.parked.coming.append(questions.Question(2, more, deque([(0, 9)]), after=(1, 0)))
+        assert rows.resume() == []
+        logits = rows.cache.forward()
+    plain = tiny_model(input_ids=torch.tensor([more])).logits[0, -1]
+    torch.testing.assert_close(logits[0], plain, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
 def test_a_turn_with_an_answer_of_one_token_goes_on_without_a_pass(tiny_model, tiny_tokenizer, monkeypatch):
     """The step that runs meanwhile reads the turn's last token in its row, though other rows are freed before it."""
     sampler, passes = TransformersSampler(Policy(tiny_model, tiny_tokenizer)), recorded(monkeypatch)
