@@ -1709,7 +1709,7 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
         ("another block costs nothing", "best[i][0] + each + (borders", "best[i][0] + (borders", f"{ROWS} -k read_fast"),
         ("a row that stands beyond the last place stays there", " & (orders < len(rows))", "", f"{ROWS} -k similar_length"),
         ("the longest rows come first, whoever has to move for it", "home.sum(1).argmax()", "0", f"{ROWS} -k stay_where"),
-        ("what waited with gaps is taken out with them", "if not self._gaps[row]:", "if True:", JOINING),
+        ("what waited with gaps is taken out with them", "if self._gaps[row]:", "if False:", JOINING),
         ("free rows run out of positions", "self._changed = self._freed = True", "self._changed = True", f"{ROWS} -k first_position"),
         ("all rows move", "home = (orders // _BLOCK == places // _BLOCK)", "home = (orders < 0)", f"{ROWS} -k similar_length"),
         ("a row has the place of its own tokens alone", "self.positions[at] = len(prompt_ids) - 1", "self.positions[at] = length", f"{SHARED} -k tokens_of_copies"),

@@ -156,7 +156,7 @@ class RowCache:
         self._end = np.zeros(rows, dtype=np.int64)  # the column behind its last one, of a parked row
         self._unread = np.zeros(rows, dtype=bool)  # parked rows whose newest token the next step reads
         self._gaps = np.zeros(rows, dtype=np.int64)  # columns between those that are hidden from the row
-        self._needed = 0  # columns that a step reads of all rows if they are ordered
+        self._needed = 0  # columns that a step reads of all rows if they are ordered, the longest first
         self._waste = self._wasted = 0  # those that it reads beyond these, and their sum since rows were ordered last
         keys, _ = self.slots[0]
         in_blocks = self._step is not None and self._fixed_step is None and keys.device.type == "cpu"
@@ -211,23 +211,14 @@ class RowCache:
 
     def seat(self, prompt_ids: Sequence[int], prefix: Prefix | SharedPrefix, *, most: int) -> np.ndarray:
         """Give free rows the prompt, at most so many. Returns them. A shared prefix is not copied."""
-        rows, at = self._place(prefix, 0 if isinstance(prefix, SharedPrefix) else len(prompt_ids) - 1, most=most)
-        self.inputs[at] = prompt_ids[-1]
-        self.positions[at] = len(prompt_ids) - 1
-        self.alive[rows] = True
-        return rows
-
-    def _place(
-        self, prefix: Prefix | SharedPrefix, length: int, *, most: int
-    ) -> tuple[np.ndarray, slice | torch.Tensor]:
-        """Let free rows, at most so many, begin with a prefix, of which each gets a copy of so many tokens. Returns them, also as an index."""
-        w = self.window
+        shared = isinstance(prefix, SharedPrefix)
+        w, length = self.window, 0 if shared else len(prompt_ids) - 1
         if w.column < length or w.column == self.columns:
             self._move_columns(length)
         rows = np.flatnonzero(~self.used)[:most]
         together = rows[-1] - rows[0] == len(rows) - 1  # contiguous, as at the start
         at = slice(rows[0], rows[-1] + 1) if together else self.on_device(rows)
-        if isinstance(prefix, SharedPrefix):
+        if shared:
             prefix.rows += rows.tolist()
             for row in rows:
                 self._shared[row] = prefix
@@ -237,10 +228,12 @@ class RowCache:
                 all_values[at, :, w.column - length : w.column] = values
         self._mask[at] = -torch.inf
         self._mask[at, :, :, w.column - length :] = 0
-        self._start[rows], self._gaps[rows] = w.column - length, 0
+        self.inputs[at] = prompt_ids[-1]
+        self.positions[at] = len(prompt_ids) - 1
+        self.alive[rows], self._start[rows], self._gaps[rows] = True, w.column - length, 0
         w.rows = max(w.rows, int(rows[-1]) + 1)
         self._changed = self._regroup = True
-        return rows, at
+        return rows
 
     def forward(self) -> torch.Tensor:
         """Feed every row its newest token; return the logits of the next one, (rows, vocab) float32."""
@@ -249,9 +242,9 @@ class RowCache:
             self._move_columns(0)
         self._shrink_window()
         self._group_readers()
-        if self._freed:  # free rows begin at 0 again: they are computed as well, and there are so many positions
-            unread = self.on_device(~(self.alive | self._unread)[: w.rows, None])
-            self.positions[: w.rows].masked_fill_(unread, 0)
+        if self._freed:  # steps compute free rows too, and each moves them one position on: they begin at 0 again
+            free = self.on_device(~(self.alive | self._unread)[: w.rows, None])
+            self.positions[: w.rows].masked_fill_(free, 0)
             self._freed = False
         inputs, positions = self.inputs[: w.rows], self.positions[: w.rows]
         mask = self._mask[: w.rows, :, :, w.low : w.column + 1]
@@ -296,25 +289,22 @@ class RowCache:
         self.alive[rows], self.parked[rows], self._unread[rows] = False, True, True
         self._end[rows] = self.window.column
 
-    def take_out(self, rows: Sequence[int]) -> list[Prefix]:
-        """Free parked rows; return the keys and values of the tokens of each."""
-        taken = [self._copied(row) for row in rows]
-        self.release(rows)
-        return taken
-
-    def _copied(self, row: int) -> Prefix:
-        """Copy the keys and values of a parked row's tokens."""
+    def take_out(self, row: int) -> Prefix:
+        """Free a parked row; return the keys and values of its tokens."""
         own = slice(int(self._start[row]), int(self._end[row]))
         states = [(keys[row, :, own], values[row, :, own]) for keys, values in self.slots]
-        if not self._gaps[row]:
-            return [(keys.clone(), values.clone()) for keys, values in states]
-        at = (self._mask[row, 0, 0, own] == 0).nonzero()[:, 0]
-        return [(keys.index_select(1, at), values.index_select(1, at)) for keys, values in states]
+        if self._gaps[row]:
+            seen = (self._mask[row, 0, 0, own] == 0).nonzero()[:, 0]
+            taken = [(keys.index_select(1, seen), values.index_select(1, seen)) for keys, values in states]
+        else:
+            taken = [(keys.clone(), values.clone()) for keys, values in states]
+        self.release([row])
+        return taken
 
     def put_back(self, prefix: Prefix) -> int:
         """Park what was taken out in a free row, and return it."""
-        ((row,), _) = self._place(prefix, prefix[0][0].shape[1], most=1)
-        self.parked[row], self._end[row] = True, self.window.column
+        (row,) = self.seat([0] * (prefix[0][0].shape[1] + 1), prefix, most=1)
+        self.alive[row], self.parked[row], self._end[row] = False, True, self.window.column
         return int(row)
 
     def known(self, row: int) -> int:
@@ -490,14 +480,14 @@ def _blocks(first: np.ndarray, end: int, *, each: int) -> tuple[int, tuple[tuple
 def _by_length(rows: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return places and the rows that are to move there, so that each block of places has rows of similar length.
 
-    The next block has the next shorter rows, and after the last block comes the first. The longest are where fewest rows have to move:
-    short rows come into the places of long ones that have ended, block after block, so that all others can stay.
+    The block after another has the next shorter rows, and the first block follows the last one. Of the blocks with which this may begin it is
+    the one for which fewest rows move: where the longest rows end, short ones take their places, and all others may stay.
 
     Args:
         rows, start: the rows that are used, and the first column of each.
     """
     longest_first, places = rows[np.argsort(start, kind="stable")], np.arange(len(rows))
-    orders = np.array([np.roll(longest_first, place) for place in places[::_BLOCK]])
+    orders = np.array([np.roll(longest_first, first) for first in range(0, len(rows) or 1, _BLOCK)])
     home = (orders // _BLOCK == places // _BLOCK) & (orders < len(rows))
     best = home.sum(1).argmax()
     return np.setdiff1d(places, orders[best][home[best]]), orders[best][~home[best]]

@@ -290,23 +290,22 @@ class TransformersSampler:
                 cache = RowCache(self._policy, workspace, rows=rows, columns=columns)
                 awaits = joining.awaits if joining and workspace.step else None
                 batch = Batch(cache, params=params, eos=eos, stops=stops, awaits=awaits)
-            admit = partial(self._admit, batch, ready, upcoming, joining=joining, shared_bytes=plan.shared_bytes)
             while upcoming or ready or batch.busy or (joining and joining.add(upcoming, batch, wait=True)):
                 done: list[Completion] = []
                 due = math.inf
                 with self._sampling():
                     while time.monotonic() < due and (upcoming or ready or batch.busy):
-                        admit()
+                        if joining:
+                            joining.add(upcoming, batch)
+                        self._admit(batch, ready, upcoming, shared_bytes=plan.shared_bytes)
                         done += batch.advance()
                         if done and due == math.inf:  # those that finish at almost the same time are yielded together
                             due = time.monotonic() + (0 if joining else _GATHER_SECONDS)
-                    if joining and (upcoming or ready or batch.busy):
-                        admit()  # now, since whoever gets what is done wakes other threads, which then run beside the next step
                 if cache.recording_failure:
                     self._note(f"Some steps run without CUDA graphs, which is slower: {cache.recording_failure}.")
                 yield from done
                 assert self.policy_version == version, "the weights changed while completions were being consumed"
-            del admit, batch, cache  # frees their memory before the next batch is planned
+            del batch, cache  # frees their memory before the next batch is planned
             on_cuda = workspace.device.type == "cuda"
             if not on_cuda and workspace.nbytes > _KEPT_BYTES:
                 workspace.take(None)
@@ -368,22 +367,12 @@ class TransformersSampler:
         slots = make_slots(self._empty_prefix, rows=rows, columns=columns, device=device)
         return Workspace(slots, step=self._new_step(positions) if may_step else None, fixed=self._fixed)
 
-    def _admit(
-        self,
-        batch: Batch,
-        ready: deque[Question],
-        upcoming: deque[Question],
-        *,
-        joining: "_Joining | None" = None,
-        shared_bytes: int,
-    ) -> None:
-        """Take what has come, and go on in parked rows; once so many rows are free that a prefill is worth it, assign them to waiting samples.
+    def _admit(self, batch: Batch, ready: deque[Question], upcoming: deque[Question], *, shared_bytes: int) -> None:
+        """Go on in parked rows; once so many rows are free that a prefill is worth it, assign them to waiting samples.
 
         No more prompts are prefilled while those that rows share take `shared_bytes` or more.
         If too few wait, or long rows stand among short ones, the rows that are used are moved.
         """
-        if joining:
-            joining.add(upcoming, batch)
         if ready or upcoming or batch.parked.lacks_rows:
             batch.parked.take_out(batch.step)
         upcoming.extendleft(batch.resume())

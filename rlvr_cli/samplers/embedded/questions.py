@@ -117,15 +117,11 @@ class Parked:
         wanted = {question.after for question in self.coming}
         room = int(TAKEN_OUT_SHARE * len(self._cache.alive) * self._cache.columns)
         room -= sum(prefix[0][0].shape[1] for prefix in self._out.values())
-        over: list[Key] = []
-        for key, row in self._rows.items():
+        for key, row in [*self._rows.items()]:
             known = self._cache.known(row)
             if step - self._since[key] >= TAKEN_OUT_STEPS and key not in wanted and known <= room:
-                over.append(key)
+                self._out[key] = self._cache.take_out(self._rows.pop(key))
                 room -= known
-        if over:
-            taken = self._cache.take_out([self._rows.pop(key) for key in over])
-            self._out |= zip(over, taken, strict=True)
 
     def claim(self, *, max_tokens: int, passes: bool, steps: bool) -> tuple[list[tuple[int, Question]], list[Question]]:
         """Return the questions that go on now, with their rows, and those that have no row any more or none with room for them.
