@@ -117,6 +117,10 @@ class EnvironmentPool:
         """Answer the last of the policy's turns."""
         return self._ask("answer", example, seed, turns)
 
+    def end(self, seed: int) -> None:
+        """Give up the environment of an episode that has ended; one that said so itself is given up already."""
+        self._slot(seed).end(seed)
+
     def play_again(self, example: Example, seed: int, turns: Sequence[str]) -> Future[Answer]:
         """Answer all of the policy's turns in a fresh instance, which lives in another process if there are several."""
         slot = self._slots[(seed + 1) % len(self._slots)]
@@ -136,9 +140,13 @@ class EnvironmentPool:
             slot.close()
 
     def _ask(self, kind: str, example: Example, seed: int, turns: Sequence[str]) -> Future[Answer]:
-        slot = self._slots[seed % len(self._slots)]
+        slot = self._slot(seed)
         question = [kind, seed, _fields(example), list(turns)]
         return slot.ask(question, timeout=self.timeout, read=partial(self._answer, slot))
+
+    def _slot(self, seed: int) -> Slot:
+        """The place of an episode."""
+        return self._slots[seed % len(self._slots)]
 
     def _answer(self, slot: Slot, said: dict[str, Any]) -> Answer:
         seconds = said["seconds"]

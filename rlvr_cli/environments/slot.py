@@ -62,6 +62,7 @@ class Slot:
         self._since = 0.0  # when the last answer was given, or the first question taken
         self.facts: dict[str, Any] = {}
         self._asked = SimpleQueue[_Asked | None]()
+        self._ended = deque[int]()  # seeds of episodes, of which the process has not heard
         self._thread: Thread | None = None
         self._lock, self._closed = Lock(), False
 
@@ -82,6 +83,10 @@ class Slot:
                 self._thread = thread
             self._asked.put(_Asked(question, timeout, read, future))
         return future
+
+    def end(self, seed: int) -> None:
+        """Let the process give up the environment of an episode, before it answers what is asked from now on."""
+        self._ended.append(seed)
 
     def interrupt(self) -> None:
         """End the process and the thread, which sees that it has ended; what has not been sent is canceled."""
@@ -137,7 +142,9 @@ class Slot:
                 waiting.remove(one)
             if not waiting:
                 return
-            lines, message = self._started(), encoded([one.question for one in waiting])
+            lines = self._started()
+            ended = ["ended", [self._ended.popleft() for _ in range(len(self._ended))]]
+            message = encoded([ended, *(one.question for one in waiting)])
             try:
                 lines.send(message, within=waiting[0].timeout)
                 while waiting and not self._closed:

@@ -1,8 +1,9 @@
 """A process in which environments live, started by `pool.EnvironmentPool`: one instance for each episode under way.
 
-Enters: lists of questions ["begin", "answer" or "play_again", seed, example, turns of the policy], ["facts"] or ["schemas"]. Leaves: for each
-what the environment says, or the error that it raised, and after how many seconds; before the first list {} once the files have been run,
-then the facts: what an instance says of itself. Each is a line (`parallel/lines`).
+Enters: lists of questions ["begin", "answer" or "play_again", seed, example, turns of the policy], ["facts"] or ["schemas"], and of
+["ended", seeds], which is not answered. Leaves: for each of the others what the environment says, or the error that it raised, and after how
+many seconds; before the first list {} once the files have been run, then the facts: what an instance says of itself. Each is a line
+(`parallel/lines`).
 An episode that this process does not know, since the one before died, is played again up to the last turn.
 """
 
@@ -69,6 +70,9 @@ def serve(
     for questions in lines.read():
         for kind, *question in questions:
             began = time.monotonic()
+            if kind == "ended":
+                episodes.end(*question)
+                continue
             if kind == "facts":
                 said = facts
             elif kind == "schemas":
@@ -128,6 +132,11 @@ class _Episodes:
         prompt = environment.begin(Example(**example), seed)
         replies = [_fields(environment.answer(turn)) for turn in turns]
         return {"prompt": _prompt(prompt), "replies": replies}
+
+    def end(self, seeds: Sequence[int]) -> None:
+        """Give up the environments of episodes that have ended otherwise than by these."""
+        for seed in seeds:
+            self._under_way.pop(seed, None)
 
     def _keep(self, seed: int, environment: Environment, answered: int) -> None:
         self._under_way[seed] = (environment, answered)

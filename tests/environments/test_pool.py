@@ -122,6 +122,35 @@ def test_an_episode_keeps_its_state_and_is_played_again_where_it_is_lost(pool):
     assert (after.reply.text, after.reply.done, after.reply.reward) == ("[Q 7: 3 end!]", True, 0.5)
 
 
+HELD = """
+import weakref
+from rlvr_cli.environments import Reply
+
+class Held:
+    stop, alive = ("!",), weakref.WeakSet()
+
+    def begin(self, example, seed):
+        self.alive.add(self)
+
+    def answer(self, turn):
+        return Reply(str(len(self.alive)), done=turn == "end!")
+"""
+
+
+def test_what_has_ended_is_given_up(tmp_path):
+    (tmp_path / "mine.py").write_text(HELD)
+    with closing(EnvironmentPool(EnvironmentSpec(f"{tmp_path}/mine.py:Held"), workers=1)) as pool:
+        for seed in range(4):
+            assert pool.begin(Example("q", "Q", "1"), seed).result().error is None
+        assert ask(pool, "a!", seed=0).reply.text == "4"
+        pool.end(1)
+        pool.end(2)
+        pool.end(99)  # it knows none
+        assert ask(pool, "a!", "end!", seed=0).reply.text == "2"
+        pool.end(0)  # it has said so itself
+        assert ask(pool, "a!", seed=3).reply.text == "1"
+
+
 @pytest.mark.parametrize(
     ("turn", "error", "detail"),
     [

@@ -95,7 +95,8 @@ class _Table:
         self._player, self._params = player, params
         self._room = player.longest(params.max_tokens)
         self._prompts = prompt_token_ids(player.tokenizer, requests, vocab_size=len(player.tokenizer))
-        self._asked: list[list[Playing]] = []  # the episodes of each request in the running call of the sampler
+        self._playing: list[Playing] = []  # all episodes
+        self._asked: list[list[Playing]] = []  # those of each request in the running call of the sampler
         self._waiting: dict[Future[Answer], tuple[Playing, Completion]] = {}  # for the environment
         self._done: SimpleQueue[Future[Answer]] = SimpleQueue()  # those of them that it has answered
         self._notify: Callable[[], None] = lambda: None
@@ -115,13 +116,13 @@ class _Table:
     def first_round(self, requests: Sequence[Request]) -> list[Request]:
         """Begin all episodes, and return the requests for their first turns: one for the episodes with the same prompt."""
         pool, asked = self._player.pool, []
-        begun: list[tuple[Playing, Future[Answer] | None]] = []
+        begun: list[Future[Answer] | None] = []
         for index, request in enumerate(requests):
             assert request.example is not None, "an episode needs its example"
             for sample, seed in enumerate(request.seeds):
-                future = pool.begin(request.example, seed) if pool.begins else None
-                begun.append((Playing(index, sample, seed, request.example), future))
-        for playing, future in begun:
+                begun.append(pool.begin(request.example, seed) if pool.begins else None)
+                self._playing.append(Playing(index, sample, seed, request.example))
+        for playing, future in zip(self._playing, begun, strict=True):
             with stoppable():
                 answer = future.result() if future else Answer()
             if answer.error is not None:
@@ -186,9 +187,12 @@ class _Table:
             yield self._ended.popleft()
 
     def cancel(self) -> None:
-        """Forget what the environment has not answered yet."""
+        """Forget what the environment has not answered yet, and the episodes that have not ended."""
         for future in self._waiting:
             future.cancel()
+        for playing in self._playing:
+            if not playing.over:
+                self._player.pool.end(playing.seed)
         self._waiting.clear()
         self._repeats.cancel()
 
@@ -235,6 +239,8 @@ class _Table:
 
     def _end(self, playing: Playing, last: Completion, *, by: str) -> None:
         playing.over = True
+        if by != "environment":
+            self._player.pool.end(playing.seed)
         if by != "error":
             self._repeats.add(Said(playing.example, playing.seed, playing.begun, playing.asked, playing.replies))
         self._ended.append(playing.completion(last, ended_by=by, gives_rewards=self._player.pool.gives_rewards))

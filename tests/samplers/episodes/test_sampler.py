@@ -21,14 +21,16 @@ from rlvr_cli.types import Completion, Example, Request, SamplingParams
 
 # Says what the example's ground truth lists, one text after the other; an empty list of it ends the episode.
 SCRIPT = """
-import json
+import json, weakref
 from rlvr_cli.environments import Reply
 
 class Script:
     stop = ("e", "a")
     marker = "["
+    alive = weakref.WeakSet()
 
     def begin(self, example, seed):
+        self.alive.add(self)
         self.replies, self.seed = json.loads(example.ground_truth), str(seed)
         return example.solution
 
@@ -36,6 +38,8 @@ class Script:
         if not self.replies:
             return Reply(done=True)
         said = self.replies.pop(0)
+        if said == "alive":
+            return Reply(str(len(self.alive)))
         if said == "raise":
             raise ValueError("no more")
         return Reply(said["text"].replace("SEED", self.seed), reward=said.get("reward"), done=said.get("done", False), role=said.get("role", "tool"))
@@ -238,6 +242,23 @@ def test_samples_differ(pools, engine, tiny_tokenizer):
     sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=6, longest=longest(200))
     found = play(sampler, requests_of(*[{"text": "!"}] * 5, samples=6))
     assert len({c.token_ids for c in found.values()}) == len(found)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize(("turns", "tokens", "replies"), [(2, 99, 5), (9, 12, 5), (9, 99, 1), (9, 99, 0)])
+def test_no_environment_outlives_its_episode(pools, tiny_tokenizer, turns, tokens, replies, closed):
+    sampler = EpisodeSampler(
+        Scripted(tiny_tokenizer, ["one", "e", "no"]), tiny_tokenizer, pools["Script"], max_turns=turns, longest=longest(tokens)
+    )
+    example = Example("q", "p", json.dumps([{"text": "!"}] * replies))
+    completions = sampler.sample([Request("p", (s,), prompt_ids=(5,), example=example) for s in (3, 4)], PARAMS)
+    next(completions)
+    if closed:
+        completions.close()
+    assert len([*completions]) == 1 - closed
+    alive = pools["Script"].answer(Example("q", "p", '["alive"]'), 5, ["e"]).result().reply.text
+    pools["Script"].end(5)
+    assert alive == "1"
 
 
 def test_turns_do_not_repeat_their_draws(pools, tiny_tokenizer):
