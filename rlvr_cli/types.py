@@ -480,6 +480,11 @@ class MoreTurns(MoreRequests, Protocol):
 class JoinableSampler(Sampler, Protocol):
     """A sampler whose running call takes further requests."""
 
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens of a prompt and its response; None: it is not known."""
+        ...
+
     def sample(
         self, requests: Sequence[Request], params: SamplingParams, *, more: MoreTurns | None = None
     ) -> Generator[Completion]:

@@ -318,4 +318,6 @@ def _turns(row: Row) -> tuple[tuple[str, str], ...] | None:
             "its turns are not a list of {role, text}.",
             'Write {"turns": [{"role": "policy", "text": "..."}, ...]}.',
         )
+    if turns and all(turn["role"] != "policy" for turn in turns):
+        raise BadRow(row.where, "none of its turns is the policy's.", 'Give those that are learned the role "policy".')
     return tuple((turn["role"], turn["text"]) for turn in turns)

@@ -130,8 +130,8 @@ def _from_run(path: Path) -> Traces:
     for r in rows:
         key = f"{r['phase']}-{r['step']}-{r['example_id']}-{r['sample_index']}"
         digest.update(f"{key}\0{r['prompt']}\0{r['response']}\0{r['ground_truth']}\0".encode())
-        if r["finish_reason"] == "length":
-            continue  # a response cut at its length limit would teach the model to stop in the middle
+        if r["finish_reason"] == "length" or (r["episode"] and r["episode"]["ended_by"] in ("turns", "error")):
+            continue  # it would teach the model to stop in the middle
         examples.append(Example(key, "", r["ground_truth"], prompt=r["prompt"], response=r["response"]))
         if r["prompt_ids"] and r["response_ids"]:
             facts = r["turn_facts"]  # older runs have none
@@ -142,7 +142,7 @@ def _from_run(path: Path) -> Traces:
         if r["episode"]:
             graded[key] = r["response"][r["episode"]["graded_from"] : r["episode"]["graded_to"]]
     cut = len(rows) - len(examples)
-    messages = [f"{cut} responses were cut at their length limit and are left out"] if cut else []
+    messages = [f"{cut} responses were cut at their length limit, or as episodes, and are left out"] if cut else []
     grader = next((r["grader"] for r in rows if r["grader"] != ENVIRONMENT), None)
     return Traces(run.id, digest.hexdigest(), examples, grader, messages, token_ids, graded)
 

@@ -18,7 +18,8 @@ class Reply:
     error: str | None = None  # why a call failed; `text` tells the policy
     # By name; stored with the row, of each name the last value of the episode. Messages that show a reply are short without.
     measured: Mapping[str, float] | None = field(default=None, repr=False)
-    calls: "tuple[Reply, ...]" = ()  # in place of all this: what several calls in a turn are answered, in their order
+    # In place of text, role and error: what several calls in a turn are answered, in their order. Each has these alone.
+    calls: "tuple[Reply, ...]" = ()
 
 
 class Environment(Protocol):

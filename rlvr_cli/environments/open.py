@@ -92,11 +92,13 @@ def check_environment(spec: EnvironmentSpec) -> None:
             f"There is no environment {spec.name}.",
             f"Choose one of {', '.join(BUILT_IN)}, path/to/file.py:Class, or verifiers:ID.",
         )
-    names = Counter(tool.rpartition(":")[2] for tool in spec.tools)
+    built_in = _built_in(spec) if spec.tools else {}
+    names = Counter([*built_in, *(tool.rpartition(":")[2] for tool in spec.tools)])
     for tool in spec.tools:
         user_code.find(tool, TOOL)
         if names[name := tool.rpartition(":")[2]] > 1:
-            raise RlvrError(f"Several tools are called {name}.", "Give each --tool a name of its own.")
+            own = f", one of them by --environment {spec.name}" if name in built_in else ""
+            raise RlvrError(f"Several tools are called {name}{own}.", "Give each --tool a name of its own.")
 
 
 def load_environment(spec: EnvironmentSpec) -> Callable[[], Environment]:

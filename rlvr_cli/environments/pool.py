@@ -82,6 +82,11 @@ class EnvironmentPool:
         return tuple(self._of_environment["stop"])
 
     @property
+    def marker(self) -> str:
+        """How the texts of the environment begin; empty if it does not say."""
+        return self._of_environment["marker"]
+
+    @property
     def gives_rewards(self) -> bool:
         """Whether the reward is the sum of the turns' rewards."""
         return self._of_environment["gives_rewards"]

@@ -40,6 +40,11 @@ class _Asked(NamedTuple):
     def kind(self) -> str:
         return self.question[0]
 
+    @property
+    def seed(self) -> int:
+        """Of the episode, if the question is of one."""
+        return self.question[1]
+
 
 class Slot:
     """A place for one process, which is started when it is needed, and again after it was killed.
@@ -63,6 +68,7 @@ class Slot:
         self.facts: dict[str, Any] = {}
         self._asked = SimpleQueue[_Asked | None]()
         self._ended = deque[int]()  # seeds of episodes, of which the process has not heard
+        self._known = set[int]()  # seeds of the episodes whose environments this process has
         self._thread: Thread | None = None
         self._lock, self._closed = Lock(), False
 
@@ -143,19 +149,18 @@ class Slot:
             if not waiting:
                 return
             lines = self._started()
-            ended = ["ended", [self._ended.popleft() for _ in range(len(self._ended))]]
-            message = encoded([ended, *(one.question for one in waiting)])
+            message = encoded([*self._said_ended(), *(one.question for one in waiting)])
             try:
                 lines.send(message, within=waiting[0].timeout)
                 while waiting and not self._closed:
-                    said = lines.receive(within=waiting[0].timeout, several=len(waiting) > 1)
+                    said = lines.receive(within=self._limit(waiting[0]), several=len(waiting) > 1)
                     self._settle(waiting[0], said)
                     self._answers += 1
                     waiting.popleft()
             except TimeoutError:
                 self._kill()
                 one = waiting.popleft()
-                self._give_up(one, "timeout", f"no answer within {one.timeout:g} s (--turn-timeout)")
+                self._give_up(one, "timeout", f"no answer within {self._limit(one):g} s (--turn-timeout)")
             except _LOST:
                 self._kill()
                 if not self._answers:
@@ -163,6 +168,18 @@ class Slot:
                     self._give_up(waiting.popleft(), "crash", detail)
         for one in waiting:
             self._give_up(one, "crash", "the pool was closed")
+
+    def _said_ended(self) -> list[list[Any]]:
+        """What the process is told of the episodes that have ended meanwhile."""
+        ended = [self._ended.popleft() for _ in range(len(self._ended))]
+        self._known.difference_update(ended)
+        return [["ended", ended]] if ended else []
+
+    def _limit(self, one: _Asked) -> float:
+        """The seconds that an answer may take: an episode that the process does not know is played again, with those of each turn."""
+        if one.kind != "answer" or one.seed in self._known:
+            return one.timeout
+        return one.timeout * len(one.question[-1])
 
     def _settle(self, one: _Asked, said: dict[str, Any]) -> None:
         """Answer a question, unless it is canceled; with the error of a report of it that fails. Raises ValueError if it is no answer."""
@@ -177,6 +194,9 @@ class Slot:
             failed = error
         except (AttributeError, KeyError, OverflowError, TypeError) as error:
             raise ValueError("what was said is no answer") from error
+        if one.kind in ("begin", "answer"):
+            over = "error" in said or said.get("reply", {}).get("done")
+            (self._known.discard if over else self._known.add)(one.seed)
         before = self._pace.get(one.kind, seconds)
         self._pace[one.kind] = before + (seconds - before) / _PACE_OF
         self._since = time.monotonic()
@@ -200,6 +220,7 @@ class Slot:
                 guarded=True,
             )
             self._answers, self._lines = 0, Lines(self._worker.connection)
+            self._known.clear()
             self.facts = self._begun(self._lines)
         if "problem" in self.facts:
             self._kill()

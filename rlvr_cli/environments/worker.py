@@ -58,7 +58,8 @@ def serve(
         facts = {
             "stop": list(getattr(first, "stop", ())),
             "gives_rewards": bool(getattr(first, "gives_rewards", False)),
-            "begins": not isinstance(first, Tools | ChatTools),
+            "begins": _keeps_a_state(first),
+            "marker": str(getattr(first, "marker", "")),
         }
     except RlvrError as error:
         return lines.write({"problem": error.problem, "hint": error.hint})
@@ -66,7 +67,7 @@ def serve(
         problem = f"{spec.title} cannot be made: {_described(spec, error)}"
         return lines.write({"problem": problem, "hint": "Correct the file."})
     lines.write(facts)
-    episodes = _Episodes(make)
+    episodes = _Episodes(make, chat=chat)
     for questions in lines.read():
         for kind, *question in questions:
             began = time.monotonic()
@@ -103,22 +104,22 @@ def check_sound(spec: EnvironmentSpec, environment: object) -> None:
 class _Episodes:
     """The environments of the episodes under way, each with how many turns it has answered."""
 
-    def __init__(self, make: Callable[[], Environment]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[], Environment], *, chat: bool) -> None:
+        self._make, self._chat = make, chat
         self._under_way: dict[int, tuple[Environment, int]] = {}
 
     def begin(self, seed: int, example: dict[str, Any]) -> dict[str, Any]:
         environment = self._make()
         prompt = environment.begin(Example(**example), seed)
         self._keep(seed, environment, 0)
-        return {"prompt": _prompt(prompt)}
+        return {"prompt": _prompt(prompt, chat=self._chat)}
 
     def answer(self, seed: int, example: dict[str, Any], turns: Sequence[str]) -> dict[str, Any]:
         environment, answered = self._under_way.pop(seed, (None, 0))
         if environment is None or answered != len(turns) - 1:
             environment = self._make()
             environment.begin(Example(**example), seed)
-            for turn in turns[:-1]:
+            for turn in turns[:-1] if _keeps_a_state(environment) else ():
                 environment.answer(turn)
         reply = _fields(environment.answer(turns[-1]))
         if not reply["done"]:
@@ -131,7 +132,7 @@ class _Episodes:
         environment = self._make()
         prompt = environment.begin(Example(**example), seed)
         replies = [_fields(environment.answer(turn)) for turn in turns]
-        return {"prompt": _prompt(prompt), "replies": replies}
+        return {"prompt": _prompt(prompt, chat=self._chat), "replies": replies}
 
     def end(self, seeds: Sequence[int]) -> None:
         """Give up the environments of episodes that have ended otherwise than by these."""
@@ -142,6 +143,11 @@ class _Episodes:
         self._under_way[seed] = (environment, answered)
         if len(self._under_way) > _EPISODES:
             del self._under_way[next(iter(self._under_way))]
+
+
+def _keeps_a_state(environment: object) -> bool:
+    """Whether an answer depends on more than the turn."""
+    return not isinstance(environment, Tools | ChatTools)
 
 
 def _answer(
@@ -169,10 +175,14 @@ def _schemas(spec: EnvironmentSpec, environment: Any) -> dict[str, Any]:
         return {"problem": error.problem, "hint": error.hint}
 
 
-def _prompt(prompt: object) -> str | list[dict[str, Any]] | None:
-    """The prompt of an environment. Raises TypeError unless messages have the texts `role` and `content`."""
-    if prompt is None or isinstance(prompt, str) or not isinstance(prompt, Sequence):
-        return None if prompt is None else str(prompt)
+def _prompt(prompt: object, *, chat: bool) -> str | list[dict[str, Any]] | None:
+    """The prompt of an environment. Raises ValueError if it is an empty text; TypeError unless messages have the texts `role` and `content`."""
+    if prompt is None:
+        return None
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+        if not (chat or str(prompt)):
+            raise ValueError("begin() returned an empty prompt; return None for that of the dataset")
+        return storable(str(prompt))
     for message in prompt:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise TypeError(f"begin() returned the message {message!r:.200}, not {{role, content}} of text")
@@ -191,6 +201,10 @@ def _fields(reply: object) -> dict[str, Any]:
     for name, value in (reply.measured or {}).items():
         if not isinstance(name, str) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(f"measured {name!r:.100} = {value!r:.100}, not a finite number with a name")
+    if any(call.done or call.calls or call.reward is not None or call.measured for call in reply.calls):
+        raise ValueError(
+            "done, reward, measured or calls in one of the calls of a Reply: they belong to the Reply itself"
+        )
     return {**asdict(reply), "text": _cut(storable(reply.text)), "calls": [_fields(call) for call in reply.calls]}
 
 

@@ -33,7 +33,7 @@ from rlvr_cli.models.compute.prefixes import (
 )
 from rlvr_cli.models.compute.recompute import gradient_checkpointing
 from rlvr_cli.models.compute.rounded import rounded_weights
-from rlvr_cli.models.pretrained import end_tokens, read_pretrained, write_pretrained
+from rlvr_cli.models.pretrained import configured_context, end_tokens, read_pretrained, write_pretrained
 
 CRITIC = "critic."  # prefix of the names of a critic's weights
 
@@ -199,7 +199,7 @@ class Policy:
 
     @property
     def _configured_context(self) -> int | None:
-        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return configured_context(self.model.config)
 
     @property
     def _original_context(self) -> int | None:

@@ -139,6 +139,23 @@ def load_end_tokens(path_or_id: str | Path, tokenizer: PreTrainedTokenizerBase) 
     return end_tokens(tokenizer, found)
 
 
+def load_context_length(path_or_id: str | Path) -> int | None:
+    """Return the context of a model that need not be loaded; None if nothing here says."""
+    path_or_id = base_of(path_or_id) or path_or_id
+    directory = local_directory(path_or_id)
+    with quiet():
+        try:
+            config = AutoConfig.from_pretrained(str(directory or path_or_id), local_files_only=directory is not None)
+        except _LOAD_ERRORS:
+            return None
+    return configured_context(config)
+
+
+def configured_context(config: Any) -> int | None:
+    """The most tokens that a model can read by its config; None if this sets no limit."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
 def end_tokens(tokenizer: PreTrainedTokenizerBase, generation_config: Any) -> tuple[int, ...]:
     """Return every id that ends a response: the tokenizer's EOS and those of the generation config, ascending."""
     configured: Any = getattr(generation_config, "eos_token_id", None)

@@ -110,6 +110,7 @@ class OpenAISampler:
     """
 
     engine = "openai"
+    context_length = None
     worked_seconds = None
 
     def __init__(
@@ -512,7 +513,10 @@ def open_engine(settings: EngineSettings) -> Sampler:
     if not settings.episodes:
         return sampler
     from rlvr_cli.models.identity import model_path
-    from rlvr_cli.models.pretrained import load_tokenizer  # here: endpoints do without transformers
+    from rlvr_cli.models.pretrained import (  # here: endpoints do without transformers
+        load_context_length,
+        load_tokenizer,
+    )
     from rlvr_cli.samplers.token_endpoint import TokenEndpoint
 
     try:
@@ -520,4 +524,5 @@ def open_engine(settings: EngineSettings) -> Sampler:
     except RlvrError as error:
         hint = f"Episodes become tokens on this machine: serve the model under the name of its files. {error.hint}"
         raise RlvrError(error.problem, hint) from error
-    return TokenEndpoint(sampler, tokenizer, model=settings.model)
+    context_length = load_context_length(model_path(settings.model))
+    return TokenEndpoint(sampler, tokenizer, model=settings.model, context_length=context_length)

@@ -26,13 +26,17 @@ class TokenEndpoint(SamplerWrapper):
         sampler: an `OpenAISampler` that asks for completions, not for chats.
         tokenizer: of the endpoint's model.
         model: whose tokenizer that is.
+        context_length: of the model, if it is known.
 
     Raises:
         RlvrError: the endpoint does not answer, takes no token ids, gives none, or has another tokenizer.
     """
 
-    def __init__(self, sampler: JoinableSampler, tokenizer: Any, *, model: str) -> None:
+    def __init__(
+        self, sampler: JoinableSampler, tokenizer: Any, *, model: str, context_length: int | None = None
+    ) -> None:
         super().__init__(sampler)
+        self.context_length = context_length
         self._sampler = sampler
         self._tokenizer, self._model = tokenizer, model
         self._check_endpoint()

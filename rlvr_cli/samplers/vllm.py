@@ -144,7 +144,7 @@ class VllmSampler:
             "seed": seed,
         }
         self.llm: Any = self._load(llm_class, model, tokenizer=tokenizer, options=options)
-        self.max_model_len: int = self.llm.llm_engine.model_config.max_model_len
+        self.context_length: int = self.llm.llm_engine.model_config.max_model_len
         self._pending: dict[str, tuple[_Question, int]] = {}  # engine request -> question, sample_index
         self._calls = 0
         self._asleep: tuple[str, ...] = ()  # what of the engine's memory is not mapped: vLLM's tags
@@ -228,10 +228,10 @@ class VllmSampler:
         found = []
         for i, (request, ids) in enumerate(zip(requests, prompts, strict=True), start=first):
             own = replace(params, max_tokens=request.max_tokens or params.max_tokens)
-            if len(ids) + own.max_tokens > self.max_model_len:
+            if len(ids) + own.max_tokens > self.context_length:
                 raise RlvrError(
                     f"Prompt {i} has {len(ids)} tokens; with {own.max_tokens} for the response that is "
-                    f"{len(ids) + own.max_tokens}, and the engine's max_model_len is {self.max_model_len}.",
+                    f"{len(ids) + own.max_tokens}, and the engine's max_model_len is {self.context_length}.",
                     "Lower --sampling-max-tokens, shorten the prompt, or raise --max-model-len.",
                 )
             found.append(_Question(i, ids, request.seeds, own, request.begun))
@@ -420,7 +420,7 @@ class VllmSampler:
     def _probe(self, policy: "Policy") -> Probe:
         # Longer than a cache block, so that a prefix cache of the old weights would be used, and found.
         block = self.llm.llm_engine.vllm_config.cache_config.block_size
-        length = min(block + 32, self.max_model_len - PROBE_TOKENS)
+        length = min(block + 32, self.context_length - PROBE_TOKENS)
         vocabulary = min(policy.vocabulary_size, len(self.llm.get_tokenizer()))
         prompts = probe_prompts(vocabulary, count=PROBE_PROMPTS, length=length)
         questions = [_Question(i, ids, (0,), probe_params(PROBE_TOKENS)) for i, ids in enumerate(prompts)]

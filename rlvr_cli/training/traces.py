@@ -30,7 +30,7 @@ def encode_traces(
     The text of a sampled response may tokenize to other ids than those that were sampled, so sampled ids are preferred.
 
     Args:
-        append_eos: whether a response that does not end with the EOS token gets one.
+        append_eos: whether a response that does not end with the EOS token gets one; not where it ends with what the policy did not sample.
         end_sampled: whether this is so for sampled ids, too; else they stay as they are.
         chat: the `NextTurn` of a conversation; its turns have their own end.
 
@@ -55,7 +55,9 @@ def encode_traces(
         prompt, response, mask, _ = sampled
         known = prompt and (prompt == prompts[row] or tokenizer.decode(prompt) == example.prompt)
         if known and _is_spelled(example.response or "", sampled, tokenizer):
-            ends = not (append_eos and end_sampled) or response[-1] == tokenizer.eos_token_id
+            ends = (
+                not (append_eos and end_sampled) or response[-1] == tokenizer.eos_token_id or not (mask or [True])[-1]
+            )
             prompts[row] = list(prompt)
             responses[row] = list(response) if ends else [*response, tokenizer.eos_token_id]
             masks[row] = mask if mask is None or ends else [*mask, True]
@@ -89,7 +91,7 @@ def _of_turns(turns: Sequence[tuple[str, str]], tokenizer: Any, *, append_eos: b
         own = tokenizer(text, add_special_tokens=False, split_special_tokens=role != "policy")["input_ids"]
         ids += own
         mask += [role == "policy"] * len(own)
-    if append_eos and ids[-1:] != [tokenizer.eos_token_id]:
+    if append_eos and mask[-1:] == [True] and ids[-1] != tokenizer.eos_token_id:
         return [*ids, tokenizer.eos_token_id], [*mask, True]
     return ids, mask
 

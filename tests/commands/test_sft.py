@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
@@ -73,10 +74,15 @@ def test_sampled_ids_with_bos_are_this_tokenizers(tmp_path):
 
 def test_what_the_policy_did_not_write_stays_marked(tokenizer):
     prompt, response, eos = tokenizer("Q").input_ids, tokenizer(" 9").input_ids, tokenizer.eos_token_id
-    example, mask = Example("a", "Q", "9", prompt="Q", response=" 9"), [False] * len(response)
+    example, mask = Example("a", "Q", "9", prompt="Q", response=" 9"), [False] * (len(response) - 1) + [True]
     for ids, expected in ((response, [*mask, True]), ([*response, eos], [*mask, True])):
         known = {"a": SampledIds(prompt, ids, expected[: len(ids)])}
         assert encode_traces([example], known, tokenizer, append_eos=True) == ([prompt], [[*response, eos]], [expected])
+    of_the_environment = {"a": SampledIds(prompt, response, [not own for own in mask])}
+    assert encode_traces([example], of_the_environment, tokenizer, append_eos=True)[1] == [response]
+    turns = replace(example, turns=(("policy", " 9"), ("environment", "right")), response=" 9right")
+    said = [*response, *tokenizer("right").input_ids]
+    assert encode_traces([turns], {}, tokenizer, append_eos=True)[1] == [said]
     with pytest.raises(RlvrError, match="Trace a has tokens that the policy did not sample"):
         encode_traces(
             [example], {"a": SampledIds(tokenizer("R").input_ids, response, mask)}, tokenizer, append_eos=True

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from factories import a_rollout
+from factories import a_rollout, an_episode
 from rlvr_cli.data.order import epoch_order
 from rlvr_cli.data.prompts import PromptTemplate, load_prompt
 from rlvr_cli.data.traces import choose_examples, keep_correct, load_traces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
+from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.types import Example
 
 TEMPLATE = load_prompt("r1_zero")
@@ -69,7 +70,6 @@ def test_a_smaller_choice_is_part_of_a_larger_one():
 
 
 def test_rollouts_of_a_run_become_traces_unless_cut_off(tmp_path):
-    from rlvr_cli.runs.run_dir import RunDir
     from rlvr_cli.types import Rollout
 
     with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
@@ -104,10 +104,25 @@ def test_rollouts_of_a_run_become_traces_unless_cut_off(tmp_path):
     assert any("1 responses were cut" in m for m in traces.messages)
 
 
+def test_episodes_that_were_cut_off_are_no_traces(tmp_path):
+    endings = ["policy", "environment", "turns", "error"]
+    with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
+        rows = [replace(an_episode(run_id=run.id, sample_index=i), response=f" {e}") for i, e in enumerate(endings)]
+        rows = [replace(r, episode=r.episode._replace(ended_by=e)) for r, e in zip(rows, endings, strict=True)]
+        run.commit_rollouts("eval", 0, rows)
+    traces = load_traces(str(tmp_path / "r"), TEMPLATE)
+    assert [e.response for e in traces.examples] == [" policy", " environment"]
+    assert traces.messages == ["2 responses were cut at their length limit, or as episodes, and are left out"]
+
+
+def test_turns_without_one_of_the_policy_are_no_trace(tmp_path):
+    (tmp_path / "t.jsonl").write_text(json.dumps({"question": "1+1?", "turns": [{"role": "assistant", "text": "2"}]}))
+    with pytest.raises(RlvrError, match="none of its turns is the policy's"):
+        load_traces(str(tmp_path / "t.jsonl"), TEMPLATE)
+
+
 def test_the_question_of_a_runs_trace_is_unknown(tmp_path):
     """A run keeps the prompt that was made from it; `rlvr grade` tells a grader the same."""
-    from rlvr_cli.runs.run_dir import RunDir
-
     with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
         run.commit_rollouts("eval", 0, [a_rollout(run_id=run.id, phase="eval", step=0, prompt="P", ground_truth="1")])
     (tmp_path / "mine.py").write_text(

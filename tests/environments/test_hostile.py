@@ -28,6 +28,7 @@ class Attacker:
     """A policy that writes the program that its prompt names, and then answers."""
 
     engine, seeding, notes, policy_version, worked_seconds, arrived = "attacker", "per-request", (), 0, None, ()
+    context_length = None
 
     def __init__(self, tokenizer, programs):
         self._tokenizer, self._programs = tokenizer, programs

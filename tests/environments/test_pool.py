@@ -74,6 +74,8 @@ class Counts:
             return Reply("x" * 1_000_000)
         if turn == "surrogate!":
             return Reply("half \\ud83d")
+        if turn == "inner!":
+            return Reply(calls=(Reply("a", done=True),))
         if turn == "nothing!":
             return None
         if turn == "number!":
@@ -122,6 +124,12 @@ def test_an_episode_keeps_its_state_and_is_played_again_where_it_is_lost(pool):
     assert (after.reply.text, after.reply.done, after.reply.reward) == ("[Q 7: 3 end!]", True, 0.5)
 
 
+def test_an_episode_that_is_played_again_has_the_time_of_all_its_turns(pool):
+    turns = ["wait!"] * 3  # half a second each, of which the process knows nothing
+    assert ask(pool, *turns).reply.text == "[Q 7: 3 wait!]"
+    assert ask(pool, *turns, "hang!").detail == "no answer within 1 s (--turn-timeout)"
+
+
 HELD = """
 import weakref
 from rlvr_cli.environments import Reply
@@ -163,6 +171,7 @@ def test_what_has_ended_is_given_up(tmp_path):
         ("before its time!", "crash", "sent no message"),
         ("raise!", "KeyError", "mine.py:51: 'gone'"),
         ("memory!", "MemoryError", "mine.py:53"),
+        ("inner!", "ValueError", "belong to the Reply itself"),
         ("nothing!", "TypeError", "answer() returned None, not a Reply"),
         (
             "number!",

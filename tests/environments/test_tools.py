@@ -1,11 +1,13 @@
 """Tools in tags: what is read of a turn, what is answered, and how a call that fails is told."""
 
 import json
+from contextlib import closing
 
 import pytest
 
 from rlvr_cli.environments.calculator import calculate
 from rlvr_cli.environments.open import EnvironmentSpec, check_environment, load_environment
+from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.environments.python import run_python
 from rlvr_cli.environments.tools import ToolError
 from rlvr_cli.errors import RlvrError
@@ -70,6 +72,13 @@ def test_tools_of_a_user_beside_a_built_in_one(tmp_path):
     )
 
 
+def test_tools_are_not_asked_again_what_they_have_answered(tmp_path):
+    (tmp_path / "mine.py").write_text("asked = []\ndef count(text): asked.append(text); return len(asked)\n")
+    with closing(EnvironmentPool(EnvironmentSpec("", (f"{tmp_path}/mine.py:count",)), workers=1)) as pool:
+        reply = pool.answer(Example("q", "", ""), 7, ["<count>a</count>", "<count>b</count>"]).result().reply
+    assert reply.text == "<out>1</out>"
+
+
 def test_a_program_sees_nothing_of_the_one_before():
     assert run_python("x = 47 * 83\nprint(x)") == "3901"
     with pytest.raises(ToolError, match="NameError"):
@@ -100,6 +109,12 @@ def test_what_does_not_exist_is_said(spec, problem):
     with pytest.raises(RlvrError) as error:
         check_environment(spec)
     assert error.value.problem == problem
+
+
+def test_a_tool_with_the_name_of_a_built_in_one_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text("def calc(expression): return 7\n")
+    with pytest.raises(RlvrError, match=r"Several tools are called calc, one of them by --environment calculator\."):
+        check_environment(EnvironmentSpec("calculator", (f"{tmp_path}/mine.py:calc",)))
 
 
 def test_a_family_of_reasoning_gym_is_a_dataset():

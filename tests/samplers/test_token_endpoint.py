@@ -60,6 +60,17 @@ def test_a_name_without_a_tokenizer_here_is_refused_before_anything_is_asked():
         assert not endpoint.bodies
 
 
+def test_the_context_is_that_of_the_models_files(tiny_model_dir, tiny_tokenizer):
+    def answer(body: dict) -> Reply:
+        mine = body["prompt"] if isinstance(body["prompt"], list) else tiny_tokenizer(body["prompt"])["input_ids"]
+        return completion("4", token_ids=[5], prompt_token_ids=mine)
+
+    with serving(answer) as endpoint:
+        assert opened(endpoint, tiny_tokenizer).context_length is None
+        found = open_engine(EngineSettings(str(tiny_model_dir), base_url=endpoint.url, episodes={"max_turns": 3}))
+    assert found.context_length == 512
+
+
 def test_text_is_that_of_the_ids_and_an_answer_without_them_ends_the_call(tiny_tokenizer):
     ids = tiny_tokenizer("12</answer> 7")["input_ids"]
 

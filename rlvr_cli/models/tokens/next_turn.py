@@ -154,11 +154,22 @@ class NextTurn:
         text = self._text_after(messages)
         key = tuple(message["role"] for message in messages)
         if key not in self._frames:
+            self._check_heard(messages)
             plain = self._text_after([message | {"content": "2"} for message in messages])
             self._frames[key] = self.markers.in_order(plain)
         if self.markers.in_order(text) != self._frames[key]:
             raise RlvrError(f"The chat template of {self.chat.name} writes other markers for some texts.", _HINT)
         return text
+
+    def _check_heard(self, messages: Sequence[Message]) -> None:
+        """Raise RlvrError if the chat template leaves out or repeats messages of these roles."""
+        content = f"{self.markers.stem}content"
+        if self._text_after([message | {"content": content} for message in messages]).count(content) != len(messages):
+            roles = " and ".join(dict.fromkeys(str(message["role"]) for message in messages))
+            raise RlvrError(
+                f"The chat template of {self.chat.name} leaves out or repeats what answers a turn, of the role {roles}.",
+                f"An environment of your own may answer as `environment`, which is the user. {_HINT}",
+            )
 
     def _ids_after(self, messages: Sequence[Message]) -> list[int]:
         return self.markers.ids(self._after(messages))

@@ -153,6 +153,11 @@ class TransformersSampler:
         self.notes: tuple[str, ...] = ()
         self._vocab_size, self._empty_prefix = self._check()
 
+    @property
+    def context_length(self) -> int | None:
+        """As `types.JoinableSampler.context_length`."""
+        return self._policy.context_length
+
     def sample(
         self, requests: Sequence[Request], params: SamplingParams, *, more: MoreTurns | None = None
     ) -> Generator[Completion]:
@@ -195,7 +200,7 @@ class TransformersSampler:
         """
         prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=self._vocab_size)
         commons = common_token_ids(self._tokenizer, requests, prompts)
-        limit = self._policy.context_length
+        limit = self.context_length
         for index, (request, ids) in enumerate(zip(requests, prompts, strict=True), start=first):
             most = request.max_tokens or params.max_tokens
             if limit is not None and len(ids) + most > limit:

@@ -58,6 +58,11 @@ class EpisodeSampler(SamplerWrapper):
         self.turns = turns or TextTurns(tokenizer, pool.stop)
         self.max_turns, self.longest, self.trains = max_turns, longest, trains
 
+    @property
+    def context_length(self) -> int | None:
+        """As `types.JoinableSampler.context_length`."""
+        return self._sampler.context_length
+
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
         """Play an episode for every seed of every request, which has an example; they come in the order in which they end.
 
@@ -93,7 +98,7 @@ class _Table:
 
     def __init__(self, player: EpisodeSampler, requests: Sequence[Request], params: SamplingParams) -> None:
         self._player, self._params = player, params
-        self._room = player.longest(params.max_tokens)
+        self._context = player.context_length
         self._prompts = prompt_token_ids(player.tokenizer, requests, vocab_size=len(player.tokenizer))
         self._playing: list[Playing] = []  # all episodes
         self._asked: list[list[Playing]] = []  # those of each request in the running call of the sampler
@@ -105,7 +110,7 @@ class _Table:
 
     @property
     def most_tokens(self) -> int:
-        return max(map(len, self._prompts)) + self._room
+        return max(len(prompt) + self._room(len(prompt)) for prompt in self._prompts)
 
     def awaits(self, key: tuple[int, int]) -> bool:
         return not self._asked[key[0]][key[1]].over
@@ -169,6 +174,8 @@ class _Table:
         playing.add_turn(completion)
         asked = self._player.turns.asked(completion)
         if asked is None:
+            marker = self._player.pool.marker  # of turns that it hears, the environment counts them
+            playing.add_forged(completion.text.count(marker) if marker else 0)
             self._end(playing, completion, by="length" if completion.finish_reason == "length" else "policy")
         else:
             playing.asked.append(asked)
@@ -207,7 +214,7 @@ class _Table:
         if answer.reply is None:
             return self._fail(playing, answer, completion)
         pieces = self._player.turns.following(playing.prompt_ids + playing.ids, completion, answer.reply)
-        playing.add_reply(answer.reply, self._fitting(pieces, room=self._room - len(playing.ids)))
+        playing.add_reply(answer.reply, self._fitting(pieces, room=self._left(playing)))
         if answer.reply.done:
             return self._end(playing, completion, by="environment")
         if len(playing.asked) == self._player.max_turns:
@@ -235,7 +242,18 @@ class _Table:
 
     def _rest(self, playing: Playing) -> int:
         """Tokens that the policy may still sample in an episode."""
-        return min(self._params.max_tokens - playing.num_policy_tokens, self._room - len(playing.ids))
+        return min(self._params.max_tokens - playing.num_policy_tokens, self._left(playing))
+
+    def _left(self, playing: Playing) -> int:
+        """Tokens that a response may still get."""
+        return self._room(len(playing.prompt_ids)) - len(playing.ids)
+
+    def _room(self, num_prompt_tokens: int) -> int:
+        """Tokens of the longest response to a prompt. The context ends it, unless it does not even hold the policy's: that is refused."""
+        most = self._player.longest(self._params.max_tokens)
+        if self._context is None:
+            return most
+        return max(min(most, self._context - num_prompt_tokens), min(most, self._params.max_tokens))
 
     def _end(self, playing: Playing, last: Completion, *, by: str) -> None:
         playing.over = True

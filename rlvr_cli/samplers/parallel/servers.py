@@ -96,6 +96,11 @@ class ServersSampler(SeveralSamplers["_Server"]):
         self.policy_version = 0
 
     @property
+    def context_length(self) -> int | None:
+        """That of the server with the shortest, of those that say it."""
+        return min(filter(None, (server.context_length for server in self.members.values())), default=None)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Which servers were left out, and why."""
         return self.left_out
@@ -166,6 +171,9 @@ def _write_weights(policy: "Policy", folder: Path) -> None:
 class _Server:
     """One server.
 
+    Attributes:
+        context_length: the most tokens that it takes and samples in a request; None if it does not say.
+
     Args:
         model: the name or the directory of the model that it must serve; empty: it serves one, whose weights it will get.
 
@@ -179,6 +187,7 @@ class _Server:
         self._last_probe: Probe | None = None
         self._adapter = ""  # the name of the one that is served
         self._missed = 0
+        self.context_length: int | None = None
         self._sampler = OpenAISampler(
             self._served(model),
             base_url=f"{url}/v1",
@@ -196,13 +205,14 @@ class _Server:
         with contextlib.suppress(ValueError, RecursionError):
             said = json.loads(self._ask("/v1/models", method="GET"))
         listed = _field(said, self.url, "data", list)
-        served = {_field(one, self.url, "id", str): one.get("root") for one in listed}
-        for name, root in served.items():
+        served = {_field(one, self.url, "id", str): (one.get("root"), one.get("max_model_len")) for one in listed}
+        for name, (root, longest) in served.items():
             if (
                 not model
                 or model in (name, root)
                 or (isinstance(root, str) and Path(root).resolve() == Path(model).resolve())
             ):
+                self.context_length = longest if isinstance(longest, int) else None
                 return name
         if not model:
             raise odd_answer(self.url, "no model")

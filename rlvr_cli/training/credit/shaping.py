@@ -5,6 +5,7 @@ a function of the rollouts of each group and of the number of the rollout batch 
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -37,13 +38,22 @@ def reward_terms(rollouts: Sequence[Rollout], config: GrpoConfig, *, number: int
         correct = (rewards_of(rollouts) > 0.5).tolist()
         terms["length_term"] = weight * length_rewards(lengths, correct, group_size=config.group_size)
     if config.language_reward:
-        shares = [language_share(r.response, config.language, detector=config.language_detector) for r in rollouts]
+        shares = [language_share(_spoken(r), config.language, detector=config.language_detector) for r in rollouts]
         terms["language_term"] = config.language_reward * torch.tensor(shares, dtype=torch.float64)
     if config.overlong == "soft_punish":
         limit = config.sampling_max_tokens
         buffer = overlong_buffer(config.overlong_buffer, max_tokens=limit)
         terms["overlong_term"] = soft_overlong_penalty(lengths, max_tokens=limit, buffer=buffer)
     return terms
+
+
+def _spoken(rollout: Rollout) -> str:
+    """The text of the policy: the response, of an episode its own turns."""
+    if not (rollout.turns and rollout.turn_facts):
+        return rollout.response
+    ends = (0, *rollout.turn_facts.ends)
+    parts = zip(rollout.turns, pairwise(ends), strict=True)
+    return "".join(rollout.response[begin:end] for turn, (begin, end) in parts if turn.role == "policy")
 
 
 def length_rewards(lengths: Sequence[int], correct: Sequence[bool], *, group_size: int) -> Tensor:

@@ -39,11 +39,13 @@ class StandIn:
         engine_died: answer as when the engine behind it has died.
         hangs: do not answer at all, until the test has ended.
         hangs_from: the path from whose next request on it hangs.
+        context: the most tokens that it says to take.
         odd: what it answers on a path instead; `odd_after` completions.
     """
 
     url: str
     raw_logprobs: bool = False
+    context: int | None = None
     stale: bool = False
     takes_adapters: bool = True
     dies_after: int | None = None
@@ -137,7 +139,7 @@ def _one(model: Path) -> Iterator[StandIn]:
             if path in server.odd and server.answered >= server.odd_after:
                 return Reply(server.odd[path])
             if path == "/v1/models":
-                return Reply({"data": [{"id": "the-model", "root": str(model)}]})
+                return Reply({"data": [{"id": "the-model", "root": str(model), "max_model_len": server.context}]})
             if path == "/collective_rpc":
                 folder = Path(body["kwargs"]["weights_path"])
                 server.loads.append(str(folder))

@@ -172,6 +172,14 @@ def test_a_chat_template_that_cannot_go_on_is_refused_with_the_reason(made, temp
         chat.tokenizer.chat_template = kept
 
 
+def test_a_role_that_the_chat_template_leaves_out_is_refused(next_turn):
+    turns = next_turn("qwen3")
+    _, prompt = turns.prompt([{"role": "user", "content": "1 + 1?"}])
+    with pytest.raises(RlvrError, match="leaves out or repeats what answers a turn, of the role search") as error:
+        turns.after(prompt, [turns.end], [{"role": "search", "content": "2"}])
+    assert "may answer as `environment`" in error.value.hint
+
+
 def test_a_turn_that_nothing_ends_is_refused(made):
     chat = ChatTemplate(made("qwen2_5"))
     with pytest.raises(RlvrError, match=r"these are <\|endoftext\|>") as caught:

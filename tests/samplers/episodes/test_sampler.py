@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rlvr_cli.environments.open import EnvironmentSpec
 from rlvr_cli.environments.pool import EnvironmentPool
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.runs.turns import broken_turns
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
@@ -89,6 +90,7 @@ class Alone:
     def __init__(self, engine):
         self._engine = engine
         self.engine, self.seeding, self.notes, self.policy_version = engine.engine, engine.seeding, engine.notes, 0
+        self.context_length = engine.context_length
 
     def sample(self, requests, params, *, more=None):
         return self._engine.sample(requests, params)
@@ -238,6 +240,35 @@ def test_the_grader_reads_the_last_turn_of_the_policy_alone(pools, tiny_tokenize
         assert found.graded_text in found.text
 
 
+def test_answers_that_the_policy_forges_are_counted_in_each_turn(pools, tiny_tokenizer):
+    scripted = Scripted(tiny_tokenizer, ["[7] e", "[8] [9] no"])
+    sampler = EpisodeSampler(scripted, tiny_tokenizer, pools["Script"], max_turns=9, longest=longest(99))
+    request = Request("p", (3,), prompt_ids=(5,), example=Example("q", "p", '[{"text": "[7]"}]'))
+    (found,) = sampler.sample([request], PARAMS)
+    assert (found.episode.forged, found.turn_facts.forged) == (3, (0, 1))
+
+
+@pytest.mark.parametrize(("context", "room"), [(60, 45), (512, 60)])
+def test_the_context_ends_an_episode(pools, tiny_model, tiny_tokenizer, context, room):
+    tiny_model.config.max_position_embeddings = context
+    engine = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
+    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=9, longest=longest(90))
+    replies = requests_of(*[{"text": "0123456789"}] * 9, samples=8)
+    found = play(sampler, [replace(r, prompt_ids=(5,) * 15) for r in replies], replace(PARAMS, max_tokens=30))
+    assert {c.num_tokens for c in found.values() if c.episode.ended_by == "length"} >= {room}
+    assert max(c.num_tokens for c in found.values()) == room
+
+
+def test_the_context_holds_what_the_policy_may_sample_or_the_prompt_is_refused(pools, tiny_model, tiny_tokenizer):
+    tiny_model.config.max_position_embeddings = 60
+    engine = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
+    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=9, longest=longest(90))
+    with pytest.raises(
+        RlvrError, match=r"its prompt has 21 tokens and up to 40 are to be sampled, but .* context holds 60"
+    ):
+        play(sampler, [replace(request, prompt_ids=(5,) * 21) for request in requests_of()])
+
+
 def test_samples_differ(pools, engine, tiny_tokenizer):
     sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=6, longest=longest(200))
     found = play(sampler, requests_of(*[{"text": "!"}] * 5, samples=6))
@@ -248,7 +279,11 @@ def test_samples_differ(pools, engine, tiny_tokenizer):
 @pytest.mark.parametrize(("turns", "tokens", "replies"), [(2, 99, 5), (9, 12, 5), (9, 99, 1), (9, 99, 0)])
 def test_no_environment_outlives_its_episode(pools, tiny_tokenizer, turns, tokens, replies, closed):
     sampler = EpisodeSampler(
-        Scripted(tiny_tokenizer, ["one", "e", "no"]), tiny_tokenizer, pools["Script"], max_turns=turns, longest=longest(tokens)
+        Scripted(tiny_tokenizer, ["one", "e", "no"]),
+        tiny_tokenizer,
+        pools["Script"],
+        max_turns=turns,
+        longest=longest(tokens),
     )
     example = Example("q", "p", json.dumps([{"text": "!"}] * replies))
     completions = sampler.sample([Request("p", (s,), prompt_ids=(5,), example=example) for s in (3, 4)], PARAMS)
@@ -339,6 +374,15 @@ def test_an_environment_gives_the_prompt(pools, engine, tiny_tokenizer):
     assert {c.prompt_ids for c in found.values()} == {tuple(tiny_tokenizer("Its own prompt")["input_ids"])}
 
 
+@pytest.mark.parametrize(("prompt", "error"), [("", "ValueError"), ("half \ud83d", None)])
+def test_a_prompt_that_cannot_be_costs_its_own_episode(pools, engine, tiny_tokenizer, prompt, error):
+    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=2, longest=longest(200))
+    odd, sound = requests_of(prompt=prompt)[:1], requests_of(prompt="Its own prompt")[1:]
+    found = play(sampler, [*odd, *sound])
+    assert {c.grade and c.grade.error for (i, _), c in found.items() if i == 0} == {error}
+    assert {c.prompt for (i, _), c in found.items() if i == 1} == {"Its own prompt"}
+
+
 def test_a_call_that_is_closed_leaves_nothing_behind(pools, engine, tiny_tokenizer):
     sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=4, longest=longest(90))
     expected = play(sampler, requests_of(*SAYS))
@@ -353,7 +397,7 @@ def test_a_call_that_is_closed_leaves_nothing_behind(pools, engine, tiny_tokeniz
 class Scripted:
     """An engine whose turns are the texts that it is given, each as its own bytes' tokens."""
 
-    engine, seeding, notes, policy_version = "scripted", "per-request", (), 0
+    engine, seeding, notes, policy_version, context_length = "scripted", "per-request", (), 0, None
 
     def __init__(self, tokenizer, turns):
         self._tokenizer, self._turns, self._asked = tokenizer, turns, 0

@@ -68,7 +68,7 @@ def chats(tmp_path_factory):
 class Scripted:
     """An engine whose turns are the ids that it is given; it keeps what it is asked."""
 
-    engine, seeding, notes, policy_version = "scripted", "per-request", (), 0
+    engine, seeding, notes, policy_version, context_length = "scripted", "per-request", (), 0, None
 
     def __init__(self, turns, tokenizer, ends):
         self._turns, self._tokenizer, self._ends = list(turns), tokenizer, ends

@@ -441,6 +441,14 @@ def test_a_server_that_gives_odd_completions_is_left_out(servers, policy):
     assert servers[1].url in sampler.notes[0]
 
 
+def test_the_context_is_that_of_the_server_with_the_shortest(servers, policy):
+    assert sampler_of(servers, policy).context_length is None
+    servers[1].context = 128
+    assert sampler_of(servers, policy).context_length == 128
+    servers[0].context = 64
+    assert sampler_of(servers, policy).context_length == 64
+
+
 def test_servers_must_say_that_they_serve_the_model(servers, policy):
     urls, model = [server.url for server in servers], str(builtin_model_path())
     for name in ("the-model", os.path.relpath(model)):

@@ -8,6 +8,7 @@ from factories import a_rollout
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.training.credit.shaping import length_rewards, reward_terms, rewards_of
 from rlvr_cli.training.planning.plan import shaped_reward_formula
+from rlvr_cli.types import Turn, TurnFacts
 
 RIGHT, WRONG = True, False
 SENTENCE = "Wir addieren die beiden Zahlen und erhalten das Ergebnis."
@@ -55,6 +56,21 @@ def test_each_term_is_there_when_it_is_asked_for():
     assert terms(overlong="soft_punish", overlong_buffer=20) == {"overlong_term": [0.0, -0.5, 0.0, -1.0]}
     every = terms(format_weight=0.5, length_reward=2.0, language_reward=3.0, overlong="soft_punish")
     assert list(every) == ["format_term", "length_term", "language_term", "overlong_term"]
+
+
+def test_the_language_is_that_of_the_policys_turns():
+    texts = [("policy", "wir add "), ("tool", "数字数字数字"), ("policy", "数")]
+    turns, ends = [], [8, 14, 15]
+    for number, (role, _) in enumerate(texts):
+        turns.append(Turn(role, number, number + 1))
+    row = a_rollout(
+        response="".join(t for _, t in texts), turns=tuple(turns), turn_facts=TurnFacts(tuple(ends), (), ())
+    )
+    (share,) = reward_terms([row], GrpoConfig(group_size=1, language_reward=1.0), number=0)["language_term"].tolist()
+    (alone,) = reward_terms(
+        [a_rollout(response="wir add 数")], GrpoConfig(group_size=1, language_reward=1.0), number=0
+    )["language_term"].tolist()
+    assert share == alone < 1
 
 
 def test_the_penalty_of_length_is_the_formula_of_the_plan():
