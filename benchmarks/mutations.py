@@ -284,7 +284,7 @@ WIRING = [
         ("the length reward counts at once", "if number >= config.length_reward_after", "if True", replays("grpo-gspo"), "length_reward_after"),
         ("lengths are compared over the batch", "length_rewards(lengths, correct, group_size=config.group_size)", "length_rewards(lengths, correct, group_size=len(lengths))", f"{GRPO} -k each_term_has_a_column", "length_reward"),
         ("the language reward weighs 1", "config.language_reward * torch", "1.0 * torch", SHAPING, "language_reward"),
-        ("English whatever is asked", "language_share(r.response, config.language,", 'language_share(r.response, "en",', SHAPING, "language"),
+        ("English whatever is asked", "language_share(_spoken(r), config.language,", 'language_share(r.response, "en",', SHAPING, "language"),
         ("scripts whatever is asked", ", detector=config.language_detector)", ")", f"{SHAPING} -k detector", "language_detector"),
     ),
     *mutations_of(
