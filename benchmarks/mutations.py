@@ -1284,6 +1284,8 @@ EPISODES = [
     ),
     *mutations_of(
         "data/traces.py",
+        ("evaluations of a run are learned by heart", 'rows = [r for r in rows if r["phase"] == phase]', "pass", "tests/data/test_traces.py -k evaluations_are_no"),
+        ("the questions of a run are unknown", 'filled_in(r["prompt"], template, placeholder=PLACEHOLDER) or ""', '""', "tests/data/test_traces.py -k evaluations_are_no"),
         ("episodes that were cut off are traces", 'r["episode"]["ended_by"] in ("turns", "error")', "False", "tests/data/test_traces.py -k were_cut_off"),
         ("a conversation is graded as a whole", 'return example.conversation.messages[-1]["content"]', "return None", f"{IN_A_CHAT} as_it_is_written"),
     ),

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlvr_cli.data.datasets import dataset_names, load_dataset
-from rlvr_cli.data.prompts import PromptTemplate, after, opens_thinking, prompt_of
+from rlvr_cli.data.prompts import PLACEHOLDER, PromptTemplate, after, opens_thinking, prompt_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import multiple_choice
-from rlvr_cli.runs.readers import is_run, read_rollouts, read_run, resolve_run
+from rlvr_cli.runs.readers import is_run, prompt_template, read_rollouts, read_run, resolve_run
+from rlvr_cli.text import filled_in
 from rlvr_cli.types import ENVIRONMENT, Example, Graders
 
 
@@ -117,6 +118,7 @@ def response_from_solution(example: Example) -> str | None:
 
 
 def _from_run(path: Path) -> Traces:
+    """The rollouts of a run, as `rlvr filter` takes them: of one that trains, those that it trained on, and not its evaluations."""
     run = read_run(path)
     key_columns = ["phase", "step", "example_id", "sample_index"]
     texts = ["prompt", "response", "ground_truth", "grader", "finish_reason"]
@@ -124,7 +126,11 @@ def _from_run(path: Path) -> Traces:
         path,
         columns=[*key_columns, *texts, "prompt_ids", "response_ids", "response_mask", "episode", "turns", "turn_facts"],
     ).to_pylist()
-    rows.sort(key=lambda r: (r["phase"], r["step"], r["example_id"], r["sample_index"]))
+    phase = "train" if any(r["phase"] == "train" for r in rows) else "eval"
+    evaluations = sum(r["phase"] != phase for r in rows)
+    rows = [r for r in rows if r["phase"] == phase]
+    rows.sort(key=lambda r: (r["step"], r["example_id"], r["sample_index"]))
+    template = prompt_template(run.metadata)
     digest = hashlib.sha256()
     examples, token_ids, graded = [], {}, {}
     for r in rows:
@@ -132,7 +138,8 @@ def _from_run(path: Path) -> Traces:
         digest.update(f"{key}\0{r['prompt']}\0{r['response']}\0{r['ground_truth']}\0".encode())
         if r["finish_reason"] == "length" or (r["episode"] and r["episode"]["ended_by"] in ("turns", "error")):
             continue  # it would teach the model to stop in the middle
-        examples.append(Example(key, "", r["ground_truth"], prompt=r["prompt"], response=r["response"]))
+        question = filled_in(r["prompt"], template, placeholder=PLACEHOLDER) or ""
+        examples.append(Example(key, question, r["ground_truth"], prompt=r["prompt"], response=r["response"]))
         if r["prompt_ids"] and r["response_ids"]:
             facts = r["turn_facts"]  # older runs have none
             ends = [
@@ -142,7 +149,9 @@ def _from_run(path: Path) -> Traces:
         if r["episode"]:
             graded[key] = r["response"][r["episode"]["graded_from"] : r["episode"]["graded_to"]]
     cut = len(rows) - len(examples)
-    messages = [f"{cut} responses were cut at their length limit, or as episodes, and are left out"] if cut else []
+    messages = [f"{evaluations} responses of its evaluations are left out"] if evaluations else []
+    if cut:
+        messages.append(f"{cut} responses were cut at their length limit, or as episodes, and are left out")
     grader = next((r["grader"] for r in rows if r["grader"] != ENVIRONMENT), None)
     return Traces(run.id, digest.hexdigest(), examples, grader, messages, token_ids, graded)
 

@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 
 from factories import a_rollout, an_episode
+from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.data.order import epoch_order
 from rlvr_cli.data.prompts import PromptTemplate, load_prompt
 from rlvr_cli.data.traces import choose_examples, keep_correct, load_traces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.training.session import warn_of_shared_questions
 from rlvr_cli.types import Example
 
 TEMPLATE = load_prompt("r1_zero")
@@ -102,6 +104,20 @@ def test_rollouts_of_a_run_become_traces_unless_cut_off(tmp_path):
     }
     assert traces.default_grader == "gsm8k"
     assert any("1 responses were cut" in m for m in traces.messages)
+
+
+def test_of_a_run_that_trains_its_evaluations_are_no_traces(tmp_path, capsys):
+    facts = {"prompt": {"text": "Q: {question}\nA:"}}
+    with RunDir.create(tmp_path, "grpo", name="r", metadata={"facts": facts}) as run:
+        for phase in ("train", "eval"):
+            run.commit_rollouts(phase, 0, [a_rollout(run_id=run.id, phase=phase, prompt=f"Q: {phase}?\nA:")])
+    traces = load_traces(str(tmp_path / "r"), TEMPLATE)
+    assert [(e.question, e.prompt) for e in traces.examples] == [("train?", "Q: train?\nA:")]
+    assert traces.messages == ["1 responses of its evaluations are left out"]
+    for question, shared in (("train?", True), ("eval?", False)):
+        (tmp_path / "held-out.jsonl").write_text(json.dumps({"question": question, "answer": "1"}))
+        warn_of_shared_questions(traces.examples, load_dataset(str(tmp_path / "held-out.jsonl")))
+        assert ("1 of the 1 evaluation questions are also trained on" in capsys.readouterr().err) == shared
 
 
 def test_episodes_that_were_cut_off_are_no_traces(tmp_path):
