@@ -21,12 +21,13 @@ LARGE = 200_000  # bytes of a picture that is left out
 START = "--model runs/base/model"  # the SFT model of `rlvr quickstart`, right in two of five answers
 HELD_OUT = "--eval-dataset arithmetic:1024 --eval-examples 256 --final-eval-examples 1024"
 GRPO = f"--preset quickstart {START} {HELD_OUT}"
+SFT = "--n-sft-steps 700 --eval-every 100"
 FOUR = "--gradient-accumulation-steps 1 --warmup-steps 16 --learning-rate 1e-4 --eval-every 40"  # several updates a batch: micro-batches of 64
 # Name -> what stands after it, and after `rlvr sweep`.
 EXPERIMENTS = {
     "math_baseline": f"--preset quickstart {START}",
-    "sft_dataset_size": f"--preset quickstart --model runs/start {HELD_OUT} --seeds 0,1,2",
-    "sft_filtered": f"--preset quickstart --model runs/start --dataset runs/samples {HELD_OUT} --seeds 0,1,2",
+    "sft_dataset_size": f"--preset quickstart --model runs/start {HELD_OUT} {SFT} --seeds 0,1,2",
+    "sft_filtered": f"--preset quickstart --model runs/start --dataset runs/samples {HELD_OUT} {SFT} --seeds 0,1,2",
     "ei_rollouts": f"--preset quickstart {START} {HELD_OUT} --n-ei-steps 3 --seeds 0,1,2",
     "grpo_learning_rate": f"{GRPO} --vary learning_rate=3e-4,1e-5,1e-4,1e-3,1e-2 --seeds 0,1,2",
     "grpo_baselines": GRPO,

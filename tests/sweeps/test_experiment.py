@@ -9,6 +9,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.sweeps.experiment import (
     check_runs,
     command_of,
+    configs_of,
     experiment_names,
     load_experiment,
     next_stage,
@@ -298,6 +299,14 @@ def test_a_stage_that_the_command_refuses_is_found_before_any_run_starts(write, 
 
 def test_a_file_may_begin_with_a_byte_order_mark(write):
     assert load_experiment(write("\ufeffcommand = 'grpo'")).command == "grpo"
+
+
+@pytest.mark.parametrize("name", ["sft_dataset_size", "sft_filtered"])
+def test_arms_of_other_sizes_make_as_many_updates_and_have_curves(name):
+    found = load_experiment(name, overrides=["--model", "m"])
+    configs = [*configs_of(found, runs_of(found))]
+    assert len({(c.n_sft_steps, c.train_batch_size, c.eval_every) for c in configs}) == 1
+    assert configs[0].n_sft_steps / configs[0].eval_every >= 10
 
 
 @pytest.mark.parametrize("name", experiment_names())
