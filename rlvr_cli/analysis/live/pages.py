@@ -104,9 +104,9 @@ def in_order(rows: Sequence[Mapping[str, Any]], order: str) -> list[Mapping[str,
     return sorted(with_value, key=lambda row: row[name], reverse=down) + without
 
 
-def report_page(values: Mapping[str, Any], doing: Mapping[str, str], *, state: str) -> str:
-    """The report of some runs."""
-    return render("view.html.j2", ASSETS, folders=[FOLDER], state=state, doing=doing, **values)
+def report_page(values: Mapping[str, Any], doing: Mapping[str, str], *, state: str, without: Sequence[str] = ()) -> str:
+    """The report of some runs. `without` names those that were chosen too, but do not fit in it."""
+    return render("view.html.j2", ASSETS, folders=[FOLDER], state=state, doing=doing, without=without, **values)
 
 
 def read_report(paths: Mapping[str, Path]) -> dict[str, Any]:

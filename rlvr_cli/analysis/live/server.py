@@ -75,8 +75,8 @@ class Library:
         return {path.name: path for path in recent_runs(self._root)}
 
     def chosen(self, query: QueryParams) -> dict[str, Path]:
-        """The runs that a request names. Raises Unknown."""
-        paths, names = self.paths(), list(dict.fromkeys(query.getlist("run")))[:MAX_RUNS]
+        """The runs that a request names, as many as one page shows. Raises Unknown."""
+        paths, names = self.paths(), _named_runs(query)[:MAX_RUNS]
         for name in names:
             if name not in paths:
                 raise Unknown(f"There is no run {shown(name)} here.")
@@ -202,7 +202,8 @@ def open_app(
     def report(request: Request) -> Response:
         try:
             paths = library.chosen(request.query_params)
-            return page(request, paths, lambda: pages.read_report(paths), pages.report_page)
+            render = partial(pages.report_page, without=_named_runs(request.query_params)[MAX_RUNS:])
+            return page(request, paths, lambda: pages.read_report(paths), render)
         except RlvrError as error:
             return HTMLResponse(pages.problem_page(error), 404 if isinstance(error, Unknown) else 409)
 
@@ -224,6 +225,10 @@ def open_app(
         yield Guard(Starlette(routes=routes), token=token, hosts=hosts, cookie=cookie)
     finally:
         databases.close()
+
+
+def _named_runs(query: QueryParams) -> list[str]:
+    return list(dict.fromkeys(query.getlist("run")))
 
 
 def _named(answer: Callable[[Request], Response]) -> Callable[[Request], Response]:

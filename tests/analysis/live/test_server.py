@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 
 from factories import a_conversation, a_rollout
 from rlvr_cli.analysis import summary
-from rlvr_cli.analysis.live import pages
+from rlvr_cli.analysis.live import pages, server
 from rlvr_cli.analysis.live import rollouts as live_rollouts
 from rlvr_cli.analysis.live.server import Library, is_local, listen, open_app
 from rlvr_cli.analysis.queries.database import open_runs
@@ -299,6 +299,14 @@ def test_the_curves_are_the_reports(client, root, tmp_path):
     assert re.findall("</svg>(.*?)</li>", curves[0]) == ["learning_rate 0.1", "learning_rate 0.2"]
     # the held-out reward with its interval
     assert re.search(r"learning_rate 0\.1 at 3: 0\.5 \[0\.\d+, 0\.\d+\]", curves[0])
+
+
+def test_a_page_says_which_of_the_chosen_runs_do_not_fit(client, monkeypatch):
+    assert "Left out" not in client.get("/view?run=a&run=b").text
+    monkeypatch.setattr(server, "MAX_RUNS", 1)
+    text = client.get("/view?run=a&run=b").text
+    assert "2 runs were chosen, but a page shows 1 at most. Left out: b." in text
+    assert text.count("<tr data-run=") == 1
 
 
 def test_runs_that_share_no_question_say_so(tmp_path):
