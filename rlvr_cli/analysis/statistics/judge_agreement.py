@@ -1,9 +1,10 @@
 """How far a judge agrees with a rule, or with labels, and where it does not.
 
-Enters: rows of the query `judge_agreement`; the rule's grades, where no run has stored them, or labels. Leaves: tables. What the judge
+Enters: rows of the query `judge_agreement`; the rule's grades, where they are not stored, or labels. Leaves: tables. What the judge
 or the rule could not grade is left out, and counted: it is no verdict.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -19,9 +20,16 @@ from rlvr_cli.data.files import BadRow, Row, file_rows, text_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.rollouts.grading import open_graders
 from rlvr_cli.rollouts.regrade import graded_text, known_example
+from rlvr_cli.runs.readers import prompt_template
 from rlvr_cli.types import Table
 
-Place = tuple[Any, ...]  # run_id, step, example_id, sample_index
+Place = tuple[Any, ...]  # the values of `_PLACE`
+_PLACE = ("run_id", "step", "example_id", "sample_index")
+_WANTED = f"""
+    WITH wanted AS (SELECT {", ".join(f"unnest(${name}) AS {name}" for name in _PLACE)})
+    SELECT {", ".join(_PLACE)}, prompt, response, ground_truth, episode
+    FROM rollouts SEMI JOIN wanted USING ({", ".join(_PLACE)}) WHERE phase = $phase
+"""
 _RIGHT, _WRONG = ("1", "1.0", "true", "yes", "right", "correct"), ("0", "0.0", "false", "no", "wrong", "incorrect")
 
 
@@ -38,7 +46,7 @@ def agreement_tables(database: Database, parameters: Mapping[str, Any], *, label
     """The agreement of each judge with each rule, or with the labels, and the responses on which they differ.
 
     Args:
-        parameters: of the query. If no run has the grades of its `rule`, that grades the responses now, and nothing is stored.
+        parameters: of the query. Responses that have no grade of its `rule` are graded now, and nothing is stored.
         labels: a file with `example_id`, `label` and, optionally, `sample_index`.
         limit: responses to list; 0: all.
 
@@ -58,12 +66,14 @@ def agreement_tables(database: Database, parameters: Mapping[str, Any], *, label
         )
     if labels:
         pairs = _with(rows, labels, _label_of(read_labels(labels)))
-    elif rule and all(row["rule"] is None for row in rows):
-        pairs = _with(rows, rule, graded_now(database, parameters, rule).get)
     else:
         pairs = [
             (row["run_id"], row["judge"], row["rule"], _pair(row, row["rule_reward"])) for row in rows if row["rule"]
         ]
+        if rule and (missing := [row for row in rows if row["rule"] is None]):
+            places = sorted({_place(row) for row in missing})
+            pairs += _with(missing, rule, graded_now(database, str(parameters["phase"]), places, rule).get)
+            pairs.sort(key=lambda row: (row[:3], row[3].place))
     if not pairs:
         raise RlvrError(
             "No rule has graded the rows of the judge.",
@@ -156,12 +166,11 @@ def _difference(pair: Pair) -> tuple[Any, ...]:
 
 
 def _pair(row: Mapping[str, Any], other: float | None) -> Pair:
-    return Pair(
-        tuple(row[name] for name in ("run_id", "step", "example_id", "sample_index")),
-        row["judge_reward"],
-        other,
-        row["reply"],
-    )
+    return Pair(_place(row), row["judge_reward"], other, row["reply"])
+
+
+def _place(row: Mapping[str, Any]) -> Place:
+    return tuple(row[name] for name in _PLACE)
 
 
 def _with(rows: Sequence[Mapping[str, Any]], name: str, reward_of: Any) -> list[tuple[str, str, str, Pair]]:
@@ -175,16 +184,16 @@ def _with(rows: Sequence[Mapping[str, Any]], name: str, reward_of: Any) -> list[
     return [seen[key] for key in sorted(seen, key=lambda key: (key[1], key[0], key[2:]))]
 
 
-def graded_now(database: Database, parameters: Mapping[str, Any], rule: str) -> dict[Place, float | None]:
-    """The rewards that a rule gives the responses of a phase."""
-    columns = "run_id, step, example_id, sample_index, prompt, response, ground_truth, episode"
-    where = "phase = $phase AND ($step IS NULL OR step = $step)"
-    rows = list(database.select(f"SELECT {columns} FROM rollouts WHERE {where}", parameters).records())
+def graded_now(database: Database, phase: str, places: Sequence[Place], rule: str) -> dict[Place, float | None]:
+    """The rewards that a rule gives the responses at these places of a phase."""
+    columns = {name: list(values) for name, values in zip(_PLACE, zip(*places, strict=True), strict=True)}
+    rows = list(database.select(_WANTED, {**columns, "phase": phase}).records())
+    runs = database.select("SELECT run_id, metadata FROM runs").rows
+    templates = {run: prompt_template(json.loads(metadata)) for run, metadata in runs}
     with open_graders(rule, PromptOptions()) as pool:
         pairs = [(graded_text(row), row["ground_truth"]) for row in rows]
-        grades = pool.grade(pairs, example_of=lambda i: known_example(rows[i]))
-    places = [tuple(row[name] for name in ("run_id", "step", "example_id", "sample_index")) for row in rows]
-    return {place: grade.reward for place, grade in zip(places, grades, strict=True)}
+        grades = pool.grade(pairs, example_of=lambda i: known_example(rows[i], template=templates[rows[i]["run_id"]]))
+    return {_place(row): grade.reward for row, grade in zip(rows, grades, strict=True)}
 
 
 def read_labels(path: str) -> dict[tuple[str, int | None], float]:

@@ -24,40 +24,43 @@ ROWS = {
 JUDGE = "judge:helpful.md"
 
 
-def rollout(example, sample, judged, response):
+def rollout(example, sample, judged, response, *, run_id, prompt):
     reply = Judgement(f"about {example} {sample}", "x", "big", f"{example}{sample}", 1, 1, cached=False)
     return a_rollout(
-        run_id="r", phase="eval", step=0, policy_version=0, example_id=example, sample_index=sample, ground_truth="7",
+        run_id=run_id, prompt=prompt, phase="eval", step=0, policy_version=0, example_id=example, sample_index=sample, ground_truth="7",
         response=f"</think> <answer> {response} </answer>", grader=JUDGE, reward=judged, format_reward=None, answer_reward=None,
         judgement=reply if judged is not None else None, grade_error=None if judged is not None else "no_score",
         category="reward_only" if judged is not None else "grade_error", advantage=None,
     )  # fmt: skip
 
 
-@pytest.fixture
-def made(tmp_path):
-    with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
-        run.commit_rollouts(
-            "eval", 0, [rollout(e, i, j, said) for e, two in ROWS.items() for i, (j, _, said) in enumerate(two)]
-        )
+def make(root, name, metadata, *, prompt="3 + 4?"):
+    with RunDir.create(root, "eval", name=name, metadata=metadata) as run:
+        rows = [(e, i, judged, said) for e, two in ROWS.items() for i, (judged, _, said) in enumerate(two)]
+        run.commit_rollouts("eval", 0, [rollout(*row, run_id=name, prompt=prompt) for row in rows])
         run.finish("finished")
     return run.path
 
 
-def with_rule(path):
+@pytest.fixture
+def made(tmp_path):
+    return make(tmp_path, "r", {})
+
+
+def with_rule(path, rule="math_verify", examples="abcd"):
     with RunDir.annotate(path) as run:
         run.commit_grades(
             "eval", 0,
             [
-                Regrade("r", "eval", 0, e, i, "math_verify", 0, None, None, None, reward, None if reward is not None else "timeout", None,
+                Regrade("r", "eval", 0, e, i, rule, 0, None, None, None, reward, None if reward is not None else "timeout", None,
                     "reward_only" if reward is not None else "grade_error", None)
-                for e, two in ROWS.items() for i, (_, reward, _) in enumerate(two)
+                for e in examples for i, (_, reward, _) in enumerate(ROWS[e])
             ],
         )  # fmt: skip
 
 
-def ask(path, capsys, **given):
-    flags = {"query": "judge_agreement", "runs": (str(path),), "format": "json", **given}
+def ask(path, capsys, *others, **given):
+    flags = {"query": "judge_agreement", "runs": (str(path), *map(str, others)), "format": "json", **given}
     analyze(resolve(AnalyzeConfig, flags=flags, command="analyze"))
     return json.loads(capsys.readouterr().out)
 
@@ -94,6 +97,24 @@ def test_a_rule_that_is_named_is_the_only_one(made, capsys):
     for rule, samples in (("r1_zero", 7), ("math_verify", 6)):
         (row,) = ask(made, capsys, rule=rule)["agreement"]
         assert (row["compared_with"], row["samples"]) == (rule, samples)
+
+
+def test_only_rows_without_a_grade_of_the_rule_are_graded_now_and_with_their_question(made, capsys, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def f(response, truth, example):\n    return float(truth in response and example['question'] == '3 + 4')\n"
+    )
+    rule = f"{file}:f"
+    with_rule(made, rule, "abc")
+    other = make(tmp_path, "s", {"facts": {"prompt": {"text": "What is {question}?"}}}, prompt="What is 3 + 4?")
+    found = ask(made, capsys, other, rule=rule)
+    names = ("run_id", "compared_with", "samples", "other_right", "only_judge", "only_other", "left_out")
+    # the grader would find nothing right in r, whose template is not known: what is stored is not graded again
+    assert [tuple(row[name] for name in names) for row in found["agreement"]] == [
+        ("r", rule, 7, 3, 1, 1, 1),
+        ("s", rule, 7, 3, 1, 1, 1),
+    ]
+    assert [row["run_id"] for row in found["where they differ"]] == ["r", "r", "s", "s"]
 
 
 def test_labels_are_of_a_question_or_of_a_sample(made, capsys, tmp_path):
