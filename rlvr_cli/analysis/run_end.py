@@ -10,7 +10,7 @@ def report_end(trainer: Trainer, *, output: str) -> None:
     """Print where the model is, the alarms of the run, and the summary of its last evaluation."""
     run = trainer.run
     console.say(f"model          {run.path / 'model'}")
-    for alarm in run_alarms(run.path):
+    for alarm in run_alarms(run.path, timeout_seconds=AT_END_SECONDS):
         console.say(f"{alarm.severity}: {alarm.sentence}\n    {alarm.command_for(run.path)}")
     if trainer.evaluator is not None:
         found = summarize(run.path, step=trainer.updates, timeout_seconds=AT_END_SECONDS)

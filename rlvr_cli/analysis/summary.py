@@ -5,10 +5,11 @@ Enters: a run directory, a phase and a step. Leaves: a `RunSummary`, whose `tabl
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.analysis.queries.database import Database, MemoryNeeded, open_runs
+from rlvr_cli.analysis.queries.database import Database, ask_spilling, open_runs
 from rlvr_cli.analysis.queries.named_queries import NamedQuery, named_queries
 from rlvr_cli.analysis.statistics.at_k import AtK, at_k, questions_of_runs
 from rlvr_cli.analysis.statistics.estimators import Estimate, QuestionKinds, mean_of, share_of
@@ -111,12 +112,8 @@ def summarize(
     info = run if isinstance(run, RunInfo) else read_run(run)
     without_searches([info])
     query = named_queries()["summary"]
-    try:
-        with open_runs([info], timeout_seconds=timeout_seconds, spills=True) as database:
-            return _summary(database, query, info, phase=phase, step=step)
-    except MemoryNeeded:  # such as where a part has very long answers
-        with open_runs([info], timeout_seconds=timeout_seconds) as database:
-            return _summary(database, query, info, phase=phase, step=step)
+    ask = partial(_summary, query=query, info=info, phase=phase, step=step)
+    return ask_spilling([info], ask, timeout_seconds=timeout_seconds)
 
 
 def without_searches(infos: Sequence[RunInfo]) -> list[RunInfo]:

@@ -18,6 +18,7 @@ from rlvr_cli.analysis.statistics.sweep_table import (
     evaluation_tables,
     sentences,
 )
+from rlvr_cli.analysis.summary import AT_END_SECONDS
 from rlvr_cli.config.sweep import SweepConfig
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.lock import Lock
@@ -122,7 +123,8 @@ def stages_of(experiment: Experiment, runs_dir: Path, mirror: Mirror | None) -> 
 def reached_by(sweep: Sweep) -> dict[str, float]:
     """The accuracy of each arm at its last evaluation, the mean over its seeds; without arms of which a seed has diverged."""
     arms = sweep.finished_arms()
-    with open_runs([info for infos in arms.values() for info in infos]) as database:
+    runs = [info for infos in arms.values() for info in infos]
+    with open_runs(runs, timeout_seconds=AT_END_SECONDS) as database:
         table = arm_table(database, {name: [info.id for info in infos] for name, infos in arms.items()})
     return {row["arm"]: row["accuracy"] for row in table.records() if not row["diverged"]}
 
@@ -166,13 +168,14 @@ def results(sweep: Sweep, failed: Sequence[str]) -> list[Table]:
         return []
     experiment, folder = sweep.experiment, sweep.folder
     arms = {name: [info.id for info in of_arm] for name, of_arm in infos.items()}
-    with open_runs([info for of_arm in infos.values() for info in of_arm]) as database:
+    runs = [info for of_arm in infos.values() for info in of_arm]
+    with open_runs(runs, timeout_seconds=AT_END_SECONDS) as database:
         found = [arm_table(database, arms)]
         compared = comparisons(database, arms, baseline=experiment.baseline) if experiment.baseline in arms else {}
         if compared:
             found.append(difference_table(compared, baseline=experiment.baseline))
         if experiment.command == "eval":
-            found += evaluation_tables(database)
+            found += evaluation_tables(runs, timeout_seconds=AT_END_SECONDS)
         told = [*sentences(compared, baseline=experiment.baseline), *divergences(infos)]
         findings = Findings(
             title=experiment.title or experiment.name,

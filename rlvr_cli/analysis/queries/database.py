@@ -21,12 +21,12 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import removed_if_given_up, time_and_memory_limit
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
+T = TypeVar("T")
 MAX_SQL_CHARACTERS = 50_000  # the parser takes quadratic time and memory for parentheses
 MEMORY_LIMIT = "2GB"  # of DuckDB
 # DuckDB's memory in MB where it may spill to disk. Above a million rows it grows as their square root: sorting them needs so much.
@@ -153,6 +154,19 @@ def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0, spills:
             paths = [p for r in runs for p in (*r.parts, *r.segments, *r.grades, *([r.metrics] if r.metrics else []))]
             _seal(connection, paths, timeout_seconds=timeout_seconds)
         yield database
+
+
+def ask_spilling(runs: Sequence[RunInfo], ask: Callable[["Database"], T], *, timeout_seconds: float) -> T:
+    """Return what `ask` makes of a database over these runs that spills or, where that does not do, of one with more memory.
+
+    Raises as `open_runs`.
+    """
+    try:
+        with open_runs(runs, timeout_seconds=timeout_seconds, spills=True) as database:
+            return ask(database)
+    except MemoryNeeded:  # such as where a part has very long answers
+        with open_runs(runs, timeout_seconds=timeout_seconds) as database:
+            return ask(database)
 
 
 @contextmanager

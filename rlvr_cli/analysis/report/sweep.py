@@ -21,6 +21,7 @@ from rlvr_cli.analysis.statistics.alarms import run_alarms
 from rlvr_cli.analysis.statistics.comparison import held_out_intervals
 from rlvr_cli.analysis.statistics.progress import read_progress
 from rlvr_cli.analysis.statistics.sweep_table import OF_K
+from rlvr_cli.analysis.summary import AT_END_SECONDS
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.runs.storage.files import atomic_write, os_errors_as_user_errors
@@ -143,7 +144,7 @@ def _alarms(findings: Findings) -> Iterator[tuple[str, str]]:
     """What looks wrong in a run, and the command that shows it."""
     for infos in findings.arms.values():
         for info in infos:
-            for alarm in run_alarms(info.path):
+            for alarm in run_alarms(info.path, timeout_seconds=AT_END_SECONDS):
                 yield f"{info.id}: {alarm.sentence}", alarm.command_for(info.path)
 
 

@@ -40,10 +40,10 @@ class Alarm:
         return self.query.replace("RUN", shlex.quote(place_of(run)))
 
 
-def run_alarms(run: RunInfo | Path | str) -> list[Alarm]:
+def run_alarms(run: RunInfo | Path | str, *, timeout_seconds: float = 30.0) -> list[Alarm]:
     """Find the alarms of a run. Raises RlvrError if it cannot be read."""
     info = run if isinstance(run, RunInfo) else read_run(run)
-    with open_runs([info]) as database:
+    with open_runs([info], timeout_seconds=timeout_seconds) as database:
         rows = database.select("SELECT name, step, value FROM metrics WHERE phase = 'train' ORDER BY step").rows
         verdicts = database.select(_DISAGREEMENT).rows
     diverged = info.metadata.get("diverged")

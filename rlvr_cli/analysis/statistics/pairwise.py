@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.statistics.estimators import Estimate, share_interval, share_of
+from rlvr_cli.analysis.summary import AT_END_SECONDS
 from rlvr_cli.rollouts.comparisons import ORDERS
 from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.types import Table
@@ -33,7 +34,7 @@ def pairwise_table(run: RunInfo, *, names: Sequence[str]) -> tuple[Table, str]:
     Args:
         names: of the two runs, A and B.
     """
-    with open_runs([run]) as database:
+    with open_runs([run], timeout_seconds=AT_END_SECONDS) as database:
         rows = database.select(_ROWS, {"orders": ORDERS}).rows
     pairs: dict[tuple[str, int], list[float | None]] = defaultdict(list)
     for example, pair, _, reward in rows:

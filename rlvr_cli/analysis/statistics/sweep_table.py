@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from rlvr_cli.analysis.queries.database import Database
+from rlvr_cli.analysis.queries.database import Database, ask_spilling
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.statistics.at_k import at_k_table
 from rlvr_cli.analysis.statistics.comparison import NOT_PROMISED, Comparison, compare, held_out_intervals
@@ -60,10 +60,14 @@ def arm_table(database: Database, arms: Arms) -> Table:
     return Table(_ARM, rows, title="arms")
 
 
-def evaluation_tables(database: Database) -> list[Table]:
+def evaluation_tables(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0) -> list[Table]:
     """What evaluations have beside their accuracy: the categories of the responses and, with several samples a question, pass@k,
     best@k and majority@k.
     """
+    return ask_spilling(runs, _evaluation_tables, timeout_seconds=timeout_seconds)
+
+
+def _evaluation_tables(database: Database) -> list[Table]:
     categories = named_queries()["categories"]
     found = [replace(database.select(categories.sql, categories.parameters, limit=0), title="categories")]
     of_k, _ = at_k_table(database, named_queries()["at_k"].parameters)

@@ -28,7 +28,7 @@ def print_result(config: EvalConfig, evaluated: Mapping[Path, Dataset]) -> None:
         tables.print_tables([dataset_table(evaluated)], output=config.format)
         console.say(f"of each  rlvr analyze summary {shlex.join(map(str, evaluated))}")
     else:
-        with open_runs([read_run(path) for path in evaluated]) as database:
+        with open_runs([read_run(path) for path in evaluated], timeout_seconds=AT_END_SECONDS) as database:
             query = named_queries()["thinking_budget"]
             tables.print_tables([database.select(query.sql, query.parameters)], output=config.format)
         console.say(f"picture  rlvr analyze thinking_budget {shlex.join(map(str, evaluated))} --plot budget.png")

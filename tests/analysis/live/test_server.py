@@ -626,7 +626,7 @@ def test_alarms_that_take_too_long_are_left_out(tmp_path, monkeypatch):
     make_run(tmp_path, "a")
 
     @contextmanager
-    def hurried(runs):
+    def hurried(runs, **given):
         with open_runs(runs, timeout_seconds=0.5) as database:
             yield database
 

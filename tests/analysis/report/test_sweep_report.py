@@ -86,7 +86,7 @@ def test_the_page_of_several_samples_a_question_names_their_lines(tmp_path):
         run.commit_rollouts("eval", 0, rows)
     infos = [read_run(tmp_path / "r")]
     with open_runs(infos) as database:
-        findings = Findings("Who?", "", {"arm": infos}, evaluation_tables(database), [], [])
+        findings = Findings("Who?", "", {"arm": infos}, evaluation_tables(infos), [], [])
         markdown, html = write_sweep_report(tmp_path, findings, database)
     legend = html.read_text().split('<ul class="legend">')[1].split("</ul>")[0]
     assert [name for name in ("pass@k", "best@k", "majority@k") if name in legend] == ["pass@k", "best@k", "majority@k"]

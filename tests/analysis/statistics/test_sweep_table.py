@@ -129,7 +129,7 @@ def test_what_the_tokens_of_an_arm_count(tmp_path, command, metrics, sampled, to
     assert row["tokens"] == tokens
 
 
-def test_evaluations_show_their_categories_and_what_k_samples_give(tmp_path):
+def test_evaluations_show_their_categories_and_what_k_samples_give(tmp_path, monkeypatch):
     answers = {"one": [[1.0], [0.0]], "two": [[1.0, 0.0], [0.0, 0.0]]}  # run -> question -> its samples
     for name, questions in answers.items():
         with RunDir.create(tmp_path, "eval", name=name, metadata={}) as run:
@@ -149,8 +149,9 @@ def test_evaluations_show_their_categories_and_what_k_samples_give(tmp_path):
             run.commit_rollouts("eval", 0, rows)
 
     def tables_of(name):
-        with open_runs([read_run(tmp_path / name)]) as database:
-            return evaluation_tables(database)
+        return evaluation_tables([read_run(tmp_path / name)])
+
+    monkeypatch.setattr("rlvr_cli.analysis.queries.database.MEMORY_LIMIT", "no limit of a database that spills")
 
     (categories,) = tables_of("one")
     assert {row["category"]: row["samples"] for row in categories.records()} == {

@@ -1,0 +1,59 @@
+"""What commands print at their end: its queries have the time that a summary at the end has, since nobody can give them more."""
+
+from dataclasses import replace
+
+import pytest
+
+from factories import a_rollout
+from rlvr_cli.analysis.queries.named_queries import named_queries
+from rlvr_cli.analysis.report import sweep as sweep_report
+from rlvr_cli.analysis.statistics import alarms, pairwise, sweep_table
+from rlvr_cli.commands import pairwise as comparing
+from rlvr_cli.commands import sweep
+from rlvr_cli.commands.evaluation import result
+from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.data.datasets import Dataset
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.sweeps.experiment import Experiment, SweepRun
+from rlvr_cli.sweeps.stage import Sweep
+
+ENDLESS = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range + b.range = 1"
+
+
+@pytest.fixture
+def stage(tmp_path):
+    for name in "rs":
+        with RunDir.create(tmp_path, "eval", name=name, metadata={}) as run:
+            run.commit_rollouts("eval", 0, [a_rollout(run_id=name)])
+            run.commit_metrics(0, "eval", {"reward/mean": 1.0})
+            run.finish("finished")
+    experiment = Experiment("e", "eval", options={}, arms=[{}], names=["a"], seeds=[0])
+    return Sweep(experiment, tmp_path, [SweepRun("r", "a", 0, {})], [])
+
+
+ENDS = {
+    "of a sweep": (sweep, sweep_table, "_ACCURACY", lambda stage: sweep.results(stage, [])),
+    "of a stage": (sweep, sweep_table, "_ACCURACY", sweep.reached_by),
+    "report of a sweep": (sweep_report, alarms, "_DISAGREEMENT", lambda stage: sweep.results(stage, [])),
+    "of pairs": (pairwise, pairwise, "_ROWS", lambda s: comparing.report(s.folder / "r", names="ab", output="json")),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_queries_at_an_end_have_their_own_time(stage, monkeypatch, end):
+    ending, asking, query, finish = ENDS[end]
+    monkeypatch.setattr(ending, "AT_END_SECONDS", 0.2, raising=False)
+    monkeypatch.setattr(asking, query, ENDLESS)
+    with pytest.raises(RlvrError, match=r"stopped after 0\.2 seconds"):
+        finish(stage)
+
+
+def test_the_table_of_thinking_budgets_has_the_time_of_an_end(stage, monkeypatch):
+    endless = {"thinking_budget": replace(named_queries()["thinking_budget"], sql=ENDLESS)}
+    monkeypatch.setattr(result, "named_queries", lambda: endless)
+    monkeypatch.setattr(result, "AT_END_SECONDS", 0.2)
+    dataset = Dataset("d", None, [], "", "")
+    evaluated = {stage.folder / "r": dataset, stage.folder / "s": dataset}
+    with pytest.raises(RlvrError, match=r"stopped after 0\.2 seconds"):
+        result.print_result(EvalConfig(thinking_budget="1,2"), evaluated)
