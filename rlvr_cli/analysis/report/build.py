@@ -27,7 +27,7 @@ from rlvr_cli.analysis.summary import SEARCH, RunSummary, summarize
 from rlvr_cli.faults import fault_point
 from rlvr_cli.runs.readers import RunInfo, read_run
 from rlvr_cli.runs.storage.files import atomic_write
-from rlvr_cli.runs.storage.sources import place_of
+from rlvr_cli.runs.storage.sources import place_of, source_of
 
 SECONDS = 300.0  # time limit of each query
 METRICS = {  # metrics that are drawn besides the columns of `curves`: column -> phase, metric
@@ -64,7 +64,7 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     """Write the report of these runs.
 
     Args:
-        out: the file to write or replace; None for report.html in the first run.
+        out: the file to write or replace; None for report.html in the first run, or NAME-report.html here if that is in object storage.
 
     Returns:
         The path of the file.
@@ -77,10 +77,15 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
         groups = groups_of(database, [info.id for info in infos])
         browser = pack_rollouts(infos, groups, timeout_seconds=SECONDS)
         report = report_of(database, infos, browser=browser, timeout_seconds=SECONDS)
-    path = infos[0].path / "report.html" if out is None else out
+    path = _usual_place(infos[0]) if out is None else out
     fault_point("report")
     atomic_write(path, render_page(report).encode())
     return path
+
+
+def _usual_place(run: RunInfo) -> Path:
+    """In the run, or in the working directory for a run in object storage: what is here of it is a cache."""
+    return run.path / "report.html" if source_of(run.path) is None else Path(f"{run.id}-report.html")
 
 
 # Tables and charts

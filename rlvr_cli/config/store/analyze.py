@@ -93,7 +93,7 @@ class AnalyzeConfig(Provenance):
     title: str = knob("", "--plot: a line above the picture.", group="Output")
     out: str = knob(
         "",
-        "report: the HTML file to write. Default: report.html in the first run's directory.",
+        "report: the HTML file to write. Default: report.html in the first run's directory; of a run in object storage NAME-report.html here.",
         group="Output",
         common=True,
     )

@@ -125,11 +125,13 @@ def test_names_patterns_and_the_latest(s3, place, run):
         resolve_runs(["x*"], root)
 
 
-def test_other_commands_read_it_too(s3, place, run, tmp_path, capsys):
+def test_other_commands_read_it_too(s3, place, run, tmp_path, capsys, monkeypatch):
     address = f"{place}/done"
-    invoke(["analyze", "report", address, "--out", str(tmp_path / "r.html")])
+    monkeypatch.chdir(tmp_path)
+    invoke(["analyze", "report", address])
     assert not {name for name in fetched(s3) if name.endswith("safetensors")}
-    assert "done" in (tmp_path / "r.html").read_text()
+    assert "page done-report.html (" in capsys.readouterr().err
+    assert "done" in (tmp_path / "done-report.html").read_text(), "and not in the cache, which is removed"
     invoke(["filter", address, "--out", str(tmp_path / "rows.jsonl")])
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 6
     assert len(rlvr_cli.open_run("done", runs_dir=str(place)).sql("SELECT * FROM rollouts")) == 9
