@@ -36,7 +36,7 @@ COLUMNS = {
     "phase": "VARCHAR",  # of the rollouts that the accuracy is of
     "step": "BIGINT",
     "questions": "BIGINT",
-    "accuracy": "DOUBLE",  # share of samples with a reward above 0.5, as in the summary
+    "accuracy": "DOUBLE",  # share of samples with a reward above 0.5, as in the summary; of `rlvr pairwise` none
     "low": "DOUBLE",
     "high": "DOUBLE",
     "best_score": "DOUBLE",  # of a search, which has no accuracy
@@ -60,6 +60,7 @@ _ORDERS: Mapping[Order, str] = {
     "longest": "wall_seconds DESC NULLS LAST",
     "largest": "bytes DESC NULLS LAST",
 }
+_WITHOUT_ACCURACY = (SEARCH, "pairwise")  # a search has scores, and a comparison of two runs has wins and ties
 _TOLD = ("model", "engine", "sft_epochs", "n_sft_steps")  # a resumed run may change them, and yet they tell runs apart
 assert set(_ORDERS) == set(get_args(Order))
 _KINDS_SQL = """
@@ -101,7 +102,7 @@ def list_runs(paths: Sequence[Path], *, sizes: bool = False) -> list[dict[str, A
             last = _last_parts(info.entries)
             check_sums(path, {entry.path: entry.sha256 for entry in last})
             infos[path] = info
-            if info.metadata["command"] != SEARCH:
+            if info.metadata["command"] not in _WITHOUT_ACCURACY:
                 evaluated[path] = _only(info, last)
         except RlvrError as error:
             problems[path] = error.problem

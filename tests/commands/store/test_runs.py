@@ -63,6 +63,14 @@ def test_the_accuracy_of_the_last_evaluation_is_the_summarys(tmp_path, samples):
     assert accuracy.value == 0.5
 
 
+def test_a_comparison_of_two_runs_has_wins_and_no_accuracy(tmp_path, run_command):
+    make(tmp_path, "pairs", (1.0, 1.0, 0.5, 0.5, 0.0), command="pairwise")
+    make(tmp_path, "r", (1.0, 0.0, 0.0, 0.0, 0.0))
+    row = listed(tmp_path)["pairs"]
+    assert (row["accuracy"], row["low"], row["high"], row["problem"]) == (None, None, None, None)
+    assert [line.split()[0] for line in run_command(sort="best").out.splitlines()[2:]] == ["r", "pairs"]
+
+
 def test_a_run_without_evaluations_shows_its_last_training_batch(tmp_path, run_command):
     with RunDir.create(tmp_path, "grpo", name="r", metadata={}) as run:
         for step, reward in ((0, 0.0), (1, 1.0)):
