@@ -682,7 +682,7 @@ WIRING = [
     Mutation("all questions are held in memory", "data/examples.py", "list if self.traces else partial(spilled, record=Example)", "list", "tests/data/test_datasets.py -k few_are_in_memory"),
     Mutation("the keys of all questions are held in memory", "runs/storage/keys.py", "held: KeyBits = SpillingDict()", "held: KeyBits = {}", "tests/runs/test_run_dir.py -k committed_keys"),
     Mutation("part numbers are not counted on", "runs/run_dir.py", "self._next_parts[folder, slug, phase, step] = number + 1", "pass", "tests/runs/test_run_dir.py -k committed_keys"),
-    Mutation("a summary does not spill", "analysis/summary.py", ", spills=True", "", "tests/analysis/test_summary.py -k little_memory"),
+    Mutation("a summary does not spill", "analysis/queries/database.py", "timeout_seconds=timeout_seconds, spills=True) as database", "timeout_seconds=timeout_seconds) as database", "tests/analysis/test_summary.py -k little_memory"),
     Mutation("waiting for a busy processor ends a query", "process.py", "time.process_time if computing else time.monotonic", "time.monotonic", "tests/test_process.py -k no_waiting"),
     Mutation("what was spilled stays when a query is given up", "process.py", "shutil.rmtree(folder, ignore_errors=True)", "pass", "tests/test_process.py -k given_up"),
     *mutations_of(
@@ -1494,7 +1494,7 @@ EPISODES = [
     Mutation("the least likely sample is the best", "analysis/queries/sql/at_k.sql", "logprob DESC NULLS LAST", "logprob NULLS LAST", "tests/analysis/statistics/test_at_k.py"),
     Mutation("queries of users use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=True", "tests/commands/store/test_analyze.py -k uses_the_disk"),
     Mutation("at_k does not use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=False", "tests/commands/store/test_analyze.py -k uses_the_disk"),
-    Mutation("a summary has no more memory than what may spill", "analysis/summary.py", "except MemoryNeeded:", "except KeyError:", "tests/analysis/test_summary.py -k cannot_be_spilled"),
+    Mutation("a summary has no more memory than what may spill", "analysis/queries/database.py", "except MemoryNeeded:", "except KeyError:", "tests/analysis/test_summary.py -k cannot_be_spilled"),
     Mutation("what may spill has many threads", "analysis/queries/database.py", '"1" if spill or rows', '"1" if rows', "tests/analysis/queries/test_database.py -k spill"),
     Mutation("sorting many rows has the memory of few", "analysis/queries/database.py", "max(1, rows / 1e6) ** 0.5", "1", "tests/analysis/queries/test_database.py -k spill"),
     Mutation("categories add up fractions", "analysis/queries/sql/categories.sql", "sum(hits * hits) AS", "sum(hits * (hits / 3)) * 3 AS", "tests/analysis/queries/test_sql.py -k same_bits"),
@@ -1968,6 +1968,7 @@ JUDGES = [
     ),
     *mutations_of(
         "analysis/statistics/judge_agreement.py",
+        ("a rule grades nothing where it has graded anything", "(missing := [row for row in rows if row[\"rule\"] is None])", "all(row[\"rule\"] is None for row in rows) and (missing := rows)", f"{AGREEMENT} only_rows"),
         ("a judge's failure is a verdict", "if pair.judge is not None and pair.other is not None]", "]", f"{AGREEMENT} hand_counts"),
         ("kappa has the interval of the accuracy", "max((accuracy.low - chance) / (1 - chance), -1.0)", "max(accuracy.low, -1.0)", f"{AGREEMENT} hand_counts"),
         ("a label of one sample counts for all", "labels.get((place[2], place[3]), labels.get((place[2], None)))", "next((v for (e, _), v in labels.items() if e == place[2]), None)", f"{AGREEMENT} labels"),
