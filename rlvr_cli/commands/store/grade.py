@@ -7,10 +7,11 @@ a grader makes of some responses.
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rlvr_cli.analysis.statistics.grade_changes import compare_grades
 from rlvr_cli.analysis.summary import combined_tables
-from rlvr_cli.config.shared.prompt import judge_words
+from rlvr_cli.config.parsing.command_line import words_of
 from rlvr_cli.config.store.grade import GradeConfig
 from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.errors import Interrupted, RlvrError, UsageError
@@ -18,14 +19,14 @@ from rlvr_cli.graders import GRADERS, has_format_rule
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import open_graders
 from rlvr_cli.rollouts.inputs import load_questions
-from rlvr_cli.rollouts.regrade import plan_regrade, regrade
+from rlvr_cli.rollouts.regrade import RegradeStep, plan_regrade, regrade
 from rlvr_cli.rollouts.trial_grades import question_cases, stored_cases, trial_tables, try_grader
 from rlvr_cli.runs.readers import latest_run, read_run, resolve_runs
 from rlvr_cli.runs.remote.views import look_again, newest
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.storage.sources import place_of
 from rlvr_cli.terminal import console, tables
-from rlvr_cli.types import Graders
+from rlvr_cli.types import Graders, Phase
 
 
 def run(config: GradeConfig) -> None:
@@ -78,9 +79,10 @@ def grade_run(config: GradeConfig, path: Path, pool: Graders, *, stop: StopReque
         console.say(f"run      {run.place} ({run.metadata['status']})")
         for notice in run.notices:
             console.say(notice)
-        if not config.again:
-            pool.recall(run.path)
         works = plan_regrade(run, grader=grader, grader_sha256=sha256, phase=config.phase, again=config.again)
+        continued = {work.phase for work in works if work.attempt and work.done}
+        if not config.again and not any(work.left and work.phase in continued for work in works):
+            pool.recall(run.path)  # where --again goes on, a judge is asked anew, too
         done, left = sum(w.done for w in works), sum(w.left for w in works)
         console.say(f"grader   {grader}: {left} rollouts to grade" + (f", {done} graded already" if done else ""))
         try:
@@ -88,12 +90,38 @@ def grade_run(config: GradeConfig, path: Path, pool: Graders, *, stop: StopReque
                 with console.progress("grading", done + left, done=done) as bar:
                     regrade(run, works, grader=grader, grader_sha256=sha256, pool=pool, stop=stop, progress=bar)
         except (Interrupted, KeyboardInterrupt):
-            words = ["rlvr", "grade", *map(place_of, paths), "--grader", config.grader]
-            words += ["--format-rule", config.format_rule] if config.format_rule != "literal" else []
-            words += ["--phase", config.phase] if config.phase != "all" else []
-            words += judge_words(config)
-            raise Interrupted(f"what is done is kept in {run.place}; go on with: {shlex.join(words)}") from None
+            rest = " && ".join(rest_of(config, path, run, works, paths=paths))
+            raise Interrupted(f"what is done is kept in {run.place}; go on with: {rest}") from None
     return left
+
+
+def rest_of(
+    config: GradeConfig, path: Path, run: RunDir, works: Sequence[RegradeStep], *, paths: Sequence[Path]
+) -> list[str]:
+    """The commands that grade what is left of the runs `paths` after an interruption in the run at `path`.
+
+    An attempt of --again that has begun goes on without --again, which would begin another.
+    """
+    given = {name: getattr(config, name) for name, source in config.sources.items() if source == "flag"}
+    given = {k: v for k, v in given.items() if k not in ("run", "runs_dir", "again")}
+
+    def command(runs: Sequence[Path], **changed: Any) -> str:
+        words = words_of(GradeConfig, {"grader": config.grader, **given, **changed})
+        return shlex.join(["rlvr", "grade", *map(place_of, runs), *words])
+
+    if not config.again:
+        return [command(paths)]
+    phases: dict[Phase, int] = {work.phase: work.attempt for work in works}
+    last = ((p, number, run.last_attempt(stored_name(config), p)) for p, number in phases.items())
+    begun = [p for p, number, attempt in last if attempt is not None and attempt.number == number]
+    later = paths[paths.index(path) + 1 :]
+    if not begun:
+        return [command([path, *later], again=True)]
+    if len(begun) == len(phases):
+        commands = [command([path])]
+    else:
+        commands = [command([path], phase=p, **({} if p in begun else {"again": True})) for p in phases]
+    return [*commands, *([command(later, again=True)] if later else [])]
 
 
 def check(config: GradeConfig) -> None:

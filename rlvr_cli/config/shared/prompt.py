@@ -135,12 +135,6 @@ def is_judge(grader: str) -> bool:
     return grader.startswith(JUDGE)
 
 
-def judge_words(config: JudgeOptions) -> list[str]:
-    """The judge's options that are not the default, as they are typed."""
-    given = [f.name for f in fields(JudgeOptions) if getattr(config, f.name) != f.default]
-    return [word for name in given for word in (flag(name), str(getattr(config, name)))]
-
-
 def check_judge(config: Any, *, graders: Sequence[str]) -> None:
     """Raise RlvrError unless the options of a judge are whole, or none of them is given without one.
 

@@ -8,10 +8,12 @@ import pytest
 
 from checks import findings
 from endpoint import error, serving
+from factories import a_rollout
 from judging import RUBRIC, asked, length_score, response_in, said, scoring, write_rubric
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.runs.run_dir import RunDir
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
@@ -128,6 +130,17 @@ def test_stored_responses_are_graded_by_a_judge_and_their_replies_are_known_to_t
     assert len(judge.bodies) == 3 * asked_once
     assert "8 rollouts to grade" in rlvr("grade", "r", "--judge-temperature", 0.5).err
     assert findings(run) == []
+
+
+def test_an_interrupted_again_goes_on_to_ask_the_judge_anew(rlvr, judge, tmp_path):
+    with RunDir.create(tmp_path / "runs", "eval", name="r", metadata={}) as run:
+        for step in (0, 1):
+            run.commit_rollouts("eval", step, [a_rollout(run_id="r", step=step, response=f"at {step}")])
+    rlvr("grade", "r")
+    rlvr("grade", "r", "--again", fault="manifest.done:1:term", status=130)
+    assert Counter(map(response_in, judge.bodies)) == {"at 0": 2, "at 1": 1}
+    assert "1 rollouts to grade, 1 graded already" in rlvr("grade", "r").err
+    assert Counter(map(response_in, judge.bodies)) == {"at 0": 2, "at 1": 2}
 
 
 TRAINING = (

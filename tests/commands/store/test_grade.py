@@ -1,6 +1,7 @@
 """`rlvr grade`: what another grader says is stored beside the old grades, whatever interrupts it, and compared by hand."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -403,6 +404,43 @@ def test_a_signal_exits_130_and_says_how_to_go_on(made, grader, spawn):
     assert f"what is done is kept in {made}; go on with: rlvr grade {made} --grader {grader}" in done.err
     assert "Traceback" not in done.err
     assert len(grades_of(made)) == 1
+
+
+@pytest.mark.parametrize(
+    ("point", "commands"),
+    [
+        ("write:1", ["{r} {other} --grader {grader} --again"]),  # nothing has begun
+        (
+            "manifest.done:1",
+            [
+                "{r} --grader {grader} --phase eval",
+                "{r} --grader {grader} --phase train --again",
+                "{other} --grader {grader} --again",
+            ],
+        ),
+        ("manifest.done:3", ["{other} --grader {grader} --again"]),
+    ],
+)
+def test_what_an_interrupted_again_names_grades_the_rest_once(made, grader, forks, point, commands):
+    other = made.parent / "other"
+    with RunDir.create(made.parent, "eval", name="other", metadata={}) as run:
+        run.commit_rollouts("eval", 0, [rollout("other", "a", 0, "8", 0.0)])
+    for path in (made, other):
+        call(path, grader=grader)
+    done = forks.run("grade", made, other, "--grader", grader, "--again", cwd=ROOT, fault=f"{point}:term", status=130)
+    named = done.err.strip().rpartition("go on with: ")[2].split(" && ")
+    assert named == [f"rlvr grade {words}".format(r=made, other=other, grader=grader) for words in commands]
+    for words in named:
+        forks.run(*shlex.split(words)[1:], cwd=ROOT, status=0)
+    for path, rows, parts in ((made, 17, 3), (other, 1, 1)):
+        assert grades_of(path, "attempt") == [(1,)] * rows
+        assert len(list((path / "grades").iterdir())) == 2 * parts  # of two attempts; none was graded a third time
+
+
+def test_the_options_of_an_interrupted_regrading_are_in_the_command_that_goes_on(made, grader, forks):
+    given = ("--grader-timeout", "7.5", "--format", "json")
+    done = forks.run("grade", made, "--grader", grader, *given, cwd=ROOT, fault="manifest.done:1:term", status=130)
+    assert done.err.strip().endswith(f"rlvr grade {made} --grader {grader} --grader-timeout 7.5 --format json")
 
 
 def test_a_run_that_is_being_written_is_left_alone(made, grader, spawn):
