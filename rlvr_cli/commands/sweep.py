@@ -24,10 +24,10 @@ from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.lock import Lock
 from rlvr_cli.runs.manifest import RUN_NAME
 from rlvr_cli.runs.readers import ENDED
-from rlvr_cli.runs.remote.store import is_address
+from rlvr_cli.runs.remote.store import is_address, parsed_address
 from rlvr_cli.runs.remote.work import Mirror
 from rlvr_cli.runs.storage.files import check_can_write, os_errors_as_user_errors
-from rlvr_cli.sweeps.emitted import emitted
+from rlvr_cli.sweeps.emitted import emitted, with_address
 from rlvr_cli.sweeps.experiment import (
     Experiment,
     check_runs,
@@ -69,7 +69,8 @@ def run(config: SweepConfig) -> None:
     if config.emit:
         sweep = list(stages)[-1]
         say_later_stages(sweep)
-        return console.print_text("\n".join(emitted(sweep.jobs, sweep.folder, kind=config.emit)))
+        jobs = with_address(sweep.jobs, runs_dir, str(parsed_address(config.runs_dir))) if mirror else sweep.jobs
+        return console.print_text("\n".join(emitted(jobs, sweep.folder, kind=config.emit)))
     check_can_write(runs_dir)
     if config.dry_run or config.probe:
         sweeps = list(stages)

@@ -5,9 +5,11 @@ Enters: the jobs, and the folder of their runs. Leaves: text.
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rlvr_cli.config.parsing.options import flag
+from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.sweeps.schedule import Job
 
 
@@ -19,9 +21,11 @@ def emitted(jobs: Sequence[Job], folder: Path, *, kind: str) -> list[str]:
 
     def line(job: Job) -> str:
         length = [word for name, value in job.lengths.items() for word in (flag(name), str(value))]
-        again = [*job.command[:2], "--resume", job.name, "--runs-dir", str(folder), *length]
-        begun = shlex.quote(str(folder / job.name / "run.json"))
-        return f"if test -e {begun}; then srun {shlex.join(again)}; else srun {shlex.join(job.command)}; fi"
+        runs_dir = job.command[job.command.index("--runs-dir") + 1]
+        again = [*job.command[:2], "--resume", job.name, "--runs-dir", runs_dir, *length]
+        run = shlex.quote(f"{runs_dir}/{job.name}")
+        begun = f"rlvr runs {run} > /dev/null 2>&1" if is_address(runs_dir) else f"test -e {run}/run.json"
+        return f"if {begun}; then srun {shlex.join(again)}; else srun {shlex.join(job.command)}; fi"
 
     if kind == "commands":
         return [shlex.join(job.command) for job in jobs]
@@ -36,3 +40,13 @@ def emitted(jobs: Sequence[Job], folder: Path, *, kind: str) -> list[str]:
         *(f"  {number}) {line(job)} ;;" for number, job in enumerate(jobs)),
         "esac",
     ]
+
+
+def with_address(jobs: Sequence[Job], here: Path, address: str) -> list[Job]:
+    """The jobs with an address wherever their words name the directory on this machine that stands for it, or a path in it."""
+
+    def there(word: str) -> str:
+        inside = word == str(here) or word.startswith(f"{here}/")
+        return address + word[len(str(here)) :] if inside else word
+
+    return [replace(job, command=[there(word) for word in job.command]) for job in jobs]

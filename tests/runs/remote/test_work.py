@@ -2,7 +2,9 @@
 
 import json
 import os
+import shlex
 import shutil
+import subprocess
 import time
 
 import pytest
@@ -131,6 +133,40 @@ def test_a_sweep_is_in_the_store_run_by_run_and_another_machine_has_nothing_to_r
     again = capsys.readouterr()
     assert again.err.count("finished before") == again.err.count("fetched  s3://") == 2
     assert again.out == first.out
+
+
+def test_the_emitted_commands_of_a_sweep_write_their_runs_into_the_store(
+    s3, place, tmp_path, monkeypatch, capsys, tiny_model_dir
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RLVR_RUNS_DIR", str(place))
+    (tmp_path / "arms.toml").write_text(ARMS)
+    words = ["sweep", "arms.toml", "--model", str(tiny_model_dir), "--sampling-max-tokens", "4", "--emit"]
+    invoke([*words, "commands"])
+    commands = capsys.readouterr().out.splitlines()
+    assert [shlex.split(line)[-2:] for line in commands] == [["--runs-dir", f"{place}/arms"]] * 2
+    invoke([*words, "slurm"])
+    script = capsys.readouterr().out
+    assert str(work.work_root()) not in script
+    (tmp_path / "srun").write_text('#!/bin/bash\necho "${@:2}"\n')
+    (tmp_path / "rlvr").write_text('#!/bin/bash\necho "$@" > asked; test -e begun\n')
+    for name in ("srun", "rlvr"):
+        (tmp_path / name).chmod(0o755)
+
+    def job() -> str:
+        variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "0"}
+        return subprocess.run(["bash", "-c", script], env=variables, check=True, capture_output=True, text=True).stdout
+
+    name = "sampling_temperature-0.5-s0"
+    assert job().split() == shlex.split(commands[0])[1:]
+    question = (tmp_path / "asked").read_text().split()
+    with pytest.raises(RlvrError, match="There is no run at"):
+        invoke(question)
+    invoke(shlex.split(commands[0])[1:])
+    assert "index.json" in Store(place.below("arms").below(name)).sizes()
+    invoke(question)
+    (tmp_path / "begun").touch()
+    assert job() == f"eval --resume {name} --runs-dir {place}/arms\n"
 
 
 @pytest.mark.full
