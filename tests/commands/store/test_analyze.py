@@ -187,6 +187,14 @@ def test_a_file_with_its_own_defaults(analyze, tmp_path):
     assert "no rows; there are rollouts of " in captured.err
 
 
+def test_a_file_without_a_header_gets_the_options_whose_names_it_uses(analyze, tmp_path):
+    file = tmp_path / "mine.sql"
+    file.write_text("SELECT step FROM rollouts WHERE phase = $phase")
+    assert json.loads(analyze(query=str(file), phase="train", format="json").out) == [{"step": 4}]
+    with pytest.raises(RlvrError, match=r"mine\.sql has no --step\.\n.*WHERE step = \$step"):
+        analyze(query=str(file), step=4)
+
+
 def test_the_limit(analyze):
     captured = analyze(query="FROM range(3)", limit=2, format="csv")
     assert captured.out == "range\n0\n1\n"
@@ -633,6 +641,14 @@ def test_analyze_imports_nothing_that_it_does_not_need(runs_dir):
     [
         ({"query": "curves", "step": 1}, "curves has no --step"),
         ({"query": "lengths", "category": "format_1_answer_1"}, "lengths has no --category"),
+        (
+            {"query": "SELECT step FROM rollouts", "phase": "train"},
+            "This query has no --phase.\n.*WHERE phase = \\$phase",
+        ),
+        ({"query": "SELECT $phase", "step": 4}, "This query has no --step.\n.*WHERE step = \\$step"),
+        ({"query": "SELECT $a", "category": "x"}, "This query has no --category.\n.*WHERE category = \\$category"),
+        ({"query": "SELECT 1", "failure_kind": "x"}, "This query has no --failure-kind."),
+        ({"query": "SELECT 1", "loss_type": "grpo_clip"}, "This query has no --loss-type."),
         ({"query": "pass_at_k", "set": ("k=abc",)}, "k must be a whole number, 1 or more"),
         ({"query": "pass_at_k", "set": ("k=0",)}, "k must be a whole number, 1 or more"),
         ({"query": "at_k", "set": ("k=1,2,x",)}, "k must be a whole number, 1 or more, or several such as k=1,2,4,8"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.analysis.queries.named_queries import NamedQuery, named_queries, parse_query
-from rlvr_cli.config.parsing.options import nearest
+from rlvr_cli.config.parsing.options import flag, nearest
 from rlvr_cli.config.store.analyze import AnalyzeConfig
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.readers import expanded_by_shell, is_pattern, is_run, latest_run, resolve_runs, run_names
@@ -126,15 +126,16 @@ def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any
         "rule": config.rule,
         "limit": config.limit + 1 if config.limit else None,  # one row more, to detect that rows are left out
     }
-    if query.name:
-        for name in ("phase", "step", "category", "failure_kind", "rule", *OBJECTIVE):
-            if config.sources.get(name, "default") != "default" and name not in query.parameters:
-                raise UsageError(
-                    f"{query.name} has no --{name.replace('_', '-')}.",
-                    f"Its parameters: {_listed(query.parameters) or 'none'}.",
-                )
-    flags = {k: v for k, v in options.items() if config.sources.get(k) != "default" or k not in query.parameters}
     known = query.parameters.keys() | set(re.findall(r"\$([a-z]\w*)", query.sql))
+    for name in ("phase", "step", "category", "failure_kind", "rule", *OBJECTIVE):
+        if config.sources.get(name, "default") != "default" and name not in known:
+            raise UsageError(
+                f"{query.name or 'This query'} has no {flag(name)}.",
+                f"Its parameters: {_listed(query.parameters) or 'none'}."
+                if query.name in named_queries()
+                else f"Use its value in the SQL, as in WHERE {name} = ${name}, or leave the option out.",
+            )
+    flags = {k: v for k, v in options.items() if config.sources.get(k) != "default" or k not in query.parameters}
     given: dict[str, Any] = {}
     for text in config.set:
         name, equals, value = text.partition("=")
