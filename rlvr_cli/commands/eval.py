@@ -13,7 +13,7 @@ from typing import Any
 from rlvr_cli.commands.evaluation.answering import answering, check_budgets, stop_thinking
 from rlvr_cli.commands.evaluation.dataset_check import check_dataset
 from rlvr_cli.commands.evaluation.result import check_graded, print_result
-from rlvr_cli.commands.evaluation.several_runs import config_of_each_run, own_options
+from rlvr_cli.commands.evaluation.several_runs import command_of, config_of_each_run, own_options, with_name
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
@@ -69,7 +69,9 @@ def run(config: EvalConfig) -> None:
     if config.dry_run:
         check_budgets(config, ending)
         return say_plan(shared)
-    configs = config_of_each_run(config, about=[name_of(model), *(d.name for d in datasets.values())])
+    config = with_name(config, about=[name_of(model), *(d.name for d in datasets.values())])
+    configs = config_of_each_run(config)
+    all_runs = command_of(config) if len(configs) > 1 else ""
     check_budgets(config, ending)  # before a run is made
     evaluated: dict[Path, Dataset] = {}
     with StopRequest() as stop, open_environment(config) as environment, ExitStack() as opened:
@@ -79,7 +81,10 @@ def run(config: EvalConfig) -> None:
             return opened.enter_context(closing(open_sampler(engine.name, settings_of(config), devices=devices)))
 
         for one in configs:
-            path = evaluate(shared, one, sampler, environment=environment, is_first=not evaluated, stop=stop)
+            is_first = not evaluated
+            path = evaluate(
+                shared, one, sampler, environment=environment, is_first=is_first, stop=stop, all_runs=all_runs
+            )
             evaluated[path] = datasets[one.dataset]
     print_result(config, evaluated)
     for path in evaluated:
@@ -94,6 +99,7 @@ def evaluate(
     environment: EnvironmentPool | None,
     is_first: bool,
     stop: StopRequest,
+    all_runs: str,
 ) -> Path:
     """Do one of the runs, or what is left of it. Returns its path.
 
@@ -101,6 +107,7 @@ def evaluate(
         config: of this run.
         sampler: opens the sampler, once for all runs.
         environment: what plays episodes with the model.
+        all_runs: of several runs, the command that goes on with all of them.
     """
     dataset, engine = shared.datasets[config.dataset], shared.engine
     pool = grader_pool(config, dataset.default_grader)
@@ -108,7 +115,7 @@ def evaluate(
     with (
         pool,
         tracked(config.track, project=config.track_project) as trackers,
-        open_run(config, command="eval", facts=facts) as run,
+        open_run(config, command="eval", facts=facts, all_runs=all_runs) as run,
     ):
         trackers.start(run.path)
         console.say(f"run      {run.path}")

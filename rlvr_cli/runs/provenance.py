@@ -71,8 +71,11 @@ def resumed_config(config: C, *, command: str, one_run: bool = True, writes: boo
 
 
 @contextmanager
-def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> Iterator[RunDir]:
+def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any], all_runs: str = "") -> Iterator[RunDir]:
     """Create the run, or resume it if its facts are unchanged; on exit its status is set as by `RunDir`.
+
+    Args:
+        all_runs: of several runs, the command that goes on with all of them.
 
     Raises:
         RlvrError: another process is writing the run, the facts of a resumed run differ (all differences are named), or
@@ -97,18 +100,16 @@ def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any]) -> I
         _refuse_secrets(metadata)
         about = [name_of(facts.get(kind)) for kind in ("model", "dataset")]
         run = RunDir.create(config.runs_dir, command, name=config.run, about=about, metadata=metadata)
+    how = f"go on with all runs: {all_runs}" if all_runs else f"resume with: rlvr {command} --resume {run.place}"
     with run, run.activity.watched(minutes=config.stall_minutes):
         try:
             yield run
         except RlvrError as error:
             if not is_full_disk(error):
                 raise
-            how = f"{error.hint} Then resume with: rlvr {command} --resume {run.place}".strip()
-            raise RlvrError(error.problem, how) from error.__cause__
+            raise RlvrError(error.problem, f"{error.hint} Then {how}".strip()) from error.__cause__
         except (Interrupted, KeyboardInterrupt):
-            raise Interrupted(
-                f"finished work is kept in {run.place}; resume with: rlvr {command} --resume {run.place}"
-            ) from None
+            raise Interrupted(f"finished work is kept in {run.place}; {how}") from None
 
 
 def _store_length(run: RunDir, config: RunOptions) -> None:

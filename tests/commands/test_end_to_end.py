@@ -169,6 +169,24 @@ def test_each_dataset_is_a_run(tmp_path, rlvr):
 
 
 @pytest.mark.parametrize(
+    ("given", "ends", "fault"),
+    [
+        (["--dataset", "arithmetic:3,arithmetic:2:1"], ["arithmetic-3", "arithmetic-2-1"], "create:1:term"),
+        (["--thinking-budget", "2,9", "--stop-thinking", " so </think> <answer>"], ["2", "9"], "create:2:term"),
+    ],
+)
+def test_an_interrupted_evaluation_of_several_runs_says_how_all_of_them_go_on(tmp_path, forks, given, ends, fault):
+    words = [*given, "--limit", 3, "--sampling-max-tokens", 20]
+    done = forks.run("eval", *words, cwd=tmp_path, fault=fault, status=130)
+    (command,) = re.findall("go on with all runs: (.*)", done.err)
+    forks.run(*shlex.split(command)[1:], cwd=tmp_path, status=0)
+    runs = {path.name: read_run(path) for path in (tmp_path / "runs").iterdir()}
+    (name,) = {run_id.removesuffix(f"-{end}") for end in ends for run_id in runs if run_id.endswith(f"-{end}")}
+    assert runs.keys() == {f"{name}-{end}" for end in ends}
+    assert {info.metadata["status"] for info in runs.values()} == {"finished"}
+
+
+@pytest.mark.parametrize(
     ("given", "problem"),
     [
         (["--dataset", "arithmetic,arithmetic"], "a dataset twice"),

@@ -1,13 +1,16 @@
 """An evaluation of several datasets or thinking budgets: a run for each, its name and its options.
 
-Enters: the options of the command. Leaves: the options of each run, resumed where an earlier command began it.
+Enters: the options of the command. Leaves: the options of each run, resumed where an earlier command began it, and the
+command that goes on with all of them.
 """
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 
 from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.config.parsing.command_line import words_of
 from rlvr_cli.config.parsing.options import flag, options
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.provenance import resumed_config
@@ -33,15 +36,28 @@ def own_options(config: EvalConfig) -> dict[str, dict[str, str]]:
     }
 
 
-def config_of_each_run(config: EvalConfig, *, about: Sequence[str]) -> list[EvalConfig]:
+def with_name(config: EvalConfig, *, about: Sequence[str]) -> EvalConfig:
+    """The config with the name from which those of several runs are made, if --run does not give it."""
+    ends = own_options(config)
+    if config.run or not ends:
+        return config
+    return replace(config, run=_free_name(config, about[:1] if len(config.datasets) > 1 else about, ends))
+
+
+def command_of(config: EvalConfig) -> str:
+    """The command that goes on with all of several runs, whose name is given."""
+    given = {name: getattr(config, name) for name, source in config.sources.items() if source == "flag"}
+    return shlex.join(["rlvr", "eval", *words_of(EvalConfig, given | {"run": config.run})])
+
+
+def config_of_each_run(config: EvalConfig) -> list[EvalConfig]:
     """The config of each run: of each thinking budget or dataset, if there are several. Those that an earlier command began are resumed."""
     ends = own_options(config)
     if not ends:
         return [config]
-    name = config.run or _free_name(config, about[:1] if len(config.datasets) > 1 else about, ends)
     configs = []
     for end, own in ends.items():
-        one = replace(config, **own, run=f"{name}-{end}")
+        one = replace(config, **own, run=f"{config.run}-{end}")
         path = run_at(config.runs_dir, one.run)
         if is_run(place_of(path), config.runs_dir):
             sources = {**one.sources, "resume": "earlier command"}
