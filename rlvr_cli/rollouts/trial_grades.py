@@ -15,8 +15,8 @@ from typing import Any
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.graders import reference_response
 from rlvr_cli.rollouts.metrics import mean_or_none
-from rlvr_cli.rollouts.regrade import GRADED_COLUMNS, known_example
-from rlvr_cli.runs.readers import read_parts
+from rlvr_cli.rollouts.regrade import GRADED_COLUMNS, graded_text, known_example
+from rlvr_cli.runs.readers import prompt_template, read_parts, read_run
 from rlvr_cli.types import Example, Grade, Graders, Table
 
 SHOWN_CASES = 2  # of each kind
@@ -74,9 +74,10 @@ def question_cases(examples: Sequence[Example], template: PromptTemplate, *, gra
 
 
 def stored_cases(run: Path, *, limit: int) -> list[Case]:
-    """Return the first stored responses of a run."""
+    """Return the first stored responses of a run, as `rlvr grade` gives them to a grader."""
+    template = prompt_template(read_run(run).metadata)
     rows = (row for part in read_parts(run, columns=GRADED_COLUMNS) for row in part.to_pylist())
-    return [Case("stored", row["response"], known_example(row)) for row in islice(rows, limit)]
+    return [Case("stored", graded_text(row), known_example(row, template=template)) for row in islice(rows, limit)]
 
 
 def try_grader(pool: Graders, cases: Sequence[Case]) -> list[Trial]:
