@@ -73,7 +73,7 @@ def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, Se
     for message in traces.messages:
         console.say(message)
     own = sum(bool(e.question) and e.prompt != prompt_of(replace(e, prompt=None), template) for e in traces.examples)
-    if config.chat and own:
+    if config.chat and own and not traces.token_ids:  # those of a run stay as they are
         console.say(
             f"note: {own} traces have a prompt of their own, which --chat leaves as it is; if it is the question: --question-field prompt"
         )

@@ -85,6 +85,11 @@ class SftConfig(MicroBatchOptions, TrainingConfig):
         check_training(self)
         check_count_or_all(self, "num_examples", at_least=1)
         check_packing(self)
+        if self.n_sft_steps and self.sources.get("sft_epochs") == "flag" and not self.resume:
+            raise RlvrError(
+                f"--sft-epochs has no effect with --n-sft-steps {self.n_sft_steps}.",
+                "Add --n-sft-steps 0, or leave it out.",
+            )
 
     @property
     def packed_length(self) -> int:

@@ -17,6 +17,8 @@ from rlvr_cli.runs.readers import is_run, prompt_template, read_rollouts, read_r
 from rlvr_cli.text import filled_in
 from rlvr_cli.types import ENVIRONMENT, Example, Graders
 
+_TRAIN = ("sft", "ei", "grpo", "ppo", "dpo", "distill")  # the commands whose evaluations are of held-out questions
+
 
 @dataclass(frozen=True)
 class Traces:
@@ -118,7 +120,11 @@ def response_from_solution(example: Example) -> str | None:
 
 
 def _from_run(path: Path) -> Traces:
-    """The rollouts of a run, as `rlvr filter` takes them: of one that trains, those that it trained on, and not its evaluations."""
+    """The rollouts of a run; of one that trains, those that it trained on, and not its evaluations.
+
+    Raises:
+        RlvrError: it has evaluations alone.
+    """
     run = read_run(path)
     key_columns = ["phase", "step", "example_id", "sample_index"]
     texts = ["prompt", "response", "ground_truth", "grader", "finish_reason"]
@@ -126,9 +132,14 @@ def _from_run(path: Path) -> Traces:
         path,
         columns=[*key_columns, *texts, "prompt_ids", "response_ids", "response_mask", "episode", "turns", "turn_facts"],
     ).to_pylist()
-    phase = "train" if any(r["phase"] == "train" for r in rows) else "eval"
+    phase = "train" if run.metadata["command"] in _TRAIN else "eval"
     evaluations = sum(r["phase"] != phase for r in rows)
     rows = [r for r in rows if r["phase"] == phase]
+    if evaluations and not rows:
+        raise RlvrError(
+            f"{run.id} is a run of rlvr {run.metadata['command']} that has sampled nothing to train on, only its evaluations.",
+            "Sample responses to questions that are not held out: rlvr eval.",
+        )
     rows.sort(key=lambda r: (r["step"], r["example_id"], r["sample_index"]))
     template = prompt_template(run.metadata)
     digest = hashlib.sha256()

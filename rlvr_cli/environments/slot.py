@@ -144,12 +144,18 @@ class Slot:
         """
         self._since = time.monotonic()
         while not self._closed:
+            ended = [
+                self._ended.popleft() for _ in range(len(self._ended))
+            ]  # first: of these, nothing is asked any more
             for one in [one for one in waiting if one.future.cancelled()]:
                 waiting.remove(one)
             if not waiting:
+                self._ended.extend(ended)
                 return
             lines = self._started()
-            message = encoded([*self._said_ended(), *(one.question for one in waiting)])
+            self._known.difference_update(ended)
+            told = [["ended", ended]] if ended else []
+            message = encoded([*told, *(one.question for one in waiting)])
             try:
                 lines.send(message, within=waiting[0].timeout)
                 while waiting and not self._closed:
@@ -160,7 +166,8 @@ class Slot:
             except TimeoutError:
                 self._kill()
                 one = waiting.popleft()
-                self._give_up(one, "timeout", f"no answer within {self._limit(one):g} s (--turn-timeout)")
+                turns = f", as long as {len(one.question[-1])} turns may take" if self._limit(one) > one.timeout else ""
+                self._give_up(one, "timeout", f"no answer within {self._limit(one):g} s{turns} (--turn-timeout)")
             except _LOST:
                 self._kill()
                 if not self._answers:
@@ -169,15 +176,9 @@ class Slot:
         for one in waiting:
             self._give_up(one, "crash", "the pool was closed")
 
-    def _said_ended(self) -> list[list[Any]]:
-        """What the process is told of the episodes that have ended meanwhile."""
-        ended = [self._ended.popleft() for _ in range(len(self._ended))]
-        self._known.difference_update(ended)
-        return [["ended", ended]] if ended else []
-
     def _limit(self, one: _Asked) -> float:
         """The seconds that an answer may take: an episode that the process does not know is played again, with those of each turn."""
-        if one.kind != "answer" or one.seed in self._known:
+        if one.kind != "answer" or one.seed in self._known or not self.facts["begins"]:
             return one.timeout
         return one.timeout * len(one.question[-1])
 
@@ -190,12 +191,12 @@ class Slot:
                 raise ValueError(f"{seconds} seconds")
             if not one.future.cancelled():
                 found = one.read({**said, "seconds": seconds})
+            over = "error" in said or said.get("reply", {}).get("done")
         except OSError as error:
-            failed = error
+            failed, over = error, False
         except (AttributeError, KeyError, OverflowError, TypeError) as error:
             raise ValueError("what was said is no answer") from error
         if one.kind in ("begin", "answer"):
-            over = "error" in said or said.get("reply", {}).get("done")
             (self._known.discard if over else self._known.add)(one.seed)
         before = self._pace.get(one.kind, seconds)
         self._pace[one.kind] = before + (seconds - before) / _PACE_OF

@@ -16,6 +16,8 @@ from rlvr_cli.data.packages.verifiers import text_of
 from rlvr_cli.environments.interface import Reply
 from rlvr_cli.types import ENVIRONMENT, Example
 
+_GIVEN_UP_SECONDS = 1.0  # for a rollout to end
+
 
 class Policy(OpenAIChatCompletionsClient):
     """The client of a rollout. No endpoint is behind it: `asked` is what the rollout waits for, `say` goes on.
@@ -103,6 +105,11 @@ class VerifiersEnvironment:
         problems = {call.id: c.get("problem") for call, c in zip(calls, said["calls"], strict=True)}
         names = {call.id: call.name for call in calls}
         return Reply(calls=tuple(self._reply(message, names, problems) for message in self._heard[before + 1 :]))
+
+    def give_up(self) -> None:
+        """End the rollout, whose episode ended before it did, and let it put away what it has opened."""
+        self._rollout.cancel()
+        self._loop.run_until_complete(asyncio.wait({self._rollout}, timeout=_GIVEN_UP_SECONDS))
 
     def _reply(self, message: dict[str, Any], names: dict[str, str], problems: dict[str, str | None]) -> Reply:
         text = text_of(message.get("content"))

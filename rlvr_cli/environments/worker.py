@@ -137,7 +137,9 @@ class _Episodes:
     def end(self, seeds: Sequence[int]) -> None:
         """Give up the environments of episodes that have ended otherwise than by these."""
         for seed in seeds:
-            self._under_way.pop(seed, None)
+            environment, _ = self._under_way.pop(seed, (None, 0))
+            if give_up := getattr(environment, "give_up", None):
+                give_up()
 
     def _keep(self, seed: int, environment: Environment, answered: int) -> None:
         self._under_way[seed] = (environment, answered)
@@ -201,11 +203,12 @@ def _fields(reply: object) -> dict[str, Any]:
     for name, value in (reply.measured or {}).items():
         if not isinstance(name, str) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(f"measured {name!r:.100} = {value!r:.100}, not a finite number with a name")
+    calls = [_fields(call) for call in reply.calls]
     if any(call.done or call.calls or call.reward is not None or call.measured for call in reply.calls):
         raise ValueError(
             "done, reward, measured or calls in one of the calls of a Reply: they belong to the Reply itself"
         )
-    return {**asdict(reply), "text": _cut(storable(reply.text)), "calls": [_fields(call) for call in reply.calls]}
+    return {**asdict(reply), "text": _cut(storable(reply.text)), "calls": calls}
 
 
 def _cut(text: str) -> str:

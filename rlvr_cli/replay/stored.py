@@ -369,6 +369,8 @@ def traces_of(run: StoredRun) -> tuple[Traces, Sequence[Example]]:
     if own["num_examples"] != "all":
         chosen = sorted(formulas.order(len(examples), seed=own["seed"], epoch=-1)[: int(own["num_examples"])])
         examples = [examples[i] for i in chosen]
+    if len(examples) != recorded["rows"]:
+        raise _cannot(run.path, f"this version chooses other rows of {own['dataset']} to train on: {len(examples)}")
     return traces, examples
 
 
@@ -388,6 +390,6 @@ def _trace(example: Example, traces: Traces, tokenizer: Any, *, append_eos: bool
     else:
         tokens = tokenizer(response, add_special_tokens=False).input_ids
         learned = [True] * len(tokens)
-    if append_eos and (not tokens or tokens[-1] != end):
+    if append_eos and (not tokens or (learned[-1] and tokens[-1] != end)):
         tokens, learned = [*tokens, end], [*learned, True]
     return Response(before, tokens, learned, (), [0.0] * len(tokens))

@@ -191,6 +191,13 @@ def test_only_adamw_is_offloaded(config):
     assert config(offload_optimizer=True).offload_optimizer
 
 
+def test_passes_beside_a_number_of_updates_are_refused():
+    for flags in ({"sft_epochs": 2, "n_sft_steps": 3}, {"sft_epochs": 2, "preset": "quickstart"}):
+        with pytest.raises(RlvrError, match="--sft-epochs has no effect with --n-sft-steps"):
+            resolve(SftConfig, flags=flags, command="sft")
+    assert resolve(SftConfig, flags={"sft_epochs": 2, "n_sft_steps": 0, "preset": "quickstart"}, command="sft")
+
+
 def test_training_options_that_runs_were_started_with_stay_valid():
     """Otherwise such a run could not be resumed. Training limits prompts to --max-model-len with every engine."""
     assert GrpoConfig(engine="transformers", max_model_len=64).max_model_len == 64

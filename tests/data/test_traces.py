@@ -120,6 +120,13 @@ def test_of_a_run_that_trains_its_evaluations_are_no_traces(tmp_path, capsys):
         assert ("1 of the 1 evaluation questions are also trained on" in capsys.readouterr().err) == shared
 
 
+def test_a_run_that_has_evaluations_alone_holds_no_traces(tmp_path):
+    with RunDir.create(tmp_path, "sft", name="r", metadata={}) as run:
+        run.commit_rollouts("eval", 0, [a_rollout(run_id=run.id)])
+    with pytest.raises(RlvrError, match="has sampled nothing to train on, only its evaluations"):
+        load_traces(str(tmp_path / "r"), TEMPLATE)
+
+
 def test_episodes_that_were_cut_off_are_no_traces(tmp_path):
     endings = ["policy", "environment", "turns", "error"]
     with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:

@@ -171,6 +171,17 @@ def test_episodes_of_one_process_go_on_side_by_side_and_are_played_again(pools, 
         assert [reply.calls[0].text for reply in again.replies] == [said[seed], more[seed]]
 
 
+def test_the_rollout_of_an_episode_that_has_ended_ends(place, question):
+    with closing(EnvironmentPool(EnvironmentSpec(GAME, chat=True), workers=1)) as pool:
+        for seed in (1, 2, 3):
+            assert pool.begin(question, seed).result().error is None
+        asked = turn("rollouts")
+        before = pool.answer(question, 1, [asked]).result().reply.calls[0].text
+        pool.end(2)
+        after = pool.answer(question, 1, [asked, asked]).result().reply.calls[0].text
+        assert int(before) - int(after) == 1
+
+
 def test_an_episode_that_fails_or_hangs_costs_itself(place, question):
     with closing(EnvironmentPool(EnvironmentSpec(GAME, chat=True), workers=1, timeout=3)) as pool:
         pool.begins  # noqa: B018  # it starts a process

@@ -1,5 +1,6 @@
 """Environments of verifiers: of one turn, with a tool, and a game that draws, hangs or fails when it is told to."""
 
+import asyncio
 import random
 import time
 
@@ -34,6 +35,8 @@ class Game(vf.MultiTurnEnv):
         said = messages[-1].content
         if "hang" in said:
             time.sleep(60)
+        if "rollouts" in said:
+            return [vf.UserMessage(content=str(len(asyncio.all_tasks())))]
         if "fail" in said:
             raise ValueError("a game that fails")
         return [vf.UserMessage(content=f"{state['secret']} {random.randint(1, 1_000_000_000)}")]

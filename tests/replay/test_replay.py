@@ -15,14 +15,16 @@ from rlvr_cli.commands import grpo
 from rlvr_cli.commands.store import check
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.store.check import CheckConfig
+from rlvr_cli.data.traces import SampledIds, Traces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.replay import formulas
 from rlvr_cli.replay.run import TOLERANCE, Replay, Update, _replay, allowing, replay_run
 from rlvr_cli.replay.sampling import broken_rule, log_prob_gaps
-from rlvr_cli.replay.stored import StoredRun, batches, read_stored
+from rlvr_cli.replay.stored import StoredRun, _trace, batches, read_stored
 from rlvr_cli.runs.readers import metadata_bytes
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.types import SamplingParams
+from rlvr_cli.training.traces import encode_traces
+from rlvr_cli.types import Example, SamplingParams
 
 GRADER = """
 def grade(response, truth):
@@ -143,6 +145,18 @@ def test_a_run_that_differs_is_an_error(run):
     change(run, seed=1)
     with pytest.raises(RlvrError, match="do not give what it logged"):
         check.run(CheckConfig(runs=(str(run),), replay="1"))
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_trace_has_the_tokens_that_training_gives_it(own, tiny_tokenizer):
+    prompt, response = tiny_tokenizer("Q").input_ids, tiny_tokenizer(" 9, right").input_ids
+    example = Example("a", "Q", "9", prompt="Q", response=" 9, right")
+    sampled = {"a": SampledIds(prompt, response, [True] * (len(response) - 1) + [own])}
+    traces = Traces("t", "", [example], None, [], sampled, {})
+    prompts, responses, masks = encode_traces([example], sampled, tiny_tokenizer, append_eos=True)
+    found = _trace(example, traces, tiny_tokenizer, append_eos=True)
+    assert ([found.prompt], [found.tokens], [found.learned]) == (prompts, responses, masks)
+    assert (responses[0][-1] == tiny_tokenizer.eos_token_id) == own
 
 
 @pytest.mark.slow

@@ -194,7 +194,7 @@ CASES = [
       "adam_beta1": 0.5, "adam_beta2": 0.6, "n_sft_steps": 3, "eval_examples": 2, "sampling_top_p": 0.8,
       "sampling_max_tokens": 9, "sampling_min_tokens": 0, "stop": ("a", "1")}),
     ("sft", "sums", {"length_normalization": "masked_normalize", "normalize_constant": 7.0, "dataset": "sampled",
-      "micro_batch_size": 2, "loss_on_prompts": True}),
+      "train_batch_size": 4, "sft_epochs": 2, "micro_batch_size": 2, "loss_on_prompts": True}),
     ("sft", "packed", {"packing": True, "packing_length": 64, "length_normalization": "masked_mean", "sft_epochs": 2,
       "train_batch_size": 2, "micro_batch_size": 1, "seed": 3, "learning_rate": 3e-4, "lora_rank": 2}),
     ("sft", "across", {"packing": True, "packing_length": 30, "packing_attend_across": True, "sft_epochs": 2, "train_batch_size": 2,

@@ -64,7 +64,7 @@ class AnalyzeConfig(Provenance):
     )
     rule: str = knob(
         "",
-        "judge_agreement: compare with this grader only, which grades now where a run has no grades of it.",
+        "judge_agreement: compare with this grader only, which grades now what has no grade of it.",
         group="Query",
     )
     labels: str = knob(

@@ -101,6 +101,7 @@ class _Table:
         self._context = player.context_length
         self._prompts = prompt_token_ids(player.tokenizer, requests, vocab_size=len(player.tokenizer))
         self._playing: list[Playing] = []  # all episodes
+        self._begun: list[Future[Answer] | None] = []  # how each begins; None: with the dataset's prompt
         self._asked: list[list[Playing]] = []  # those of each request in the running call of the sampler
         self._waiting: dict[Future[Answer], tuple[Playing, Completion]] = {}  # for the environment
         self._done: SimpleQueue[Future[Answer]] = SimpleQueue()  # those of them that it has answered
@@ -121,13 +122,12 @@ class _Table:
     def first_round(self, requests: Sequence[Request]) -> list[Request]:
         """Begin all episodes, and return the requests for their first turns: one for the episodes with the same prompt."""
         pool, asked = self._player.pool, []
-        begun: list[Future[Answer] | None] = []
         for index, request in enumerate(requests):
             assert request.example is not None, "an episode needs its example"
             for sample, seed in enumerate(request.seeds):
-                begun.append(pool.begin(request.example, seed) if pool.begins else None)
+                self._begun.append(pool.begin(request.example, seed) if pool.begins else None)
                 self._playing.append(Playing(index, sample, seed, request.example))
-        for playing, future in zip(self._playing, begun, strict=True):
+        for playing, future in zip(self._playing, self._begun, strict=True):
             with stoppable():
                 answer = future.result() if future else Answer()
             if answer.error is not None:
@@ -195,7 +195,7 @@ class _Table:
 
     def cancel(self) -> None:
         """Forget what the environment has not answered yet, and the episodes that have not ended."""
-        for future in self._waiting:
+        for future in filter(None, (*self._begun, *self._waiting)):
             future.cancel()
         for playing in self._playing:
             if not playing.over:
