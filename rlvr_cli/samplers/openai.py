@@ -19,16 +19,19 @@ EOS. A grader that looks for `</answer>` needs the difference, so nothing is gue
 """
 
 import asyncio
+import json
 import logging
 import math
 import queue
 import re
 import threading
+import urllib.request
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -78,6 +81,13 @@ class _Item:
     seed: int
     begun: int = 0  # see `types.Request`: the endpoint takes these tokens for the prompt
     max_tokens: int | None = None  # see `types.Request`
+
+
+class _StaysHere(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection: the key is for the endpoint only."""
+
+    def redirect_request(self, *how: Any) -> None:
+        return None
 
 
 class OpenAISampler:
@@ -153,6 +163,18 @@ class OpenAISampler:
     @property
     def seeding(self) -> str:
         return "none" if "seed" in self._refused else "endpoint"
+
+    def served_context(self) -> int | None:
+        """The most tokens of a prompt and its response that the endpoint says its model takes; None: it says nothing."""
+        address, headers = f"{self.base_url.rstrip('/')}/models", {"Authorization": f"Bearer {self._key}"}
+        try:
+            asked = urllib.request.Request(address, headers=headers)
+            with urllib.request.build_opener(_StaysHere).open(asked, timeout=CHECK_SECONDS) as response:
+                listed = json.loads(response.read(FRAME_BYTES))["data"]
+            found = next((one.get("max_model_len") for one in listed if one.get("id") == self.model), None)
+        except (OSError, HTTPException, ValueError, RecursionError, AttributeError, KeyError, TypeError):
+            return None  # there is no such list, or it is an odd one
+        return found if isinstance(found, int) and found > 0 else None
 
     def sample(
         self, requests: Sequence[Request], params: SamplingParams, *, more: MoreRequests | None = None
@@ -524,5 +546,5 @@ def open_engine(settings: EngineSettings) -> Sampler:
     except RlvrError as error:
         hint = f"Episodes become tokens on this machine: serve the model under the name of its files. {error.hint}"
         raise RlvrError(error.problem, hint) from error
-    context_length = load_context_length(model_path(settings.model))
+    context_length = sampler.served_context() or load_context_length(model_path(settings.model))
     return TokenEndpoint(sampler, tokenizer, model=settings.model, context_length=context_length)

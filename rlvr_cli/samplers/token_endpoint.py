@@ -26,7 +26,7 @@ class TokenEndpoint(SamplerWrapper):
         sampler: an `OpenAISampler` that asks for completions, not for chats.
         tokenizer: of the endpoint's model.
         model: whose tokenizer that is.
-        context_length: of the model, if it is known.
+        context_length: what the endpoint takes, or the model's own, if it is known.
 
     Raises:
         RlvrError: the endpoint does not answer, takes no token ids, gives none, or has another tokenizer.

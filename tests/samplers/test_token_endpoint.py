@@ -1,5 +1,6 @@
 """Endpoints that give token ids, and those that lack something for it: refused after two tokens, with what is missing."""
 
+import json
 import threading
 
 import pytest
@@ -60,15 +61,43 @@ def test_a_name_without_a_tokenizer_here_is_refused_before_anything_is_asked():
         assert not endpoint.bodies
 
 
-def test_the_context_is_that_of_the_models_files(tiny_model_dir, tiny_tokenizer):
+@pytest.mark.parametrize(
+    ("served", "context"),
+    [
+        ({"data": [{"id": "other", "max_model_len": 9}, {"id": "MODEL", "max_model_len": 64}]}, 64),
+        ({"data": [{"id": "MODEL"}]}, 512),  # that of the model's files
+        ({"data": [{"id": "MODEL", "max_model_len": "long"}]}, 512),
+        ({"data": "none"}, 512),
+        ([], 512),
+        ({}, 512),
+        ("{", 512),
+    ],
+)
+def test_the_context_is_what_the_endpoint_takes_or_that_of_the_models_files(
+    tiny_model_dir, tiny_tokenizer, served, context
+):
+    said = served if isinstance(served, str) else json.loads(json.dumps(served).replace("MODEL", str(tiny_model_dir)))
+
     def answer(body: dict) -> Reply:
+        if not body:
+            return Reply(said)
         mine = body["prompt"] if isinstance(body["prompt"], list) else tiny_tokenizer(body["prompt"])["input_ids"]
         return completion("4", token_ids=[5], prompt_token_ids=mine)
 
     with serving(answer) as endpoint:
         assert opened(endpoint, tiny_tokenizer).context_length is None
         found = open_engine(EngineSettings(str(tiny_model_dir), base_url=endpoint.url, episodes={"max_turns": 3}))
-    assert found.context_length == 512
+    assert found.context_length == context
+
+
+def test_the_key_stays_with_the_endpoint(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "key of the endpoint")
+    with serving(lambda body: Reply({"data": []})) as elsewhere:
+        moved = Reply({}, 302, {"location": f"{elsewhere.url}/models"})
+        with serving(lambda body: moved) as endpoint:
+            assert OpenAISampler("m", base_url=endpoint.url).served_context() is None
+            assert endpoint.keys == ["Bearer key of the endpoint"]
+        assert not elsewhere.paths
 
 
 def test_text_is_that_of_the_ids_and_an_answer_without_them_ends_the_call(tiny_tokenizer):
