@@ -13,12 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from rlvr_cli.analysis.queries.database import Database, open_runs
-from rlvr_cli.analysis.queries.selection import template_of
 from rlvr_cli.analysis.report.rollouts import Group, detail_of, list_entry, of_steps, pieces_of, read_groups, step_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import holder_of
 from rlvr_cli.runs.manifest import ROLLOUTS
-from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.runs.readers import RunInfo, prompt_template
 from rlvr_cli.text import storable
 
 PAGE_ROWS = 25
@@ -167,7 +166,7 @@ def group(databases: Databases, runs: Sequence[RunInfo], asked: Mapping[str, str
     info = next((info for info in runs if info.id == where.run), None)
     if info is None:
         raise RlvrError(f"There is no run {where.run!r} here.")
-    pieces, template = pieces_of(info), template_of(info)
+    pieces, template = pieces_of(info), prompt_template(info.metadata)
     with open_runs([_rollouts_of(of_steps(info, {where.key[:3]}))], timeout_seconds=SECONDS) as database:
         rows = read_groups(database, [where])
     kept = [row for i, row in enumerate(rows) if i < MAX_GROUP or row["sample_index"] == sample]
@@ -195,7 +194,7 @@ def _listed(databases: Databases, runs: Sequence[RunInfo], keys: Sequence[tuple[
     columns: dict[str, Any] = {name: list(values) for name, values in zip(names, zip(*keys, strict=True), strict=True)}
     steps = {key[:3] for key in keys}
     chosen = [kept for info in runs if (kept := of_steps(info, steps)).parts]
-    templates = {info.id: template_of(info) for info in runs}
+    templates = {info.id: prompt_template(info.metadata) for info in runs}
     with open_runs([_rollouts_of(info) for info in chosen], timeout_seconds=SECONDS) as database:
         table = database.select(_LISTED, columns)
     rows = {tuple(row[name] for name in _KEY.split(", ")): row for row in table.records()}

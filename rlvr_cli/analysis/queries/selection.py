@@ -18,7 +18,6 @@ from rlvr_cli.analysis.queries.database import Database
 from rlvr_cli.config.grpo import Language
 from rlvr_cli.data.prompts import PLACEHOLDER
 from rlvr_cli.graders.language import language_share
-from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.types import Example
 
 Key = tuple[str, str, int, str, int]  # (run_id, phase, step, example_id, sample_index)
@@ -240,14 +239,6 @@ def response_rows(
     for row in database.rows(sql, {"phase": phase, "step": step}):
         if tuple(row[:5]) in keys:
             yield {"key": tuple(row[:5]), "question": row[5]} | dict(zip(columns, row[6:], strict=True))
-
-
-def template_of(info: RunInfo) -> str:
-    """The prompt template of a run; "" if run.json has none."""
-    facts = info.metadata.get("facts")
-    prompt = facts.get("prompt") if isinstance(facts, Mapping) else None
-    text = prompt.get("text") if isinstance(prompt, Mapping) else None
-    return text if isinstance(text, str) else ""
 
 
 def question_of(prompt: str, template: str) -> str | None:

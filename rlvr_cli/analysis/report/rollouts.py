@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.analysis.queries.database import Database, open_runs
-from rlvr_cli.analysis.queries.selection import template_of
 from rlvr_cli.analysis.report.episodes import turns_of
 from rlvr_cli.analysis.report.page import Browser
 from rlvr_cli.analysis.report.token_spans import token_pieces
@@ -25,7 +24,7 @@ from rlvr_cli.data.prompts import PLACEHOLDER
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.manifest import part_name
 from rlvr_cli.runs.provenance import tokenizer_digest
-from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.runs.readers import RunInfo, prompt_template
 from rlvr_cli.runs.storage.files import read_regular
 from rlvr_cli.text import storable
 
@@ -92,7 +91,7 @@ def pack_rollouts(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_
     limit = min(MAX_ROLLOUTS, int(total * min(1.0, MAX_TOKENS / max(tokens, 1))))
     kept = list(groups) if total <= limit else choose_groups(groups, limit)
     pieces = {info.id: pieces_of(info) for info in infos}
-    templates = {info.id: template_of(info) for info in infos}
+    templates = {info.id: prompt_template(info.metadata) for info in infos}
     index: dict[str, list[Any]] = {name: [] for name in (*LIST_COLUMNS, "question")}
     starts, texts, spans = [], [], []
     for rows in _read_chunks(infos, kept, timeout_seconds=timeout_seconds):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import count
 
 from rlvr_cli.config.eval import EvalConfig
-from rlvr_cli.config.parsing.command_line import words_of
+from rlvr_cli.config.parsing.command_line import typed_options, words_of
 from rlvr_cli.config.parsing.options import flag, options
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.provenance import resumed_config
@@ -46,8 +46,7 @@ def with_name(config: EvalConfig, *, about: Sequence[str]) -> EvalConfig:
 
 def command_of(config: EvalConfig) -> str:
     """The command that goes on with all of several runs, whose name is given."""
-    given = {name: getattr(config, name) for name, source in config.sources.items() if source == "flag"}
-    return shlex.join(["rlvr", "eval", *words_of(EvalConfig, given | {"run": config.run})])
+    return shlex.join(["rlvr", "eval", *words_of(EvalConfig, typed_options(config) | {"run": config.run})])
 
 
 def config_of_each_run(config: EvalConfig) -> list[EvalConfig]:

@@ -22,7 +22,6 @@ from rlvr_cli.commands.store.analyzing.asked import (
     check_plot,
     chosen_parameters,
     find_query,
-    given_options,
     named_runs,
     names_runs,
     query_page,
@@ -30,6 +29,7 @@ from rlvr_cli.commands.store.analyzing.asked import (
 )
 from rlvr_cli.commands.store.analyzing.picture import check_arms, drawn_query, plot
 from rlvr_cli.commands.store.analyzing.said import as_typed, print_rows, why_nothing
+from rlvr_cli.config.parsing.command_line import typed_options
 from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.config.store.analyze import AnalyzeConfig
 from rlvr_cli.errors import RlvrError, UsageError
@@ -130,7 +130,7 @@ def report(config: AnalyzeConfig) -> None:
     """Write the HTML report of the runs."""
     from rlvr_cli.analysis.report.build import write_report
 
-    ignored = [name for name in given_options(config) if name not in ("query", "runs", "runs_dir", "out")]
+    ignored = [name for name in typed_options(config) if name not in ("query", "runs", "runs_dir", "out")]
     if ignored:
         raise UsageError(
             f"{flag(ignored[0])} has no effect on the report, which has all curves and rollouts.",

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlvr_cli.analysis.statistics.grade_changes import compare_grades
 from rlvr_cli.analysis.summary import combined_tables
-from rlvr_cli.config.parsing.command_line import words_of
+from rlvr_cli.config.parsing.command_line import typed_options, words_of
 from rlvr_cli.config.store.grade import GradeConfig
 from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.errors import Interrupted, RlvrError, UsageError
@@ -102,8 +102,7 @@ def rest_of(
 
     An attempt of --again that has begun goes on without --again, which would begin another.
     """
-    given = {name: getattr(config, name) for name, source in config.sources.items() if source == "flag"}
-    given = {k: v for k, v in given.items() if k not in ("run", "runs_dir", "again")}
+    given = {k: v for k, v in typed_options(config).items() if k not in ("run", "runs_dir", "again")}
 
     def command(runs: Sequence[Path], **changed: Any) -> str:
         words = words_of(GradeConfig, {"grader": config.grader, **given, **changed})

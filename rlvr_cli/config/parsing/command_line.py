@@ -12,6 +12,11 @@ from rlvr_cli.config.parsing.synonyms import suggested_options
 from rlvr_cli.errors import UsageError
 
 
+def typed_options(config: Provenance) -> dict[str, Any]:
+    """Return the values of the options that were given on the command line, by field name."""
+    return {name: getattr(config, name) for name, source in config.sources.items() if source == "flag"}
+
+
 def words_of(config_type: type[Provenance], values: Mapping[str, Any]) -> list[str]:
     """Return the words that give these options these values, in the order of `values`.
 

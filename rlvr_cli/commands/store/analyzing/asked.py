@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.analysis.queries.named_queries import NamedQuery, named_queries, parse_query
+from rlvr_cli.config.parsing.command_line import typed_options
 from rlvr_cli.config.parsing.options import flag, nearest
 from rlvr_cli.config.store.analyze import AnalyzeConfig
 from rlvr_cli.errors import RlvrError, UsageError
@@ -177,13 +178,8 @@ def check_plot(query: NamedQuery, config: AnalyzeConfig) -> None:
             )
         return check_ending(Path(config.plot))
     for name in ("x", "panels", "smooth", "log", "title"):
-        if name in given_options(config):
+        if name in typed_options(config):
             raise UsageError(f"--{name} is an option of the picture.", "Add --plot FILE.png or FILE.svg.")
-
-
-def given_options(config: AnalyzeConfig) -> list[str]:
-    """The options that were given on the command line."""
-    return [name for name, source in config.sources.items() if source == "flag"]
 
 
 def _listed(parameters: Mapping[str, Any]) -> str:

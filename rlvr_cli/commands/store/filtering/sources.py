@@ -20,7 +20,6 @@ from rlvr_cli.analysis.queries.selection import (
     read_samples,
     response_rows,
     select,
-    template_of,
 )
 from rlvr_cli.commands.store.filtering.rows import (
     Rows,
@@ -36,7 +35,7 @@ from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.config.store.filter import FilterConfig
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.readers import RunInfo, read_run, resolve_runs
+from rlvr_cli.runs.readers import RunInfo, prompt_template, read_run, resolve_runs
 from rlvr_cli.terminal import console
 
 
@@ -55,7 +54,7 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str], opened: ExitStack
         phase=phase,
         step=config.step,
         condition=condition,
-        templates={i.id: template_of(i) for i in infos},
+        templates={i.id: prompt_template(i.metadata) for i in infos},
         rules=thinking_rules(config),
     )
     _check_every_run_has_rollouts(infos, items, phase=phase, step=config.step)
