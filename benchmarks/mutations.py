@@ -1222,6 +1222,11 @@ EPISODES = [
     Mutation("turns that end within a token are another tokenizer's", "training/traces.py", "for ends in (whole, sampled.ends) if ends", "for ends in (whole,)", "tests/commands/test_sft.py -k ends_within_a_token"),
     Mutation("what was measured is not stored", "rollouts/collect.py", "measured=completion.measured,", "", MEASURED),
     Mutation("processes lose what was measured", "samplers/parallel/process.py", "tuple(Measured(*each) for each in measured) if measured is not None else None", "None", MEASURED),
+    Mutation("runs that were not reached are graded as before", "commands/store/grade.py", "command(later, again=True)", "command(later)", "tests/commands/store/test_grade.py -k again"),
+    Mutation("phases that were not reached are graded as before", "commands/store/grade.py", 'if p in begun else {"again": True}', 'if True else {"again": True}', "tests/commands/store/test_grade.py -k again"),
+    Mutation("an interrupted evaluation of several runs starts over", "commands/evaluation/several_runs.py", ' | {"run": config.run}', "", "tests/commands/test_end_to_end.py -k interrupted"),
+    Mutation("runs that do not fit a page are left out unsaid", "analysis/live/server.py", "[MAX_RUNS:])", "[:0])", "tests/analysis/live/test_server.py -k do_not_fit"),
+    Mutation("a tie in the list is a loss", "analysis/queries/run_list.py", '(SEARCH, "pairwise")', "(SEARCH,)", "tests/commands/store/test_runs.py -k wins"),
     Mutation("rollouts of verifiers go on when their episode has ended", "environments/worker.py", "                give_up()\n", "                pass\n", "tests/environments/test_verifiers.py -k has_ended_ends"),
     Mutation("rubrics of verifiers lose what they measure", "environments/verifiers.py", 'output.get("metrics") or {}', "{}", "tests/environments/test_verifiers.py"),
     *mutations_of(
