@@ -1042,6 +1042,8 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "analysis/queries/selection.py",
+        ("a question's other prompt does not count", "counts[question.identity][1] += question.right", "counts[question.identity][1] = question.right", "tests/commands/store/test_filter.py -k two_prompts"),
+        ("what was right with another prompt is wrong", "return replace(item, matches=identity in matches, right=identity in right)", "return item", "tests/commands/store/test_filter.py -k two_prompts"),
         ("the answer's code counts", 'thinking = response.partition("</think>")[0]', "thinking = response", "tests/commands/store/test_filter.py -k thinking"),
         ("some of another language is allowed always", "language_share(response, self.language) < self.min_share", "language_share(response, self.language) < 0.8", "tests/commands/store/test_filter.py -k thinking"),
         ("lines are paragraphs", 're.compile(r"\\n\\s*\\n")', 're.compile(r"\\n")', "tests/commands/store/test_filter.py -k thinking"),

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from sys import intern
 from typing import Any
 
@@ -223,6 +223,27 @@ def by_question(items: Iterable[Item]) -> list[Item]:
             right=(item.right and item.matches) or (earlier is not None and earlier.right),
         )
     return list(merged.values())
+
+
+def pooled(items: Sequence[Item], questions: Mapping[str, Question]) -> tuple[list[Item], dict[str, Question]]:
+    """Give duplicate questions the samples of all of them, so that it does not matter which of them is kept.
+
+    Args:
+        items: of `by_question`.
+    """
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for question in questions.values():
+        counts[question.identity][0] += question.n
+        counts[question.identity][1] += question.right
+    totals = {key: replace(q, n=counts[q.identity][0], right=counts[q.identity][1]) for key, q in questions.items()}
+    matches = {questions[i.question].identity for i in items if i.matches}
+    right = {questions[i.question].identity for i in items if i.right}
+
+    def of_all(item: Item) -> Item:
+        identity = questions[item.question].identity
+        return replace(item, matches=identity in matches, right=identity in right)
+
+    return [of_all(item) for item in items], totals
 
 
 def response_rows(

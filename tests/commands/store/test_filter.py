@@ -268,6 +268,24 @@ def test_several_runs(made, call, tmp_path):
         call(("r", "s"), overwrite=True)
 
 
+@pytest.mark.parametrize("runs", [("r", "s"), ("s", "r")])
+def test_a_question_that_two_prompts_asked_counts_with_the_samples_of_both(made, call, tmp_path, runs):
+    other = replace(rollout("s", "half: 5 + 2?", 0, f"z {RIGHT}", reward=1.0, step=3), prompt="HALF:  5 + 2?")
+    facts = {"facts": {**FACTS["facts"], "prompt": {"name": "question_only", "text": "{question}"}}}
+    with RunDir.create(tmp_path / "runs", "eval", name="s", metadata=facts) as run:
+        run.commit_rollouts(
+            "train", 3, [other, replace(other, sample_index=1, prompt="hard: 8 - 1?", example_id="hard:")]
+        )
+    rows, stages = call(runs, emit="questions", dedup=True, min_pass_rate=0.2, max_pass_rate=0.7)
+    assert {r["question"].casefold().split(":")[0]: (r["pass_rate"], r["n"]) for r in rows} == {
+        "half": (0.6, 5),
+        "hard": (1 / 3, 3),
+    }
+    assert stages == [("source", 5, 0), ("dedup", 3, 2), ("pass rate", 2, 1)]
+    rows, _ = call(runs, emit="questions", dedup=True, correct_only=True, overwrite=True)
+    assert len(rows) == 3
+
+
 def test_the_control_is_as_large_and_from_the_same_source(made, call, tmp_path):
     rows, _ = call(made, correct_only=True, dedup=True, with_control=True)
     control = rows_of(tmp_path / "out-control.jsonl")
@@ -520,6 +538,10 @@ def test_contamination_finds_every_planted_run_of_words():
         ({"language": "xx"}, "--language is 'xx'"),
         ({"decontaminate_against": ("nowhere.jsonl",)}, "There is no file nowhere.jsonl"),
         ({"shortest": True}, "--shortest has no effect"),
+        ({"ngram": 8}, "--ngram has no effect without --decontaminate-against"),
+        ({"pairs_per_question": 2}, "--pairs-per-question has no effect without --emit pairs"),
+        ({"split": "test"}, "--split is an option of datasets, and "),
+        ({"answer_field": "solution"}, "--answer-field is an option of datasets, and "),
         ({"out": "x.txt"}, "has an unknown file type"),
         ({"out": ""}, "--out is missing"),
         ({"source": ()}, "needs a run or a dataset"),

@@ -16,6 +16,7 @@ from rlvr_cli.analysis.queries.selection import (
     ThinkingRules,
     by_question,
     find_contaminated,
+    pooled,
     read_examples,
     read_samples,
     response_rows,
@@ -31,6 +32,7 @@ from rlvr_cli.commands.store.filtering.rows import (
     question_rows,
     trace_row,
 )
+from rlvr_cli.config.parsing.command_line import typed_options
 from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.config.store.filter import FilterConfig
 from rlvr_cli.data.datasets import load_dataset
@@ -42,6 +44,7 @@ from rlvr_cli.terminal import console
 def from_runs(config: FilterConfig, evaluation: Sequence[str], opened: ExitStack) -> tuple[Selected, RowsOf, Rows]:
     """Select from runs: the selection, what gives the rows to write while `opened` is, and a description of each run."""
     named = resolve_runs(config.source, config.runs_dir)
+    _check_options_of_runs(config)
     console.report_passed_over(named.others)
     infos = [read_run(path) for path in named.runs]
     for notice in (notice for info in infos for notice in info.notices):
@@ -66,6 +69,8 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str], opened: ExitStack
         )
     if config.emit == "questions":
         items = by_question(items)
+        if config.dedup:
+            items, questions = pooled(items, questions)
     of = "questions" if config.emit == "questions" else "rollouts"
     what = f"{'' if phase == 'all' else phase + ' '}{of} of {', '.join(i.id for i in infos)}"
     selected = _select(config, items, questions, evaluation, source=what)
@@ -149,6 +154,15 @@ def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selec
     rows = {e.id: {t: getattr(e, t) for t in texts if getattr(e, t) is not None} for e in dataset.examples}
     described = {"dataset": dataset.name, "split": dataset.split, "rows": dataset.rows}
     return selected, held(rows), [{**described, "fingerprint": dataset.fingerprint, "grader": dataset.default_grader}]
+
+
+def _check_options_of_runs(config: FilterConfig) -> None:
+    for name in ("split", "question_field", "answer_field"):
+        if name in typed_options(config):
+            raise RlvrError(
+                f"{flag(name)} is an option of datasets, and {config.source[0]} is a run: its questions are those that it asked.",
+                "Leave it out; --phase, --step and --where choose among the rollouts.",
+            )
 
 
 def _select(
