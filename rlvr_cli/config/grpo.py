@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from rlvr_cli.config.parsing.options import FileFunction, divides, flag, knob
+from rlvr_cli.config.parsing.options import FileFunction, check_effects, divides, flag, knob
 from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared.evaluation import EvaluationSamplingOptions
 from rlvr_cli.config.shared.optimization import LengthNormalization
@@ -361,9 +361,7 @@ class GrpoConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
             "language": (self.language_reward > 0, "--language-reward"),
             "language_detector": (self.language_reward > 0, "--language-reward"),
         }
-        for name, (has_effect, needed) in needs.items():
-            if self.sources.get(name) == "flag" and not has_effect:
-                raise RlvrError(f"{flag(name)} has no effect without {needed}.", f"Add {needed}, or leave it out.")
+        check_effects(self, needs)
 
 
 def overlong_buffer(given: int | None, *, max_tokens: int) -> int:

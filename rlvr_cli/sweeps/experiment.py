@@ -6,8 +6,9 @@ A file has `title`, `command`, `seeds` and, each if it is wanted, `problem` (its
 read from), `baseline` (the arm that the others are compared with: the first one), `order` (`seeds`: all arms with the first seed
 come first; or `arms`), the tables `[options]` (of all runs), `[grid]` (lists of values, each with each), `[paired]` (lists of
 equal length, the first values together, then the second ones) and `[[arms]]` (options of an arm, with its `name`). Options have
-the names and values of a `--config` file. `[[stages]]` follow one another: each takes the `best` arms of the stage before, and the
-baseline, for runs that are `longer` times as long, with `[stages.options]` and `seeds` of its own.
+the names and values of a `--config` file; an arm does without those of `[options]` that its own leave without effect. `[[stages]]`
+follow one another: each takes the `best` arms of the stage before, and the baseline, for runs that are `longer` times as long, with
+`[stages.options]` and `seeds` of its own.
 """
 
 import json
@@ -23,7 +24,7 @@ from typing import Any, Literal, get_args
 
 from rlvr_cli.config import config_of
 from rlvr_cli.config.parsing.command_line import values_of, words_of
-from rlvr_cli.config.parsing.options import Provenance, flag, nearest, options, read_value, value_type
+from rlvr_cli.config.parsing.options import NoEffect, Provenance, flag, nearest, options, read_value, value_type
 from rlvr_cli.config.parsing.sources import CONFIGURED, LENGTH, read_options, resolve
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.manifest import RUN_FILE, RUN_NAME
@@ -156,7 +157,7 @@ def load_experiment(
     if baseline and baseline not in names and not vary:
         raise RlvrError(f"{path}: the baseline {baseline!r} is no arm.", f"The arms: {', '.join(names)}.")
     chosen = list(seeds) or content.get("seeds", [0])
-    return Experiment(
+    found = Experiment(
         name=path.stem,
         command=command,
         options=common,
@@ -173,6 +174,45 @@ def load_experiment(
             for stage in content.get("stages", [])
         ],
     )
+    _check_effects(found)
+    return found
+
+
+def _check_effects(experiment: Experiment) -> None:
+    """Say which options of all runs some arms do without. Raises RlvrError for one that has no effect in any arm."""
+    common = dict(experiment.options)
+    for stage in experiment.stages:
+        common |= stage.options
+    arms = [_options_of(replace(experiment, options=common), arm) for arm in experiment.arms]
+    for option, value in common.items():
+        without = sum(option not in arm for arm in arms)
+        if without == len(arms):
+            try:
+                _config(experiment.command, {**arms[0], option: value})
+            except RlvrError as error:
+                raise UsageError(f"{experiment.name}: {error.problem}", error.hint) from error
+        if without:
+            console.say(f"note: {flag(option)} has no effect in {without} of the {len(arms)} arms, which do without it")
+
+
+def _options_of(experiment: Experiment, arm: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an arm's runs: its own, and those of all runs that its own do not leave without effect."""
+    given = {**experiment.options, **arm}
+    while True:
+        try:
+            _config(experiment.command, given)
+        except NoEffect as error:
+            if error.option not in arm:
+                del given[error.option]
+                continue
+        except RlvrError:
+            pass  # `check_runs` says of which run
+        return given
+
+
+def _config(command: str, given: Mapping[str, Any], *, run: str = "x") -> Any:
+    """The config of a run. Raises RlvrError: the command refuses its options."""
+    return resolve(config_of(command), flags={**given, "run": run}, command=command)
 
 
 def _vary(content: dict[str, Any], vary: Sequence[str], kind: type[Provenance]) -> list[str]:
@@ -234,11 +274,8 @@ def next_stage(experiment: Experiment, reached: Mapping[str, float]) -> Experime
     kept = [i for i, name in enumerate(experiment.names) if name in ranked[: stage.best] or name == experiment.baseline]
     common = {**experiment.options, **stage.options}
     if stage.longer > 1:
-        config = resolve(
-            config_of(experiment.command),
-            flags={**common, **experiment.arms[0], "run": "x"},
-            command=experiment.command,
-        )
+        longer = replace(experiment, options=common)
+        config = _config(experiment.command, _options_of(longer, experiment.arms[0]))
         steps = f"n_{experiment.command}_steps"
         if not getattr(config, steps, 0):
             raise RlvrError(
@@ -263,23 +300,19 @@ def runs_of(experiment: Experiment) -> list[SweepRun]:
     Raises:
         RlvrError: the command refuses the options of a run, or there are too many runs.
     """
-    arms = list(zip(experiment.names, experiment.arms, strict=True))
-    _check_number(len(arms) * len(experiment.seeds))
+    _check_number(len(experiment.arms) * len(experiment.seeds))
+    arms = list(zip(experiment.names, (_options_of(experiment, arm) for arm in experiment.arms), strict=True))
     pairs = [(arm, seed) for seed in experiment.seeds for arm in arms]
     if experiment.order == "arms":
         pairs = [(arm, seed) for arm in arms for seed in experiment.seeds]
-    return [
-        SweepRun(f"{name}-s{seed}", name, seed, {**experiment.options, **given, "seed": seed})
-        for (name, given), seed in pairs
-    ]
+    return [SweepRun(f"{name}-s{seed}", name, seed, {**given, "seed": seed}) for (name, given), seed in pairs]
 
 
 def configs_of(experiment: Experiment, runs: Sequence[SweepRun]) -> Iterator[Any]:
     """Yield the config of each run. Raises RlvrError: the command refuses its options."""
     for run in runs:
         try:
-            flags = {**run.options, "run": run.name}
-            yield resolve(config_of(experiment.command), flags=flags, command=experiment.command)
+            yield _config(experiment.command, run.options, run=run.name)
         except RlvrError as error:
             raise UsageError(f"{experiment.name}/{run.name}: {error.problem}", error.hint) from error
 

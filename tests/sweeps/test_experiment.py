@@ -265,6 +265,46 @@ def test_a_sweep_of_sft_can_be_made_longer(write):
     assert check_runs(experiment, runs_of(experiment)) == [{"sft_epochs": 3, "n_sft_steps": 0}] * 2
 
 
+LOSSES = """
+command = "grpo"
+[options]
+n_grpo_steps = 4
+cispo_cap = 3.0
+[grid]
+loss_type = ["grpo_clip", "cispo"]
+[[stages]]
+name = "long"
+best = 1
+longer = 2
+"""
+
+
+def test_arms_do_without_what_has_no_effect_in_them(write, tmp_path, capsys):
+    found = load_experiment(write(LOSSES), overrides=["--kl-coef", "0.1", "--kl-type", "k2"])
+    assert capsys.readouterr().err == "note: --cispo-cap has no effect in 1 of the 2 arms, which do without it\n"
+    assert found.options["cispo_cap"] == 3
+    check_runs(found, runs_of(found))
+    runs = runs_of(found)
+    assert [run.options.get("cispo_cap") for run in runs] == [None, 3]
+    assert ["--cispo-cap" in command_of(found, run, runs_dir=tmp_path) for run in runs] == [False, True]
+    assert [config.cispo_cap for config in configs_of(found, runs)] == [5, 3]
+    long = next_stage(found, {"grpo_clip": 0.5})  # no arm of this stage has a use of it
+    check_runs(long, runs_of(long))
+    assert runs_of(long)[0].options == {
+        "n_grpo_steps": 8, "kl_coef": 0.1, "kl_type": "k2", "loss_type": "grpo_clip", "seed": 0,
+    }  # fmt: skip
+
+
+def test_what_has_no_effect_in_any_arm_or_is_an_arms_own_is_refused(write):
+    with pytest.raises(RlvrError, match="mine: --kimi-tau has no effect without --loss-type kimi"):
+        load_experiment(write(LOSSES), overrides=["--kimi-tau", "0.2"])
+    with pytest.raises(RlvrError, match="mine: --kimi-tau has no effect without --loss-type kimi"):
+        load_experiment(write(LOSSES + "options = { kimi_tau = 0.2 }"))
+    found = load_experiment(write(LOSSES), vary=["cispo_cap=2,3"])
+    with pytest.raises(RlvrError, match="grpo_clip_cispo_cap-2-s0: --cispo-cap has no effect without --loss-type"):
+        check_runs(found, runs_of(found))
+
+
 def test_an_unknown_experiment_is_named():
     with pytest.raises(RlvrError, match="Did you mean grpo_baselines"):
         load_experiment("grpo_baseline")

@@ -195,6 +195,27 @@ def check_values(config: Provenance) -> None:
             raise RlvrError(f"{flag(option.name)} is {value}.", f"It must be at most {most:,}.")
 
 
+class NoEffect(RlvrError):
+    """An option of the command line has no effect beside the others; `option` is its field name."""
+
+    def __init__(self, problem: str, hint: str = "", *, option: str = "") -> None:
+        super().__init__(problem, hint)
+        self.option = option
+
+
+def check_effects(config: Provenance, needs: Mapping[str, tuple[bool, str]]) -> None:
+    """Raise NoEffect for an option of the command line that the others leave without effect.
+
+    Args:
+        needs: field name -> whether the option has an effect, and what would give it one.
+    """
+    for name, (has_effect, needed) in needs.items():
+        if config.sources.get(name) == "flag" and not has_effect:
+            raise NoEffect(
+                f"{flag(name)} has no effect without {needed}.", f"Add {needed}, or leave it out.", option=name
+            )
+
+
 def check_count_or_all(config: Provenance, name: str, *, at_least: int) -> None:
     """Raise RlvrError unless an option that is text is `all` or a whole number."""
     text = getattr(config, name)
