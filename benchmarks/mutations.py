@@ -154,6 +154,7 @@ WIRING = [
     ),
     *mutations_of(
         "config/grpo.py",
+        ("a clip range that the loss does not use is taken", 'clips, corrects = self.loss_type in ("grpo_clip", "gspo"),', "clips, corrects = True,", "tests/commands/test_grpo_options.py -k of_other_losses"),
         ("micro-batches of the whole batch", "else self.train_batch_size // steps", "else self.train_batch_size", replays("grpo-on-policy"), "gradient_accumulation_steps"),
         ("questions of a fixed batch", "return self.rollout_batch_size // self.group_size", "return 32 // self.group_size", replays("grpo-no baseline"), "rollout_batch_size"),
         ("importance weights are never asked for", 'wanted = self.importance_correction in ("truncated", "masked") or (', "wanted = False or (", replays("grpo-weighted"), "importance_correction"),
@@ -1129,6 +1130,7 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "sweeps/experiment.py",
+        ("arms have options without effect", "del given[error.option]", "return given", "tests/sweeps/test_experiment.py -k do_without"),
         ("options of a stage come before the command line", "if key not in given", "if True", "tests/sweeps/test_experiment.py -k next_stage"),
         ("a stage is no longer than the one before", "common[steps] = stage.longer * getattr(config, steps)", "common[steps] = getattr(config, steps)", "tests/sweeps/test_experiment.py -k next_stage"),
         ("the worst arms go on", "key=lambda name: -reached[name]", "key=lambda name: reached[name]", "tests/sweeps/test_experiment.py -k next_stage"),

@@ -348,11 +348,15 @@ class GrpoConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
                 f"{self.std_normalization} ({sources[1]}) exclude each other.",
                 "Leave one of them out; --std-normalization alone says both whether and over what.",
             )
-        corrects = self.importance_correction in ("truncated", "masked") or self.lags
+        clips, corrects = self.loss_type in ("grpo_clip", "gspo"), self.importance_truncation is not None
+        sums = self.length_normalization == "masked_normalize"
         needs = {
             "kl_type": (self.kl_coef > 0, "--kl-coef"),
-            "cispo_cap": (self.loss_type not in get_args(LossType) or self.loss_type == "cispo", "--loss-type cispo"),
-            "kimi_tau": (self.loss_type not in get_args(LossType) or self.loss_type == "kimi", "--loss-type kimi"),
+            "cliprange": (clips, "--loss-type grpo_clip or gspo"),
+            "cliprange_high": (clips, "--loss-type grpo_clip or gspo"),
+            "cispo_cap": (self.loss_type == "cispo", "--loss-type cispo"),
+            "kimi_tau": (self.loss_type == "kimi", "--loss-type kimi"),
+            "normalize_constant": (sums, "--length-normalization masked_normalize"),
             "importance_cap": (corrects, "--importance-correction truncated"),
             "importance_floor": (corrects, "--importance-correction truncated"),
             "max_sampling_rounds": (self.dynamic_sampling, "--dynamic-sampling"),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rlvr_cli.config.parsing.options import check_count_or_all, flag, knob
+from rlvr_cli.config.parsing.options import check_count_or_all, check_effects, flag, knob
 from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared.engine import TrainingEngine
 from rlvr_cli.config.shared.optimization import LengthNormalization, MicroBatchOptions
@@ -85,6 +85,8 @@ class SftConfig(MicroBatchOptions, TrainingConfig):
         check_training(self)
         check_count_or_all(self, "num_examples", at_least=1)
         check_packing(self)
+        sums = self.length_normalization == "masked_normalize"
+        check_effects(self, {"normalize_constant": (sums, "--length-normalization masked_normalize")})
         if self.n_sft_steps and self.sources.get("sft_epochs") == "flag" and not self.resume:
             raise RlvrError(
                 f"--sft-epochs has no effect with --n-sft-steps {self.n_sft_steps}.",

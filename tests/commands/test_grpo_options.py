@@ -10,7 +10,7 @@ import rlvr_cli
 from rlvr_cli.commands import grpo
 from rlvr_cli.config import config_of
 from rlvr_cli.config.grpo import GrpoConfig, LossType
-from rlvr_cli.config.parsing.sources import resolve
+from rlvr_cli.config.parsing.sources import resolve, resume
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.planning.memory import compute_dtype
@@ -67,6 +67,9 @@ def test_time_limits_are_read():
         ({"kl_type": "k2"}, {"kl_coef": 0.1}),
         ({"cispo_cap": 2.0}, {"loss_type": "cispo"}),
         ({"kimi_tau": 2.0}, {"loss_type": "kimi"}),
+        ({"cliprange": 0.1}, {"loss_type": "grpo_clip"}),
+        ({"cliprange_high": 0.28}, {"loss_type": "gspo"}),
+        ({"normalize_constant": 7.0}, {"length_normalization": "masked_normalize"}),
         ({"importance_cap": 3.0}, {"importance_correction": "truncated"}),
         ({"importance_floor": 0.5}, {"async_steps": 1}),
         ({"max_sampling_rounds": 3}, {"dynamic_sampling": True}),
@@ -81,6 +84,34 @@ def test_an_option_without_effect_is_refused(given, needed):
     with pytest.raises(RlvrError, match=f"--{name.replace('_', '-')} has no effect without --"):
         resolve(GrpoConfig, flags=given, command="grpo")
     assert getattr(resolve(GrpoConfig, flags={**given, **needed}, command="grpo"), name) == given[name]
+
+
+@pytest.mark.parametrize("name", ["cliprange", "cliprange_high", "cispo_cap", "kimi_tau"])
+@pytest.mark.parametrize("loss_type", [*LOSSES, "mine.py:loss"])
+def test_an_option_of_other_losses_has_no_effect(loss_type, name):
+    given = {"loss_type": loss_type, name: 2.0}
+    if loss_type in LOSSES and name in LOSSES[loss_type].options:
+        assert getattr(resolve(GrpoConfig, flags=given, command="grpo"), name) == 2.0
+        return
+    with pytest.raises(RlvrError, match=f"--{name.replace('_', '-')} has no effect without --loss-type"):
+        resolve(GrpoConfig, flags=given, command="grpo")
+
+
+@pytest.mark.parametrize("lag", [{"async_steps": 1}, {"partial_rollout_tokens": 256}])
+@pytest.mark.parametrize("bound", [{"importance_cap": 3.0}, {"importance_floor": 0.5}])
+def test_bounds_of_importance_weights_have_no_effect_without_weights(bound, lag):
+    resolve(GrpoConfig, flags={**bound, **lag}, command="grpo")
+    with pytest.raises(RlvrError, match="has no effect without --importance-correction truncated"):
+        resolve(GrpoConfig, flags={**bound, **lag, "importance_correction": "none"}, command="grpo")
+
+
+def test_a_stored_option_without_effect_is_not_refused_on_resume():
+    given = {"cliprange": 0.1, "normalize_constant": 7.0}
+    stored = {"loss_type": "reinforce_with_baseline", "length_normalization": "masked_mean", **given}
+    for flags in ({}, given):
+        partial = resolve(GrpoConfig, flags={"resume": "r", **flags}, command="grpo")
+        config = resume(partial, stored, run="r")
+        assert (config.cliprange, config.normalize_constant) == (0.1, 7.0)
 
 
 PRESETS = Path(rlvr_cli.__file__).parent / "config" / "presets"

@@ -198,6 +198,19 @@ def test_passes_beside_a_number_of_updates_are_refused():
     assert resolve(SftConfig, flags={"sft_epochs": 2, "n_sft_steps": 0, "preset": "quickstart"}, command="sft")
 
 
+def test_a_divisor_that_the_normalization_does_not_use_is_refused():
+    given = {"normalize_constant": 7.0}
+    with pytest.raises(
+        RlvrError, match="--normalize-constant has no effect without --length-normalization masked_norm"
+    ):
+        resolve(SftConfig, flags=given, command="sft")
+    for other in ({"length_normalization": "masked_normalize"}, {"preset": "cs336"}):
+        assert resolve(SftConfig, flags=given | other, command="sft").normalize_constant == 7
+    assert resolve(SftConfig, flags={"preset": "cs336", "length_normalization": "token_mean"}, command="sft")
+    stored = {**given, "length_normalization": "token_mean"}
+    assert resume(resolve(SftConfig, flags={"resume": "r"}, command="sft"), stored, run="r").normalize_constant == 7
+
+
 def test_training_options_that_runs_were_started_with_stay_valid():
     """Otherwise such a run could not be resumed. Training limits prompts to --max-model-len with every engine."""
     assert GrpoConfig(engine="transformers", max_model_len=64).max_model_len == 64

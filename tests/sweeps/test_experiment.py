@@ -295,6 +295,15 @@ def test_arms_do_without_what_has_no_effect_in_them(write, tmp_path, capsys):
     }  # fmt: skip
 
 
+def test_a_clip_range_of_all_runs_is_that_of_the_arms_whose_loss_clips():
+    found = load_experiment("objectives", overrides=["--model", "m", "--cliprange", "0.1"], seeds=[0])
+    with_range = [run.arm for run in runs_of(found) if "cliprange" in run.options]
+    assert with_range == ["grpo_clip", "gspo"]
+    check_runs(found, runs_of(found))
+    found = load_experiment("grpo_length_normalization", overrides=["--normalize-constant", "512"], seeds=[0])
+    assert [run.options.get("normalize_constant") for run in runs_of(found)] == [None, 512]
+
+
 def test_what_has_no_effect_in_any_arm_or_is_an_arms_own_is_refused(write):
     with pytest.raises(RlvrError, match="mine: --kimi-tau has no effect without --loss-type kimi"):
         load_experiment(write(LOSSES), overrides=["--kimi-tau", "0.2"])
