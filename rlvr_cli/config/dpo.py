@@ -68,6 +68,7 @@ class DpoConfig(EvaluationSamplingOptions, MicroBatchOptions, TrainingConfig):
         None,
         "Factor of the difference of a pair's two log-ratios. Default: 0.1 for dpo, 5 for dpo_norm, 2 for simpo.",
         group="Algorithm",
+        goes_with="loss_type",
         common=True,
         above=0,
     )
@@ -75,6 +76,7 @@ class DpoConfig(EvaluationSamplingOptions, MicroBatchOptions, TrainingConfig):
         None,
         "Margin that simpo asks for, in units of the loss's argument, after the factor beta. Default: half of beta.",
         group="Algorithm",
+        goes_with="loss_type",
         at_least=0,
     )
     nll_coef: float = knob(

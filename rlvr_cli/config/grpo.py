@@ -111,6 +111,7 @@ class GrpoConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
         None,
         "grpo_clip, gspo: clip the probability ratio to 1 +- this value. Default: 0.2; gspo: 0.0003 below 1 and 0.0004 above.",
         group="Algorithm",
+        goes_with="loss_type",
         common=True,
         above=0,
     )
@@ -118,6 +119,7 @@ class GrpoConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
         None,
         "grpo_clip, gspo: separate upper clip range (DAPO's clip-higher). Default: --cliprange.",
         group="Algorithm",
+        goes_with="loss_type",
         above=0,
     )
     cispo_cap: float = knob(5.0, "cispo: the largest weight of a token, itself a ratio.", group="Algorithm", at_least=1)

@@ -211,6 +211,39 @@ def test_a_divisor_that_the_normalization_does_not_use_is_refused():
     assert resume(resolve(SftConfig, flags={"resume": "r"}, command="sft"), stored, run="r").normalize_constant == 7
 
 
+@pytest.mark.parametrize(
+    ("command", "preset", "loss_type", "kept"),
+    [
+        ("grpo", "cs336", "", {"cliprange": 0.2}),
+        ("grpo", "cs336", "gspo", {"cliprange": None}),
+        ("grpo", "gspo", "grpo_clip", {"cliprange": None, "cliprange_high": None}),
+        ("grpo", "r1-zero", "grpo_clip", {"cliprange": 10.0}),
+        ("grpo", "r1-zero", "gspo", {"cliprange": None}),
+        ("grpo", "dapo", "", {"cliprange": 0.2, "cliprange_high": 0.28}),
+        ("grpo", "dapo", "gspo", {"cliprange": None, "cliprange_high": None}),
+        ("dpo", "simpo", "", {"beta": 2.5, "gamma": 1.375}),
+        ("dpo", "simpo", "dpo", {"beta": None, "gamma": None}),
+        ("dpo", "dpo", "simpo", {"beta": None}),
+    ],
+)
+def test_what_a_preset_sets_for_its_loss_is_not_taken_with_another(tmp_path, command, preset, loss_type, kept):
+    file = tmp_path / "mine.toml"
+    file.write_text(f'loss_type = "{loss_type}"\n' * bool(loss_type))
+    for given in ({"loss_type": loss_type} if loss_type else {}, {"config": str(file)}):
+        config = resolve(config_of(command), flags={"preset": preset, **given}, command=command)
+        assert {name: getattr(config, name) for name in kept} == kept
+        for name, value in kept.items():
+            assert config.sources[name] == ("default" if value is None else f"preset {preset}")
+
+
+def test_what_a_file_or_a_flag_sets_for_a_loss_stays_with_another(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('loss_type = "grpo_clip"\ncliprange_high = 0.3\n')
+    flags = {"preset": "cs336", "config": str(file), "loss_type": "gspo", "cliprange": 0.1}
+    config = resolve(GrpoConfig, flags=flags, command="grpo")
+    assert (config.cliprange, config.cliprange_high) == (0.1, 0.3)
+
+
 def test_training_options_that_runs_were_started_with_stay_valid():
     """Otherwise such a run could not be resumed. Training limits prompts to --max-model-len with every engine."""
     assert GrpoConfig(engine="transformers", max_model_len=64).max_model_len == 64

@@ -39,6 +39,7 @@ def knob(
     free_on_resume: bool = False,
     auto: float | None = None,
     joined_by: str = "",
+    goes_with: str = "",
     instead: Mapping[str, str] | None = None,
 ) -> Any:
     """Declare a dataclass field as an option. The annotation gives its type; a Literal gives its choices.
@@ -52,6 +53,7 @@ def knob(
         free_on_resume: whether a resumed run may change it.
         auto: the number for which the word `auto` may be given: it means that the value is chosen.
         joined_by: what stands between the texts of an option that is given several times; empty: the last one counts.
+        goes_with: the option for whose value this one is chosen: if that gets another one, what a preset sets here is not taken.
         instead: words that are no choice, though people try them -> what does what they ask for.
     """
     metadata = {
@@ -66,6 +68,7 @@ def knob(
         "free_on_resume": free_on_resume,
         "auto": auto,
         "joined_by": joined_by,
+        "goes_with": goes_with,
         "instead": instead or {},
     }
     return field(default=default, metadata=metadata)

@@ -46,6 +46,8 @@ def is_partial(config: "RunOptions") -> bool:
 def resolve(config_type: type[C], *, flags: Mapping[str, Any], command: str) -> C:
     """Build a config from flags > ``--config FILE`` > ``--preset NAME`` > defaults.
 
+    What a preset sets for its loss, such as a clip range, is not taken if a flag or the file chooses another loss (`goes_with`).
+
     Args:
         flags: values given on the command line, by field name; options that were not given are absent.
         command: the command, which is also the name of its TOML table.
@@ -57,6 +59,10 @@ def resolve(config_type: type[C], *, flags: Mapping[str, Any], command: str) -> 
     from_file = read_toml(config_type, Path(file), command=command) if file else {}
     preset = flags.get("preset") or from_file.get("preset")
     from_preset = read_toml(config_type, preset_path(preset, command=command), command=command) if preset else {}
+    replaced = {name for name, value in (from_file | dict(flags)).items() if from_preset.get(name, value) != value}
+    for option in options(config_type):
+        if option.metadata["goes_with"] in replaced:
+            from_preset.pop(option.name, None)
     sources = {f.name: "default" for f in options(config_type)}
     from_environment = {name: value for name, value in environment_values().items() if name in sources}
     sources |= dict.fromkeys(from_environment, "environment")
