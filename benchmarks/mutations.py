@@ -1887,7 +1887,9 @@ SUPPLEMENT = [
     ),
     *mutations_of(
         "data/examples.py",
-        ("an option's place counts from 1", "letters[int(answer)]", "letters[int(answer) - 1]", MULTIPLE_CHOICE),
+        ("an option's place counts from 1", "answer == str(place)]", "answer == str(place + 1)]", MULTIPLE_CHOICE),
+        ("a number is the text of an option", "        with_text = []", "        pass", f"{MULTIPLE_CHOICE} -k place_among_texts"),
+        ("the first of two options that an answer names is right", "if len(named) == 1:", "if named:", f"{MULTIPLE_CHOICE} -k names_two"),
         ("options are not shown", "[self.question(row, question_field), *lines]", "[self.question(row, question_field)]", MULTIPLE_CHOICE),
         ("multiple choice has no grader of its own", ', self.num_choices: "multiple_choice"', "", MULTIPLE_CHOICE),
     ),

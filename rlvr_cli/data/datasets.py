@@ -16,7 +16,7 @@ How a row is read, unless an option names the field:
 - ``nums`` (or ``numbers``) and ``target`` without a question are a Countdown puzzle.
 - response: ``response``, else ``completion``. SFT also accepts a worked solution with ``####`` or a box in its place.
 - ``options`` (or ``choices``): multiple choice. The options go below the question, one a line with its letter; the answer is a
-  letter, the place of the right option, from 0, or its text.
+  letter, the place of the right option, from 0, or its text; a number among texts is a place.
 - id: ``id``, else ``unique_id``, else the file's stem and the row's number.
 """
 

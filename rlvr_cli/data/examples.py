@@ -4,12 +4,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import partial
 from itertools import islice
 from typing import Literal, TypeVar
 
 from rlvr_cli.data.conversations import conversation_of
-from rlvr_cli.data.files import BadRow, Row, join_names, text_of
+from rlvr_cli.data.files import BadRow, Number, Row, join_names, text_of
 from rlvr_cli.data.synthetic import countdown_question
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.answers.choices import LETTERS
@@ -186,24 +187,10 @@ class RowReader:
             raise BadRow(row.where, f"its {options_field!r} are not a list of 2 to {len(LETTERS)} options.")
         texts = [storable(str(option)) for option in options]
         answer_field = self.answer_field or _first(ANSWER_FIELDS, row.keys)
-        answer = ((text_of(row, answer_field) if answer_field else None) or "").strip()
-        letters = LETTERS[: len(texts)]
-        if answer in tuple(letters):
-            letter = answer
-        elif texts.count(answer) == 1:
-            letter = letters[texts.index(answer)]
-        elif answer.isdecimal() and int(answer) < len(texts):
-            letter = letters[int(answer)]
-        else:
-            what = f"the answer {answer[:40]!r}" if answer_field else "no answer"
-            raise BadRow(
-                row.where,
-                f"{what} names none of its {len(texts)} options.",
-                "Give its letter, its place from 0, or its text.",
-            )
+        letter = _right_letter(row, answer_field, options, texts)
         self.answer_field = answer_field
         self.num_choices += 1
-        lines = [f"{name}. {text}" for name, text in zip(letters, texts, strict=True)]
+        lines = [f"{name}. {text}" for name, text in zip(LETTERS, texts, strict=False)]
         subject = text_of(row, "subject") if "subject" in row.keys else None
         return "\n".join([self.question(row, question_field), *lines]), truth_of(letter, texts, subject)
 
@@ -271,6 +258,40 @@ def _last_boxed(text: str) -> str | None:
             if depth == 0:
                 return text[start + 1 : brace.start()]
     return None
+
+
+def _right_letter(row: Row, answer_field: str | None, options: Sequence[object], texts: Sequence[str]) -> str:
+    """The letter of the right option: the answer is a letter, else the place of an option, from 0, or its text.
+
+    A number among options that are texts is a place wherever there is such a place.
+
+    Raises:
+        BadRow: the answer names no option, or may be one or another.
+    """
+    answer = ((text_of(row, answer_field) if answer_field else None) or "").strip()
+    if answer in tuple(LETTERS[: len(texts)]):
+        return answer
+    at_place = [place for place in range(len(texts)) if answer == str(place)]
+    with_text = [place for place, text in enumerate(texts) if answer and answer == text]
+    if at_place and answer_field and _is_number(row.values[answer_field]) and not any(map(_is_number, options)):
+        with_text = []
+    named = sorted({*at_place, *with_text})
+    if len(named) == 1:
+        return LETTERS[named[0]]
+    if named:
+        raise BadRow(
+            row.where,
+            f"the answer {answer[:40]!r} may be the option {' or '.join(LETTERS[place] for place in named)}.",
+            "Give the letter of the right one.",
+        )
+    what = f"the answer {answer[:40]!r}" if answer_field else "no answer"
+    raise BadRow(
+        row.where, f"{what} names none of its {len(texts)} options.", "Give its letter, its place from 0, or its text."
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Number | int | float | Decimal)
 
 
 def _puzzle(row: Row, numbers_field: str) -> tuple[str, str]:

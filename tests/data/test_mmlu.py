@@ -3,6 +3,8 @@
 import csv
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rlvr_cli.data.datasets import load_dataset
@@ -65,11 +67,57 @@ def test_any_file_with_options(tmp_path, field, answer):
     assert dataset.default_grader == "multiple_choice"
 
 
+def quiz(tmp_path, options, answer):
+    """The letter that a row is read as."""
+    path = tmp_path / "quiz.jsonl"
+    path.write_text(json.dumps({"question": "1+1?", "choices": options, "answer": answer}) + "\n")
+    return json.loads(load_dataset(str(path)).examples[0].ground_truth)["answer"]
+
+
+@pytest.mark.parametrize(
+    ("options", "answer", "letter"),
+    [
+        (["8", "2", "24", "120"], 2, "C"),  # and not B, whose text is 2
+        (["0", "4", "2", "6"], 1, "B"),
+        (["12", "24", "36", "48"], 24, "B"),  # there is no such place
+        ([12, 24, 36, 48], 24, "B"),
+        ([5, 6, 2, 7], 2, "C"),  # both readings are C
+        (["0", "4", "2", "6"], "4", "B"),
+        (["0", "4", "2", "6"], "1", "B"),  # there is no such text
+        (["O", "A", "B", "AB"], "B", "B"),  # a letter comes first, as in MMLU
+    ],
+)
+def test_a_number_is_a_place_among_texts(tmp_path, options, answer, letter):
+    assert quiz(tmp_path, options, answer) == letter
+
+
+def test_a_number_of_parquet_is_a_place_among_texts(tmp_path):
+    path = tmp_path / "quiz.parquet"
+    row = {"question": "4!/3!/2?", "choices": ["8", "2", "24", "120"], "answer": 2}
+    pq.write_table(pa.Table.from_pylist([row]), path)
+    assert json.loads(load_dataset(str(path)).examples[0].ground_truth)["answer"] == "C"
+
+
+@pytest.mark.parametrize(
+    ("options", "answer", "named"),
+    [
+        (["8", "2", "24", "120"], "2", "'2' may be the option B or C"),
+        ([8, 2, 24, 120], 2, "'2' may be the option B or C"),
+        (["two", "two", "three"], "two", "'two' may be the option A or B"),
+    ],
+)
+def test_an_answer_that_names_two_options_is_an_error(tmp_path, options, answer, named):
+    with pytest.raises(RlvrError, match=named) as raised:
+        quiz(tmp_path, options, answer)
+    assert "Give the letter of the right one" in raised.value.hint
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"answer": "D"}, "the answer 'D' names none of its 3 options"),
         ({"answer": 3}, "the answer '3' names none"),
+        ({"answer": "1" * 5000}, "names none of its 3 options"),
         ({"options": ["one"]}, "not a list of 2 to 10 options"),
         ({"options": "one"}, "not a list of 2 to 10 options"),
     ],
