@@ -1503,6 +1503,12 @@ EPISODES = [
     Mutation("texts have bounds", "runs/storage/parquet.py", "f.name == \"phase\" or", "pa.types.is_string(f.type) or", "tests/runs/storage/test_parquet.py"),
     Mutation("columns without a value are compressed", "runs/storage/parquet.py", "for name in filled if", "for name in schema.names if", "tests/runs/storage/test_parquet.py"),
     Mutation("the least likely sample is the best", "analysis/queries/sql/at_k.sql", "logprob DESC NULLS LAST", "logprob NULLS LAST", "tests/analysis/statistics/test_at_k.py"),
+    *mutations_of(
+        "analysis/queries/sql/at_k.sql",
+        ("a vote for a number is one for its spelling", "WHEN length(answer) <= 16 AND", "WHEN false AND", "tests/analysis/statistics/test_at_k.py -k spelling"),
+        ("white space splits votes", r"\s+\B|\B\s+|\.\s*$", r"\.\s*$", "tests/analysis/statistics/test_at_k.py -k spelling"),
+        ("white space between digits is dropped from votes", r"\s+\B|\B\s+|\.\s*$", r"\s+|\.$", "tests/analysis/statistics/test_at_k.py -k differ"),
+    ),
     Mutation("queries of users use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=True", "tests/commands/store/test_analyze.py -k uses_the_disk"),
     Mutation("at_k does not use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=False", "tests/commands/store/test_analyze.py -k uses_the_disk"),
     Mutation("a summary has no more memory than what may spill", "analysis/queries/database.py", "except MemoryNeeded:", "except KeyError:", "tests/analysis/test_summary.py -k cannot_be_spilled"),

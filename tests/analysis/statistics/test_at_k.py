@@ -8,9 +8,10 @@ import pytest
 from factories import a_rollout
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
-from rlvr_cli.analysis.statistics.at_k import Question, at_k, at_k_table
+from rlvr_cli.analysis.statistics.at_k import Question, at_k, at_k_table, questions_of_runs
 from rlvr_cli.analysis.statistics.estimators import majority_at_k, mean_of, share_interval, share_of
 from rlvr_cli.analysis.summary import summarize
+from rlvr_cli.graders.answers.equivalence import equivalent
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
 
@@ -124,6 +125,80 @@ def test_samples_without_an_answer_have_no_vote(table):
         *(sample("x", i, 0.0, answer=answer) for i, answer in ((1, None), (2, " "))),
     ]
     assert table(rows)[-1]["majority_at_k"] == 1.0
+
+
+def test_wrong_answers_that_differ_in_their_spelling_are_one_vote(table):
+    """2 of 7 samples are right; of 5 wrong ones 3 are a half and 2 are -1234, so that the half wins. Apart, 2 votes would do."""
+    right = [sample("x", i, 1.0, answer=answer) for i, answer in enumerate(["7", "7.0"])]
+    spellings = ["1/2", r"$\dfrac{1}{2}$", "0.50", "-1,234", r"\text{-1234}."]
+    wrong = [sample("x", 2 + i, 0.0, answer=answer) for i, answer in enumerate(spellings)]
+    assert table([*right, *wrong])[-1]["majority_at_k"] == 0.0
+
+
+def votes(tmp_path, answers):
+    """The votes for each of these wrong answers, as at_k counts them."""
+    with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
+        run.commit_rollouts("eval", 0, [sample("x", i, 0.0, answer=answer) for i, answer in enumerate(answers)])
+    with open_runs([read_run(tmp_path / "r")]) as database:
+        _, _, questions = next(questions_of_runs(database, named_queries()["at_k"].parameters))
+        return list(next(questions).wrong)
+
+
+@pytest.mark.parametrize(
+    "spellings",
+    [
+        ["1/2", "0.5", ".50", " 1 / 2 ", "2/4.", r"\frac{1}{2}", r"\(\tfrac12\)", r"\boxed{\frac12}", "$+0.5$"],
+        ["-1/2", "-0.5", r"-\frac{1}{2}", r"\frac{-1}{2}", r"$-\dfrac{1}{2}$"],
+        ["1234567", "1,234,567.0", "1{,}234{,}567", r"1,\!234,\!567", r"\$1\,234\,567", r"\text{1234567}"],
+        ["0", "-0", "+0.0", "0/7", "00"],
+        ["Paris", "paris.", r"\textbf{PARIS}", r"$\mathrm{ Paris }$"],
+        ["Yes", "yes", "YES."],
+        ["x^2 + 1", "x^2+1", "$x^2 + 1$", r"\[ x^2 + 1 \]"],
+        ["(1, 2)", "(1,2)", r"\left(1, 2\right)", r"\left( 1,\;2 \right)."],
+        [r"\frac{a}{b}", r"\dfrac{a}{b}"],
+    ],
+    ids=lambda spellings: spellings[0],
+)
+def test_spellings_of_one_answer(tmp_path, spellings):
+    assert votes(tmp_path, spellings) == [len(spellings)]
+    assert all(equivalent(spelled, spellings[0]) for spelled in spellings), "as the graders judge"
+
+
+def test_answers_that_differ(tmp_path):
+    different = [
+        "1/3",
+        "0.33",
+        "21/2",
+        "2 1/2",
+        "12,34",
+        "1234",
+        "1 2 3",
+        "123",
+        "AB",
+        "ab",
+        "x",
+        "X",
+        "1/0",
+        "2/0",
+        "1.2.3",
+    ]
+    different += [
+        "123456789012345678",
+        "123456789012345679",
+        "->",
+        r"\leftarrow",
+        r"\leftarrow b",
+        "5 cm",
+        "-5",
+        "5",
+        "1e400",
+    ]
+    assert votes(tmp_path, different) == [1] * len(different)
+
+
+@pytest.mark.parametrize("nothing", ["", " ", "\n", "$$", r"\(\)", "."])
+def test_what_only_typesets_is_no_vote(tmp_path, nothing):
+    assert votes(tmp_path, [nothing, "5"]) == [1]
 
 
 def test_few_samples_at_a_time_give_the_same(table, monkeypatch):
