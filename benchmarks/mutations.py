@@ -1887,6 +1887,12 @@ SUPPLEMENT = [
         ("any option in words counts as the right one", "said == [LETTERS.index(right)]", "said", CHOICES),
     ),
     *mutations_of(
+        "graders/answers/choices.py",
+        ("quotes hide a letter", "(?:{_QUOTED}|", "(?:", f"{CHOICES} -k marks_around"),
+        ("the first letter of a quoted text is an answer", r"|(?<!{_QUOTE}.)(?!", "|(?!", f"{CHOICES} -k inside_of_a_word"),
+        ("names of a program are options", r"choice))(?![_\[])", "choice))", f"{CHOICES} -k inside_of_a_word"),
+    ),
+    *mutations_of(
         "data/mmlu.py",
         ("subjects of MMLU do not take turns", "itertools.zip_longest(*([*_of_subject(path, split)] for path in files))", "([row] for path in files for row in _of_subject(path, split))", MULTIPLE_CHOICE),
         ("the subject keeps the split's name", 'path.stem.removesuffix(f"_{split}")', "path.stem", MULTIPLE_CHOICE),

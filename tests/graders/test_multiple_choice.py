@@ -29,6 +29,57 @@ def test_grades(response, reward, answer, kind):
     assert verdict.format_reward == float(answer is not None)
 
 
+QUOTED = [
+    '"B"',
+    "'B'",
+    "\u201cB\u201d",
+    "\u2018B\u2019",
+    "`B`",
+    "_B_",
+    "__B__",
+    "[B]",
+    '"(B)"',
+    r"\text{B}",
+    r"$\mathrm{(B)}$",
+]
+
+
+@pytest.mark.parametrize("letter", QUOTED)
+@pytest.mark.parametrize(
+    "place",
+    [
+        "The correct answer is {}.",
+        "Answer: {}",
+        "I choose option {}, since",
+        "{}",
+        "<answer>{}</answer>",
+        r"So \boxed{{{}}}.",
+    ],
+)
+def test_a_letter_may_have_marks_around_it(letter, place):
+    assert grade(place.format(letter), TRUTH).extracted_answer == "B"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "The answer is B's neighbor.",
+        "The answer is B_1.",
+        "The answer is [B-D].",
+        "'B's' is a word",
+        '"Be quiet"',
+        'The answer is "B virus".',
+        "The answer is [B virus].",
+        r"The answer is \text{B virus}.",
+        "I set option_B.",
+        'option["B"] is set',
+        'answer["B"] is asked for',
+    ],
+)
+def test_a_letter_inside_of_a_word_is_none(response):
+    assert grade(response, TRUTH).extracted_answer is None
+
+
 def test_the_right_option_in_words_may_contain_another():
     truth = truth_of("A", ["New York", "York"])
     assert grade("It must be New York.", truth).failure_kind == "correct_but_unformatted"
