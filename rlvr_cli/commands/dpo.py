@@ -14,9 +14,6 @@ from rlvr_cli.commands.sources.sampling import Sampling
 from rlvr_cli.config.dpo import DpoConfig
 from rlvr_cli.data.order import update_rows
 from rlvr_cli.data.pairs import Pairs, load_pairs, pair_up
-from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.directory import adapter_settings
-from rlvr_cli.models.identity import model_path
 from rlvr_cli.models.tokens.tokenization import pad_id_of
 from rlvr_cli.rollouts.inputs import load_template
 from rlvr_cli.runs.provenance import resumed_config
@@ -52,11 +49,6 @@ def run(config: DpoConfig) -> None:
 def run_on_policy(config: DpoConfig) -> None:
     """Train on pairs of responses that the policy samples."""
     num_questions = config.n_prompts_per_rollout_batch
-    if config.keeps_reference and adapter_settings(model_path(config.model)):
-        raise RlvrError(
-            f"{config.model} holds a LoRA adapter: without it, as the reference, the model is not the one that the run starts with.",
-            "Start from a merged model (--lora-merge), or use --loss-type simpo, which has no reference.",
-        )
     inputs = load_inputs(config, questions_per_batch=num_questions, more_facts=own_loss_facts(config))
     print_plan(online_dpo_plan(config, inputs.facts), config, inputs)
     for note in shared_notes(config):

@@ -17,6 +17,7 @@ from rlvr_cli.data.order import batches, next_indices
 from rlvr_cli.data.pairs import pair_up
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.load import load_policy
+from rlvr_cli.models.policy import trained_adapter
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.training.optimizers.optimizer import learning_rate_at
 
@@ -249,10 +250,29 @@ def sampled(model, folder, **given) -> Path:
     ids=["dpo", "norm", "simpo"],
 )  # fmt: skip
 def test_a_run_on_its_own_pairs_is_what_its_rollouts_give(given, tiny_model_dir, tmp_path):
-    run = sampled(tiny_model_dir, tmp_path, **given)
+    assert_losses_are_those_of_its_rollouts(sampled(tiny_model_dir, tmp_path, **given))
+
+
+def test_the_reference_of_a_run_on_from_an_adapter_is_that_adapter(pairs, tiny_model_dir, tmp_path, capsys):
+    """After updates, and after the run was resumed, too."""
+    adapter = {"lora_rank": 4, "learning_rate": 1e-2}
+    trained(pairs, tiny_model_dir, tmp_path, **adapter, run="first")
+    capsys.readouterr()
+    run = sampled(tmp_path / "first/model", tmp_path, **adapter, n_dpo_steps=1, run="again")
+    assert "reference      with the first weights of the adapter\n" in capsys.readouterr().err
+    more = {"resume": "again", "runs_dir": str(tmp_path), "n_dpo_steps": 2}
+    dpo.run(resolve(DpoConfig, flags=more, command="dpo"))
+    assert len(metrics_of(run)["pairs/count"]) == 2
+    assert_losses_are_those_of_its_rollouts(run)
+
+
+def assert_losses_are_those_of_its_rollouts(run: Path) -> None:
+    """Compute the losses of a run on its own pairs again, by a plain loop."""
     own = DpoConfig(**json.loads((run / "run.json").read_text())["config"])
-    first, policy = load_policy(tiny_model_dir).model, load_policy(tiny_model_dir).model
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=own.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    first, learner = load_policy(own.model), load_policy(own.model, lora=trained_adapter(own))
+    first, policy = first.model, learner.model
+    parameters = learner.trainable_parameters().values()
+    optimizer = torch.optim.AdamW(parameters, lr=own.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
 
     def log_prob(model, row):
         ids = torch.tensor([[*row["prompt_ids"], *row["response_ids"]]])
@@ -288,7 +308,7 @@ def test_a_run_on_its_own_pairs_is_what_its_rollouts_give(given, tiny_model_dir,
                 loss = torch.stack(of_pairs).mean()
                 optimizer.zero_grad()
                 loss.backward()
-                torch.nn.utils.clip_grad_norm_(policy.parameters(), own.max_grad_norm)
+                torch.nn.utils.clip_grad_norm_(parameters, own.max_grad_norm)
                 optimizer.step()
                 losses.append(loss.item())
     assert len(losses) > 2
@@ -344,12 +364,6 @@ def test_the_reference_is_in_every_checkpoint(pairs, tiny_model_dir, tmp_path):
     assert torch.equal(*kept)
     without = trained(pairs, tiny_model_dir, tmp_path, checkpoint_every=1, loss_type="simpo", run="simpo")
     assert not list(without.glob("checkpoints/*/tensors.safetensors"))
-
-
-def test_without_its_adapter_a_model_is_not_the_first_policy(pairs, tiny_model_dir, tmp_path):
-    trained(pairs, tiny_model_dir, tmp_path, lora_rank=4, run="first")
-    with pytest.raises(RlvrError, match="holds a LoRA adapter: without it, as the reference"):
-        sampled(tmp_path / "first/model", tmp_path, lora_rank=4, run="again")
 
 
 def test_options_that_do_not_go_together_are_refused(pairs, tiny_model_dir, tmp_path):

@@ -229,7 +229,7 @@ def _held_by_trainer(
         trained, activations = 2 * trained, 2 * activations
     if not config.offload_optimizer:
         held["optimizer state"] = trained * _state_bytes(config.optimizer, trained_width)
-    if config.keeps_reference and not config.lora_rank:  # without its adapter, an adapted policy is its own reference
+    if config.keeps_reference and not config.lora_rank:  # an adapted policy is its own reference
         held["reference model"] = n * width * share
     if config.loaded_teacher:  # whole on every device
         held["teacher"] = _parameters_of(config.loaded_teacher) * (width + (compute if compute < width else 0))

@@ -12,6 +12,7 @@ from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
 from rlvr_cli.config.ppo import PpoConfig
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.shared.training import TrainingConfig
+from rlvr_cli.models.directory import adapter_settings
 from rlvr_cli.models.identity import model_line, model_path, model_shape
 from rlvr_cli.rollouts.inputs import chat_line, rewards_line, shots_line
 from rlvr_cli.samplers.episodes.open import episodes_line
@@ -136,7 +137,6 @@ def dpo_plan(config: DpoConfig, facts: Mapping[str, Any], *, num_updates: int) -
 
 def online_dpo_plan(config: DpoConfig, facts: Mapping[str, Any]) -> dict[str, str]:
     """The plan of `rlvr dpo --n-dpo-steps`, line by line."""
-    reference = "without the adapter" if config.lora_rank else "the first policy"
     return {
         "model": model_line(facts["model"]),
         "questions": f"{facts['dataset']['rows']} of {facts['dataset']['name']}, {rewards_line(facts)}",
@@ -145,11 +145,19 @@ def online_dpo_plan(config: DpoConfig, facts: Mapping[str, Any]) -> dict[str, st
         f"at most {config.pairs_per_question} pairs of a question",
         "updates": f"{config.dpo_epochs} epochs over a round's pairs, {config.train_batch_size} an update",
         "objective": preference_objective(config),
-        **({"reference": reference} if config.keeps_reference else {}),
+        **({"reference": _kept_reference(config)} if config.keeps_reference else {}),
         "sampling": _sampling(config),
         "engine": facts["engine"],
         **_common(config, facts),
     }
+
+
+def _kept_reference(config: DpoConfig) -> str:
+    """What the first policy is, which stays in memory."""
+    if not config.lora_rank:
+        return "the first policy"
+    goes_on = adapter_settings(model_path(config.model)) is not None
+    return "with the first weights of the adapter" if goes_on else "without the adapter"
 
 
 def ei_plan(config: EiConfig, facts: Mapping[str, Any]) -> dict[str, str]:
