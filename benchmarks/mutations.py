@@ -838,6 +838,7 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "training/planning/plan.py",
+        ("the reference of an adapter that goes on is said to be its base", 'if goes_on else "without the adapter"', 'if not goes_on else "without the adapter"', "tests/commands/test_dpo.py -k on_from_an_adapter"),
         ("a smaller split is said to keep more", "if memory.largest < fitting:", "if memory.largest > fitting:", "tests/training/planning/test_memory.py -k asked_for_costs"),
     ),
     *mutations_of(

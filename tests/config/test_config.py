@@ -10,6 +10,7 @@ import pytest
 
 from rlvr_cli.cli import COMMANDS
 from rlvr_cli.config import config_of
+from rlvr_cli.config.dpo import DpoConfig
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.grpo import GrpoConfig, LossType
@@ -632,6 +633,41 @@ def test_importance_weights_are_used_when_asked_for_or_when_the_sampler_lags(cor
 )
 def test_over_what_the_standard_deviation_is_taken(given, expected):
     assert resolve(GrpoConfig, flags=given, command="grpo").std_over == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "beta", "gamma"),
+    [
+        ({"preset": "dpo"}, 0.1, 0.0),
+        ({"preset": "simpo"}, 2.5, 1.375),
+        ({"preset": "simpo", "loss_type": "simpo"}, 2.5, 1.375),
+        ({"preset": "dpo", "loss_type": "dpo_norm"}, 5.0, 0.0),
+        ({"preset": "dpo", "loss_type": "simpo"}, 2.0, 1.0),
+        ({"preset": "simpo", "loss_type": "dpo"}, 0.1, 0.0),
+        ({"preset": "dpo", "loss_type": "mine.py:f"}, 1.0, 0.0),
+        ({"preset": "dpo", "loss_type": "dpo_norm", "beta": 0.3}, 0.3, 0.0),
+        ({"preset": "simpo", "loss_type": "simpo", "gamma": 0.2}, 2.5, 0.2),
+    ],
+)
+def test_factors_of_a_presets_loss_do_not_count_for_another_one(given, beta, gamma):
+    config = resolve(DpoConfig, flags=given, command="dpo")
+    assert (config.scale, config.target_margin) == (beta, gamma)
+    assert (config.beta is None) == (config.sources["beta"] == "default")
+
+
+def test_a_file_that_names_another_loss_than_its_preset_leaves_the_presets_factors_out(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('preset = "dpo"\nloss_type = "dpo_norm"\n')
+    assert resolve(DpoConfig, flags={"config": str(file)}, command="dpo").scale == 5
+    file.write_text('loss_type = "dpo"\nbeta = 0.2\n')
+    assert resolve(DpoConfig, flags={"config": str(file), "loss_type": "dpo_norm"}, command="dpo").scale == 0.2
+
+
+def test_a_run_that_took_the_beta_of_a_presets_loss_keeps_it():
+    stored = {**vars(DpoConfig(preset="dpo", loss_type="dpo_norm", beta=0.1, warmup_steps=150)), "stop": ["</answer>"]}
+    del stored["sources"]
+    again = resolve(DpoConfig, flags={"resume": "r", "preset": "dpo", "loss_type": "dpo_norm"}, command="dpo")
+    assert resume(again, stored, run="r").scale == 0.1
 
 
 @pytest.mark.parametrize(
