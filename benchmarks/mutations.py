@@ -983,6 +983,7 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "commands/distill.py",
+        ("a teacher's server may take less than the longest response", "    if not problem:\n        return", "    if True:\n        return", "tests/commands/test_distill.py -k teachers_server"),
         ("a teacher on a server is loaded here", "if config.teacher_url else None", "if False else None", "tests/commands/test_distill.py -k teaches_the_same", "teacher_url"),
     ),
     *mutations_of(

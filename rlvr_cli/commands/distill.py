@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, compress, repeat
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.commands.sources.plain import Plain
 from rlvr_cli.commands.sources.sampling import Sampling
 from rlvr_cli.config.distill import DistillConfig
+from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.models.divergence import check_teacher
 from rlvr_cli.models.identity import model_facts, model_path
@@ -30,7 +32,7 @@ from rlvr_cli.training.loop import RolloutSource, rollout_loop
 from rlvr_cli.training.losses.distillation import DIVERGENCES, distillation
 from rlvr_cli.training.losses.objectives import policy_gradient
 from rlvr_cli.training.planning.plan import distill_plan, print_plan, shared_notes
-from rlvr_cli.training.session import load_inputs, open_trainer
+from rlvr_cli.training.session import Inputs, load_inputs, long_prompts, open_trainer
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.updates.tensors import rollout_tensors
 from rlvr_cli.types import Rollout
@@ -73,6 +75,8 @@ def run(config: DistillConfig) -> None:
             group_size=config.group_size,
             credit=partial(credit, config),
         )
+        if served is not None:
+            check_context(config, inputs, trainer, served=served)
         train(config, trainer, Plain(sampling), served=served)
     report_end(trainer, output=config.format)
 
@@ -82,6 +86,25 @@ def teacher_facts(config: DistillConfig) -> dict[str, Any]:
     if config.teacher_url:
         return {"name": config.teacher, "endpoint": "vLLM"}
     return model_facts(config.teacher, fetch=not config.dry_run)
+
+
+def check_context(config: DistillConfig, inputs: Inputs, trainer: Trainer, *, served: ServedTeacher) -> None:
+    """Raise RlvrError if the teacher's server takes less than a prompt and the longest response to it; of a run that goes on, say so."""
+    if served.context_length is None:
+        return
+    longest = config.longest_response(config.sampling_max_tokens)
+    context = served.context_length
+    found = long_prompts(inputs.questions, inputs.template, trainer, max_tokens=longest, context=context)
+    problem, needed = max(found, key=itemgetter(1), default=("", 0))
+    if not problem:
+        return
+    problem = f"{problem}, and the teacher's server at {served.url} takes {context}."
+    larger = f"Start it with --max-model-len {needed + 1} or more"
+    if config.resume:  # its responses may all have been shorter
+        console.say(f"warning: {problem} {larger}.")
+        return
+    shorter = flag("max_episode_tokens" if config.max_episode_tokens else "sampling_max_tokens")
+    raise RlvrError(problem, f"{larger}, or allow only shorter responses: {shorter}.")
 
 
 def train(config: DistillConfig, trainer: Trainer, source: RolloutSource, *, served: ServedTeacher | None) -> None:

@@ -27,6 +27,9 @@ class ServedTeacher:
         url: such as http://10.0.0.2:8000, without /v1.
         model: the teacher as the server may name it; if the server serves only one model, its name does not matter.
 
+    Attributes:
+        context_length: the most tokens of a prompt and its response; None if the server does not say.
+
     Raises:
         RlvrError: the server does not answer, or serves other models.
     """
@@ -41,7 +44,8 @@ class ServedTeacher:
             )
         self._model = model if model in names else names[0]
         longest = next(one.get("max_model_len") for one in said["data"] if one.get("id") == self._model)
-        self._longest = longest if isinstance(longest, int) else 0
+        known = isinstance(longest, int) and longest > 0
+        self.context_length: int | None = longest - 1 if known else None  # a token more is sampled
 
     def log_probs(
         self, rows: Sequence[tuple[Sequence[int], Sequence[int]]], *, progress: Callable[[], None] = lambda: None
@@ -65,10 +69,10 @@ class ServedTeacher:
     def _of_row(self, row: tuple[Sequence[int], Sequence[int]]) -> list[float]:
         prompt, response = row
         ids = [*prompt, *response]
-        if self._longest and len(ids) >= self._longest:  # a token more is sampled
+        if self.context_length is not None and len(ids) > self.context_length:
             raise RlvrError(
-                f"A prompt and its response have {len(ids)} tokens, and the server at {self.url} takes {self._longest - 1}.",
-                "Start it with a larger --max-model-len, or lower --sampling-max-tokens.",
+                f"A prompt and its response have {len(ids)} tokens, and the teacher's server at {self.url} takes {self.context_length}.",
+                "Start it with a larger --max-model-len.",
             )
         body = {"model": self._model, "prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         choices = self._asked("POST", "/v1/completions", body).get("choices")

@@ -346,17 +346,27 @@ def check_prompts(
     own = trainer.policy.context_length or math.inf
     context = min(own, limit or math.inf)
     note = trainer.policy.context_note if context == own else ""
-    prompts = [prompt_of(e, template) for e in examples]
     names = ("sampling_max_tokens", "eval_max_tokens")
     given = [flag(name) for name in names if hasattr(trainer.config, name)]
+    for problem, _ in long_prompts(examples, template, trainer, max_tokens=max_tokens, context=context):
+        raise RlvrError(
+            f"{problem}, and the context holds {context}{note}.",
+            f"Remove it from the dataset, or allow only shorter responses: {' or '.join(given)}.",
+        )
+
+
+def long_prompts(
+    examples: Sequence[Example], template: PromptTemplate, trainer: Trainer, *, max_tokens: int, context: float
+) -> Iterator[tuple[str, int]]:
+    """Iterate over the prompts that, with the longest response, exceed a context: what is to be said of each, and the tokens of both."""
+    prompts = [prompt_of(e, template) for e in examples]
     for example, prompt in zip(examples, prompts, strict=True):
         most = len(prompt.encode(errors="replace"))  # a prompt has no more tokens than bytes: often no need to tokenize
         if most + max_tokens <= context:
             continue
         length = len(encode_prompts(trainer.tokenizer, [prompt])[0])
-        if length + max_tokens > context:
-            raise RlvrError(
-                f"Question {example.id} has a prompt of {length} tokens; with {max_tokens} for the response that is "
-                f"{length + max_tokens}, and the context holds {context}{note}.",
-                f"Remove it from the dataset, or allow only shorter responses: {' or '.join(given)}.",
+        if (both := length + max_tokens) > context:
+            yield (
+                f"Question {example.id} has a prompt of {length} tokens; with {max_tokens} for the response that is {both}",
+                both,
             )

@@ -279,6 +279,55 @@ def test_a_teacher_on_a_server_teaches_the_same(tmp_path, tiny_model_dir, teache
         read_stored(there)
 
 
+def test_prompts_must_fit_the_context_of_the_teachers_server(tiny_model_dir, teacher, tmp_path, capsys):
+    """Before the first step; and with as much as the error asks for, the longest response is scored."""
+    rows = [{"question": "7" * n, "answer": "7"} for n in (3, 40, 9)]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with vllm_servers(teacher, 1) as (server,):
+        given = {
+            "dataset": f"{tmp_path}/q.jsonl",
+            "divergence": "sampled",
+            "rollout_batch_size": 6,
+            "sampling_min_tokens": 8,
+            "n_distill_steps": 1,
+            "teacher_url": server.url,
+        }
+
+        def refused(context):
+            server.context = context
+            with pytest.raises(RlvrError, match=f"the teacher's server at {server.url} takes {context - 1}") as raised:
+                trained(tiny_model_dir, teacher, tmp_path, **given, run=f"of-{context}")
+            assert server.answered == 0
+            assert "Question q-2 has a prompt of" in raised.value.problem, "the longest one"
+            return int(re.findall(r"--max-model-len (\d+) or more", raised.value.hint)[0])
+
+        needed = refused(20)
+        assert refused(needed - 1) == needed
+        server.context = needed
+        run = trained(tiny_model_dir, teacher, tmp_path, **given)
+        assert server.answered == 6
+    assert {row["num_response_tokens"] for row in read_rollouts(run, phase="train").to_pylist()} == {8}
+
+
+def test_a_run_goes_on_with_a_server_of_a_larger_context(tiny_model_dir, teacher, tmp_path, capsys):
+    """Its options stay; an error asks for what it can have. Responses may all be shorter, so that it is only warned at first."""
+    given = {"divergence": "sampled", "sampling_min_tokens": 8, "n_distill_steps": 1}
+    with vllm_servers(teacher, 1) as (server,):
+        run = trained(tiny_model_dir, teacher, tmp_path, **given, teacher_url=server.url)
+        capsys.readouterr()
+        more = {"resume": str(run), "teacher_url": server.url, "n_distill_steps": 2}
+        server.context = 20
+        with pytest.raises(RlvrError, match="takes 19") as raised:
+            distill.run(resolve(DistillConfig, flags=more, command="distill"))
+        assert raised.value.hint == "Start it with a larger --max-model-len."
+        (needed,) = re.findall(
+            r"warning: Question .* takes 19\. Start it with --max-model-len (\d+) or more\.", capsys.readouterr().err
+        )
+        server.context = int(needed)
+        distill.run(resolve(DistillConfig, flags=more, command="distill"))
+    assert len(read_rollouts(run, phase="train").to_pylist()) == 8
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [

@@ -61,6 +61,21 @@ def test_a_server_of_other_models_is_refused():
             ServedTeacher(endpoint.url.removesuffix("/v1"), "c")
 
 
+@pytest.mark.parametrize(("said", "takes"), [(6, 5), (5, 4), (0, None), (None, None), ("5", None)])
+def test_a_response_that_is_too_long_is_not_sent(said, takes):
+    """A token more is sampled after it."""
+    good = Reply({"choices": [{"prompt_logprobs": [None] + [{str(i): {"logprob": -1.0}} for i in (9, 11, 7, 8)]}]})
+    models = Reply({"data": [{"id": "t", "max_model_len": said}]})
+    with serving(lambda body: good if body else models) as endpoint:
+        teacher = ServedTeacher(endpoint.url.removesuffix("/v1"), "t")
+        assert teacher.context_length == takes
+        if takes == 4:
+            with pytest.raises(RlvrError, match="have 5 tokens, and the teacher's server at http.* takes 4"):
+                teacher.log_probs(ROWS[:1])
+        else:
+            assert teacher.log_probs(ROWS[:1]) == [[-1.0, -1.0]]
+
+
 def test_a_server_that_drops_a_connection_is_asked_again(monkeypatch):
     monkeypatch.setattr(served_teacher, "PAUSES", (0.0, 0.0))
     good = Reply({"choices": [{"prompt_logprobs": [None] + [{str(i): {"logprob": -1.0}} for i in (9, 11, 7, 8)]}]})
