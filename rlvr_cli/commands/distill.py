@@ -23,6 +23,7 @@ from rlvr_cli.models.divergence import check_teacher
 from rlvr_cli.models.identity import model_facts, model_path
 from rlvr_cli.models.tokens.tokenization import Batch, pad_id_of
 from rlvr_cli.runs.provenance import resumed_config
+from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.samplers.served_teacher import ServedTeacher
 from rlvr_cli.terminal import console
 from rlvr_cli.training.checks import UpdateChecks
@@ -49,12 +50,12 @@ def run(config: DistillConfig) -> None:
     config = resumed_config(config, command="distill")
     if not config.teacher:
         raise UsageError("rlvr distill needs a teacher.", "Name one with --teacher: a directory or a hub id.")
-    if "://" in config.teacher:
+    if "://" in config.teacher and not is_address(config.teacher):
         raise UsageError(
             f"--teacher {config.teacher} is an address, and the student's tokens are compared with the teacher's.",
             "Name the model with --teacher, for its tokenizer, and the server with --teacher-url.",
         )
-    check_teacher(config.teacher, student=model_path(config.model))
+    check_teacher(model_path(config.teacher), student=model_path(config.model))
     num_questions = config.rollout_batch_size // config.group_size
     inputs = load_inputs(
         config,

@@ -271,7 +271,10 @@ def _replayed(
     teacher = None
     if run.command == "distill":
         teacher = load_frozen(
-            own["teacher"], dtype=_param_dtype(run), compute_dtype=run.compute_dtype, device=str(policy.device)
+            model_path(own["teacher"]),
+            dtype=_param_dtype(run),
+            compute_dtype=run.compute_dtype,
+            device=str(policy.device),
         )
     number = 0
     for batch in batches(run, policy.tokenizer):

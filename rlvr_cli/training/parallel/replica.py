@@ -85,7 +85,10 @@ class Replica:
         """Load the teacher, whole on every rank."""
         own = self.config
         teacher = load_frozen(
-            own.loaded_teacher, dtype=own.param_dtype, compute_dtype=own.compute_dtype, device=str(self.policy.device)
+            model_path(own.loaded_teacher),
+            dtype=own.param_dtype,
+            compute_dtype=own.compute_dtype,
+            device=str(self.policy.device),
         )
         teacher.use_kernels(own.fused_kernels)
         return teacher

@@ -18,7 +18,7 @@ from rlvr_cli.config.shared.optimization import OptimizerKind
 from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.device import resolve_compute_dtype
-from rlvr_cli.models.identity import model_shape
+from rlvr_cli.models.identity import model_path, model_shape
 from rlvr_cli.samplers.open import UTILIZATION, engine_kind
 from rlvr_cli.training.parallel.placement import Placement, place
 
@@ -266,7 +266,7 @@ def _networks(config: TrainingConfig) -> int:
 @functools.cache  # its files are read to be counted
 def _parameters_of(model: str) -> float:
     """Return the parameters of a model; 0 if they are not known."""
-    return float((model_shape(model) or {"parameters": 0})["parameters"])
+    return float((model_shape(model_path(model)) or {"parameters": 0})["parameters"])
 
 
 def _put_together(shape: Mapping[str, int], width: int, compute: int) -> float:

@@ -8,10 +8,13 @@ import subprocess
 import time
 
 import pytest
+from safetensors.torch import load_file
 
 from rlvr_cli.cli import invoke
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_facts, model_path
+from rlvr_cli.replay.run import replay_run
+from rlvr_cli.replay.stored import read_stored
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.lock import Lock
 from rlvr_cli.runs.readers import read_rollouts, resolve_run
@@ -21,6 +24,7 @@ from rlvr_cli.runs.remote.store import Store
 from rlvr_cli.runs.run_dir import RunDir
 from s3 import Fault, needs_packages
 from stores import a_rollout
+from teachers import write_teacher
 
 pytestmark = needs_packages
 ARMS = 'command = "eval"\nseeds = [0]\n[grid]\nsampling_temperature = [0.5, 1.0]\n[options]\ndataset = "arithmetic:4"\n'
@@ -92,14 +96,45 @@ def test_a_model_is_that_of_a_run_in_the_store(s3, place, tiny_model_dir, tmp_pa
     assert model_path(address).startswith(str(tmp_path / "elsewhere"))
 
 
+def test_a_teacher_is_that_of_a_run_in_the_store(s3, place, tiny_model_dir, tmp_path, monkeypatch):
+    """The student learns the same from it as from its directory, and the run can be replayed on another machine."""
+    with RunDir.create(tmp_path, "sft", name="trained", metadata={}) as run:
+        run.finish("finished")
+    here = write_teacher(tmp_path / "trained/model", of=tiny_model_dir)
+    export_run(tmp_path / "trained", place)
+    words = [
+        "--model",
+        str(tiny_model_dir),
+        "--dataset",
+        "arithmetic:4",
+        "--eval-dataset",
+        "arithmetic:2",
+        "--grader-workers",
+        "1",
+    ]
+    words += ["--sampling-max-tokens", "4", "--n-distill-steps", "1", "--rollout-batch-size", "4", "--group-size", "2"]
+    there = f"{place}/trained/model"
+    for name, teacher in (("a", str(here)), ("b", there)):
+        invoke(["distill", "--teacher", teacher, "--run", name, *words, "--runs-dir", str(tmp_path / "runs")])
+    weights = [load_file(tmp_path / "runs" / name / "model/model.safetensors") for name in "ab"]
+    assert all(tensor.equal(weights[1][name]) for name, tensor in weights[0].items())
+    facts = json.loads((tmp_path / "runs/b/run.json").read_text())["facts"]["teacher"]
+    assert (facts["name"], facts["path"]) == (there, there)
+    monkeypatch.setenv("RLVR_CACHE_DIR", str(tmp_path / "elsewhere"))
+    views.forget()
+    found = replay_run(read_stored(tmp_path / "runs/b"), most=None)
+    assert not found.problems
+
+
 @pytest.mark.parametrize("scheme", ["gs", "az", "abfs"])
 def test_stores_of_another_kind_are_refused_and_no_directory_is_made(tmp_path, monkeypatch, scheme):
     monkeypatch.chdir(tmp_path)
     for words in (["runs"], ["eval", "--dataset", "arithmetic:2"], ["sweep", "grpo_baselines"], ["quickstart"]):
         with pytest.raises(RlvrError, match="is in a store of another kind"):
             invoke([*words, "--runs-dir", f"{scheme}://bucket/runs"])
-    with pytest.raises(RlvrError, match="is in a store of another kind"):
-        invoke(["eval", "--dataset", "arithmetic:2", "--model", f"{scheme}://bucket/runs/r/model"])
+    for words in (["eval", "--dataset", "arithmetic:2", "--model"], ["distill", "--teacher"]):
+        with pytest.raises(RlvrError, match="is in a store of another kind"):
+            invoke([*words, f"{scheme}://bucket/runs/r/model"])
     assert not list(tmp_path.iterdir())
 
 
