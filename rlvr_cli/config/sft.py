@@ -87,10 +87,11 @@ class SftConfig(MicroBatchOptions, TrainingConfig):
         check_packing(self)
         sums = self.length_normalization == "masked_normalize"
         check_effects(self, {"normalize_constant": (sums, "--length-normalization masked_normalize")})
-        if self.n_sft_steps and self.sources.get("sft_epochs") == "flag" and not self.resume:
+        if self.n_sft_steps and self.sources.get("sft_epochs") == "flag":
+            of_run = " of the run" if self.sources.get("n_sft_steps") == "resumed run" else ""
             raise RlvrError(
-                f"--sft-epochs has no effect with --n-sft-steps {self.n_sft_steps}.",
-                "Add --n-sft-steps 0, or leave it out.",
+                f"--sft-epochs has no effect with --n-sft-steps {self.n_sft_steps}{of_run}.",
+                "Add --n-sft-steps 0, or leave --sft-epochs out: --n-sft-steps is the length.",
             )
 
     @property

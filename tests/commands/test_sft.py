@@ -170,9 +170,27 @@ def test_a_finished_run_goes_on_to_more_epochs(tmp_path):
     assert weights_of(tmp_path / "longer") == weights_of(tmp_path / "whole")
     metadata = read_run(tmp_path / "longer").metadata
     assert (metadata["updates"], metadata["config"]["sft_epochs"]) == (4, 2)
+    train(**few, run="counted", n_sft_steps=2)
+    train(resume="counted", sft_epochs=2, n_sft_steps=0)
+    assert weights_of(tmp_path / "counted") == weights_of(tmp_path / "whole")
     train(**few, run="cosine", sft_epochs=1, lr_schedule="cosine")
     with pytest.raises(RlvrError, match="has a cosine learning-rate schedule for --sft-epochs 1"):
         train(resume="cosine", sft_epochs=2)
+
+
+def test_passes_for_a_run_of_so_many_updates_are_refused(tmp_path, forks):
+    """They had no effect, and the run ended at once as one that is finished."""
+    begin = "sft --dataset arithmetic:8 --train-batch-size 4 --n-sft-steps 1 --eval-examples 1 --sampling-max-tokens 8"
+    told = forks.run(*begin.split(), "--run", "r", cwd=tmp_path, status=0).err
+    assert "1 updates change a model little; more --n-sft-steps gives more updates" in told
+    stored = read_run(tmp_path / "runs/r").metadata
+    refused = forks.run("sft", "--resume", "r", "--sft-epochs", "2", cwd=tmp_path, status=1).err
+    assert "--sft-epochs has no effect with --n-sft-steps 1 of the run." in refused
+    assert "Add --n-sft-steps 0" in refused
+    assert read_run(tmp_path / "runs/r").metadata == stored
+    longer = forks.run("sft", "--resume", "r", "--sft-epochs", "2", "--n-sft-steps", "0", cwd=tmp_path, status=0).err
+    assert "no effect" not in longer
+    assert read_run(tmp_path / "runs/r").metadata["updates"] == 4
 
 
 def test_the_plan_warns_of_no_evaluation_and_of_a_summed_loss(tmp_path, tiny_model_dir, forks):

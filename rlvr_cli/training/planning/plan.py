@@ -344,9 +344,8 @@ def sft_notes(config: SftConfig, *, num_updates: int) -> list[str]:
     """Notes on options of `rlvr sft`, one sentence each."""
     notes = []
     if num_updates < FEW_UPDATES:
-        notes.append(
-            f"{num_updates} updates change a model little; a smaller --train-batch-size or more --sft-epochs gives more updates"
-        )
+        more = "more --n-sft-steps" if config.n_sft_steps else "a smaller --train-batch-size or more --sft-epochs"
+        notes.append(f"{num_updates} updates change a model little; {more} gives more updates")
     if config.length_normalization == "masked_normalize" and config.normalize_constant == 1:
         notes.append(
             "the loss is a sum over tokens (masked_normalize with --normalize-constant 1): a gradient norm in the thousands is usual, "
