@@ -1351,6 +1351,10 @@ EPISODES = [
     Mutation("what comes for servers waits for all others", "samplers/parallel/servers.py", "completions = self._sampler.sample(requests, params, more=more)", "completions = self._sampler.sample(requests, params)", "tests/samplers/parallel/test_servers.py -k asked_alone"),
     Mutation("an endpoint that samples turns need not give token ids", "samplers/openai.py", "if not settings.episodes:", "if True:", "tests/commands/across/test_episodes_on_vllm.py -k at_an_endpoint"),
     Mutation("each call asks an endpoint alone first", "samplers/openai.py", "failed_in_a_row, self._knows_endpoint = 0, True", "failed_in_a_row = 0", "tests/samplers/test_openai.py -k once_it_has_answered"),
+    Mutation("prompts are not checked before the first sample", "commands/eval.py", "for each in shared.datasets.values():", "for each in ():", "tests/commands/test_end_to_end.py -k does_not_fit"),
+    Mutation("the bound on a prompt's tokens is too low for some", "rollouts/prompt_lengths.py", "3 * len(prompt.encode", "len(prompt.encode", "tests/rollouts/test_prompt_lengths.py -k bound"),
+    Mutation("the bound leaves out the template", "rollouts/prompt_lengths.py", "return fixed + places", "return places", "tests/rollouts/test_prompt_lengths.py -k bound"),
+    Mutation("passes for a run of so many updates have no effect", "config/sft.py", 'if self.n_sft_steps and self.sources.get("sft_epochs") == "flag":', 'if self.n_sft_steps and self.sources.get("sft_epochs") == "flag" and not self.resume:', "tests/commands/test_sft.py -k so_many_updates"),
     Mutation("a chat model has no endpoint for its episodes", "config/eval.py", "chat=self.chat and not self.plays_episodes", "chat=self.chat", "tests/config/test_config.py -k would_do_nothing"),
     Mutation("messages are sent where ids must be", "config/shared/episodes.py", 'if getattr(config, "base_url", "") and getattr(config, "endpoint", "") == "chat":', "if False:", f"{IN_A_RUN} cannot_go_together"),
     *mutations_of(

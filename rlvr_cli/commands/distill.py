@@ -22,6 +22,7 @@ from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.models.divergence import check_teacher
 from rlvr_cli.models.identity import model_facts, model_path
 from rlvr_cli.models.tokens.tokenization import Batch, pad_id_of
+from rlvr_cli.rollouts.prompt_lengths import long_prompts
 from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.samplers.served_teacher import ServedTeacher
@@ -33,7 +34,7 @@ from rlvr_cli.training.loop import RolloutSource, rollout_loop
 from rlvr_cli.training.losses.distillation import DIVERGENCES, distillation
 from rlvr_cli.training.losses.objectives import policy_gradient
 from rlvr_cli.training.planning.plan import distill_plan, print_plan, shared_notes
-from rlvr_cli.training.session import Inputs, load_inputs, long_prompts, open_trainer
+from rlvr_cli.training.session import Inputs, load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.updates.tensors import rollout_tensors
 from rlvr_cli.types import Rollout
@@ -95,7 +96,9 @@ def check_context(config: DistillConfig, inputs: Inputs, trainer: Trainer, *, se
         return
     longest = config.longest_response(config.sampling_max_tokens)
     context = served.context_length
-    found = long_prompts(inputs.questions, inputs.template, trainer, max_tokens=longest, context=context)
+    found = long_prompts(
+        inputs.questions, inputs.template, lambda: trainer.tokenizer, max_tokens=longest, context=context
+    )
     problem, needed = max(found, key=itemgetter(1), default=("", 0))
     if not problem:
         return

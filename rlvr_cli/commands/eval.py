@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from rlvr_cli.commands.evaluation.answering import answering, check_budgets, stop_thinking
+from rlvr_cli.commands.evaluation.answering import answering, check_budgets, check_room, stop_thinking
 from rlvr_cli.commands.evaluation.dataset_check import check_dataset
 from rlvr_cli.commands.evaluation.plan import Shared, facts_of, say_ending, say_inputs, say_plan
 from rlvr_cli.commands.evaluation.result import check_graded, print_result
@@ -113,6 +113,9 @@ def evaluate(
             say_ending(shared.config, shared.ending)
         total = len(dataset.examples) * config.num_samples
         run.update(sampler=sampler_facts(sampler(), reason=engine.reason), planned={"samples": total})
+        if is_first:
+            for each in shared.datasets.values():
+                check_room(shared.config, sampler(), each.examples, shared.template, environment=environment)
         with console.progress("sampling", total, done=run.num_rollouts("eval", 0)) as bar:
             log_generations(
                 run,

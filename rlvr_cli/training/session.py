@@ -14,18 +14,18 @@ from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.config.shared.prompt import ShotOptions
 from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.data.datasets import Dataset, evaluation_spec, knows_its_fields, load_dataset
-from rlvr_cli.data.prompts import PromptTemplate, prompt_of
+from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.models.compute.bitsandbytes import check_bitsandbytes
 from rlvr_cli.models.compute.device import cuda_devices, dtype_name, faster_in_bfloat16, resolve_device
 from rlvr_cli.models.compute.liger import check_liger
 from rlvr_cli.models.directory import adapter_settings
 from rlvr_cli.models.identity import model_facts, model_path, model_shape
-from rlvr_cli.models.tokens.tokenization import encode_prompts
 from rlvr_cli.parallel.start import join
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template, needs_answers
+from rlvr_cli.rollouts.prompt_lengths import check_prompts
 from rlvr_cli.rollouts.shots import with_shots
 from rlvr_cli.runs.provenance import open_run
 from rlvr_cli.runs.readers import read_metadata, resolve_run
@@ -311,21 +311,9 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
         trackers.start(run.path)
         planned = {"updates": num_updates} if num_updates else {"steps": getattr(config, f"n_{command}_steps")}
         run.update(policy=trainer.policy.facts, planned=planned, divisions=trainer.divisions.stored)
-        teacher = trainer.trainers.replica.teacher
-        limits = (config.max_model_len, teacher and teacher.context_length)
         if inputs.questions or engine_kind(inputs.engine.name).share is None or config.samples_apart:
             run.update(sampler=sampler_facts(trainer.sampler, reason=inputs.engine.reason))
-            for examples, params in (
-                (inputs.questions, config.sampling_params),
-                (inputs.eval_dataset.examples if inputs.eval_dataset else [], config.eval_sampling_params),
-            ):
-                check_prompts(
-                    examples,
-                    inputs.template,
-                    trainer,
-                    max_tokens=config.longest_response(params.max_tokens),
-                    limit=min(filter(None, limits), default=None),
-                )
+            _check_prompts(config, inputs, trainer)
         try:
             yield trainer
         except Diverged as diverged:
@@ -339,34 +327,20 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
             run.finish("diverged")
 
 
-def check_prompts(
-    examples: Sequence[Example], template: PromptTemplate, trainer: Trainer, *, max_tokens: int, limit: int | None
-) -> None:
+def _check_prompts(config: TrainingConfig, inputs: Inputs, trainer: Trainer) -> None:
     """Raise RlvrError if a prompt and the longest response to it exceed the context, before the first step."""
-    own = trainer.policy.context_length or math.inf
-    context = min(own, limit or math.inf)
-    note = trainer.policy.context_note if context == own else ""
-    names = ("sampling_max_tokens", "eval_max_tokens")
-    given = [flag(name) for name in names if hasattr(trainer.config, name)]
-    for problem, _ in long_prompts(examples, template, trainer, max_tokens=max_tokens, context=context):
-        raise RlvrError(
-            f"{problem}, and the context holds {context}{note}.",
-            f"Remove it from the dataset, or allow only shorter responses: {' or '.join(given)}.",
+    own, teacher = trainer.policy.context_length or math.inf, trainer.trainers.replica.teacher
+    context = min(own, config.max_model_len or math.inf, (teacher and teacher.context_length) or math.inf)
+    for examples, params in (
+        (inputs.questions, config.sampling_params),
+        (inputs.eval_dataset.examples if inputs.eval_dataset else [], config.eval_sampling_params),
+    ):
+        check_prompts(
+            examples,
+            inputs.template,
+            lambda: trainer.tokenizer,
+            max_tokens=config.longest_response(params.max_tokens),
+            context=context,
+            note=trainer.policy.context_note if context == own else "",
+            options=[flag(name) for name in ("sampling_max_tokens", "eval_max_tokens") if hasattr(config, name)],
         )
-
-
-def long_prompts(
-    examples: Sequence[Example], template: PromptTemplate, trainer: Trainer, *, max_tokens: int, context: float
-) -> Iterator[tuple[str, int]]:
-    """Iterate over the prompts that, with the longest response, exceed a context: what is to be said of each, and the tokens of both."""
-    prompts = [prompt_of(e, template) for e in examples]
-    for example, prompt in zip(examples, prompts, strict=True):
-        most = len(prompt.encode(errors="replace"))  # a prompt has no more tokens than bytes: often no need to tokenize
-        if most + max_tokens <= context:
-            continue
-        length = len(encode_prompts(trainer.tokenizer, [prompt])[0])
-        if (both := length + max_tokens) > context:
-            yield (
-                f"Question {example.id} has a prompt of {length} tokens; with {max_tokens} for the response that is {both}",
-                both,
-            )

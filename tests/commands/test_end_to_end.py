@@ -11,10 +11,12 @@ import pytest
 
 from checks import findings
 from marks import slow
+from rlvr_cli.commands import eval as evaluation
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.rollouts import collect as collecting
 from rlvr_cli.runs.readers import read_rollouts, read_run
 
 ROOT = Path(__file__).parents[2]
@@ -140,6 +142,29 @@ def test_a_thinking_budget_needs_a_prompt_and_a_model_that_think(tmp_path, rlvr,
     refused = rlvr(tmp_path, "eval", "--prompt", "question_only", "--thinking-budget", 8, *given, status=1)
     assert problem in refused.err
     assert not (tmp_path / "runs").exists()
+
+
+LONG = {"question": "long " * 5000, "answer": "5"}
+
+
+def test_a_prompt_that_does_not_fit_is_named_before_anything_is_sampled(tmp_path, monkeypatch):
+    """It was found when its turn came, hours later, and the run could not be finished in any way."""
+    monkeypatch.setattr(collecting, "ASKED_ROWS", 4)
+    rows = [{"question": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(8)]
+    (tmp_path / "e.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, LONG]))
+    flags = {"dataset": str(tmp_path / "e.jsonl"), "sampling_max_tokens": 8, "runs_dir": str(tmp_path), "run": "r"}
+    with pytest.raises(RlvrError, match=r"Question e-9 has a prompt of \d+ tokens; with 8 for the response"):
+        evaluation.run(resolve(EvalConfig, flags=flags, command="eval"))
+    assert not list((tmp_path / "r/rollouts").iterdir())
+
+
+def test_a_prompt_of_a_later_dataset_that_does_not_fit_is_named_at_once(tmp_path, rlvr):
+    (tmp_path / "e.jsonl").write_text(json.dumps(LONG) + "\n")
+    command = "eval --dataset arithmetic:4,e.jsonl --sampling-max-tokens 8 --run r"
+    done = rlvr(tmp_path, *command.split(), status=1)
+    assert "Question e-1 has a prompt of" in done.err
+    assert "allow only shorter responses: --sampling-max-tokens." in done.err
+    assert not list(tmp_path.glob("runs/*/rollouts/*"))
 
 
 def test_each_dataset_is_a_run(tmp_path, rlvr):

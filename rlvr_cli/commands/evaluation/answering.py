@@ -1,8 +1,9 @@
 """Who answers in an evaluation: the sampler of a run, within a thinking budget or in an environment.
 
-Enters: the options, the prompt template and the engine. Leaves: a sampler, or an error before a run is made.
+Enters: the options, the prompt template and the engine. Leaves: a sampler, or an error before anything is sampled.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlvr_cli.config.eval import EvalConfig
@@ -10,9 +11,10 @@ from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_path
+from rlvr_cli.rollouts.prompt_lengths import check_prompts
 from rlvr_cli.samplers.episodes.open import played
 from rlvr_cli.samplers.thinking_budget import SENTENCE, BudgetedSampler, token_ids, tokens_left
-from rlvr_cli.types import Sampler
+from rlvr_cli.types import Example, Sampler
 
 
 def stop_thinking(config: EvalConfig, template: PromptTemplate) -> str:
@@ -36,6 +38,36 @@ def check_budgets(config: EvalConfig, ending: str) -> None:
 
         ending_ids = token_ids(load_tokenizer(model_path(config.model)), ending)
         tokens_left(config.sampling_params, budget=max(config.thinking_budgets), ending=ending_ids)
+
+
+def check_room(
+    config: EvalConfig,
+    sampler: Sampler,
+    examples: Sequence[Example],
+    template: PromptTemplate,
+    *,
+    environment: EnvironmentPool | None,
+) -> None:
+    """Raise RlvrError if a prompt leaves no room for the policy's tokens, which would end the run when its turn comes.
+
+    Not known before: the context of an endpoint, and prompts with which an environment begins. An episode that fills the
+    context ends by its length: what the environment says need not fit.
+    """
+    context = getattr(sampler, "context_length", None)
+    if context is None or (environment is not None and environment.begins):
+        return
+    from rlvr_cli.models.pretrained import load_tokenizer  # here: endpoints do without transformers
+
+    most = config.sampling_params.max_tokens
+    check_prompts(
+        examples,
+        template,
+        lambda: load_tokenizer(model_path(config.model)),
+        max_tokens=min(most, config.longest_response(most)),
+        context=context,
+        note=getattr(sampler, "context_note", ""),
+        options=["--sampling-max-tokens"],
+    )
 
 
 def answering(config: EvalConfig, sampler: Sampler, *, ending: str, environment: EnvironmentPool | None) -> Sampler:

@@ -158,6 +158,11 @@ class TransformersSampler:
         """As `types.JoinableSampler.context_length`."""
         return self._policy.context_length
 
+    @property
+    def context_note(self) -> str:
+        """As `models.policy.Policy.context_note`."""
+        return self._policy.context_note
+
     def sample(
         self, requests: Sequence[Request], params: SamplingParams, *, more: MoreTurns | None = None
     ) -> Generator[Completion]:
@@ -206,7 +211,7 @@ class TransformersSampler:
             if limit is not None and len(ids) + most > limit:
                 raise RlvrError(
                     f"Question {request.name or index}: its prompt has {len(ids)} tokens and up to {most} are to be "
-                    f"sampled, but the model's context holds {limit}{self._policy.context_note}.",
+                    f"sampled, but the model's context holds {limit}{self.context_note}.",
                     f"Set --sampling-max-tokens to at most {limit - len(ids)}, or leave the question out."
                     if len(ids) < limit
                     else "Leave the question out, or use a model with a longer context.",

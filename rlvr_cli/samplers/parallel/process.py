@@ -76,7 +76,7 @@ class SamplingProcess:
         self._jobs: list[_Job] = []
         self._jobs_sent = 0  # number of jobs so far
         self._last_probe: Probe | None = None
-        self._facts: dict[str, Any] | None = None  # seeding and notes of the engine, sent once it is open
+        self._facts: dict[str, Any] | None = None  # what the engine says of itself, once it is open
         self._shared, self._shares = shared or SharedTensors(), shared is not None
         place = engine_options["device"]
         device = device_of(place)
@@ -101,6 +101,11 @@ class SamplingProcess:
     def notes(self) -> list[str]:
         """The engine's `notes`, see `types.Sampler`."""
         return self._greeting["notes"]
+
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens of a prompt and its response; None: the engine does not know."""
+        return self._greeting["context_length"]
 
     @property
     def _greeting(self) -> dict[str, Any]:

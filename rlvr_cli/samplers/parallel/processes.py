@@ -66,6 +66,12 @@ class SamplingProcesses(SeveralSamplers[SamplingProcess]):
         self._await_open()
         return [*dict.fromkeys(note for process in self.members.values() for note in process.notes), *self.left_out]
 
+    @property
+    def context_length(self) -> int | None:
+        """That of the engine, see `process.SamplingProcess`."""
+        self._await_open()
+        return next(iter(self.members.values())).context_length
+
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Generator[Completion]:
         """Answer every seed of every request; completions come in the order in which they arrive.
 

@@ -44,7 +44,8 @@ def serve(connection: Connection, *, weights: int, engine: str, **engine_options
     try:
         sampler, policy_of = open_engine(engine, **engine_options)
         with playing(sampler, **engine_options) as sampler:
-            channel.answers.put(["ready", {"notes": list(sampler.notes), "seeding": sampler.seeding}])
+            facts = {"notes": list(sampler.notes), "seeding": sampler.seeding}
+            channel.answers.put(["ready", facts | {"context_length": getattr(sampler, "context_length", None)}])
             while True:
                 _answer(channel, shared, sampler, policy_of)
     except RlvrError as error:

@@ -86,6 +86,7 @@ def here(policy: Policy) -> list:
 def test_they_sample_what_one_engine_does_from_the_weights_that_they_get(start, policy):
     there = start()
     assert (there.engine, there.seeding, there.notes, there.policy_version) == ("transformers", "per-request", [], 0)
+    assert there.context_length == policy.context_length
     assert answers(there) == here(policy)
     there.load_weights(moved(policy), 4)
     assert there.policy_version == 4
