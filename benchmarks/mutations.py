@@ -1884,6 +1884,8 @@ SUPPLEMENT = [
         ("letters without an option count", "LETTERS[: len(mmlu_example", "LETTERS[: 10 * len(mmlu_example", f"{HANDOUT}parse_mmlu"),
         ("numbers keep their commas", 'number.replace(",", "").replace', "number.replace", f"{HANDOUT}parse_gsm8k"),
         ("the pair's responses have no EOS", "tokenizer, append_eos=True)", "tokenizer)", f"{HANDOUT}unconditional"),
+        ("failed grades of the handout are silent", "    if failed:\n", "    if False:\n", f"{HANDOUT}failed_grades"),
+        ("only whole dictionaries are rewards of the handout", "grade_of(reward_fn(response, truth))", 'grade_of({**reward_fn(response, truth)})', f"{HANDOUT}grader_may"),
         ("the pair has no reference", "(scores(lm) - reference).unbind()", "scores(lm).unbind()", f"{HANDOUT}unconditional"),
     ),
     *mutations_of(

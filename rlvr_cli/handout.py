@@ -4,6 +4,7 @@ The reward functions are in `rlvr_cli.graders`. The training loops use the same 
 here exist only for the handout and its supplement on instruction tuning and DPO.
 """
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,13 +21,16 @@ from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.answers.choices import LETTERS, chosen_letters
 from rlvr_cli.graders.answers.extraction import last_number
+from rlvr_cli.graders.custom import error_detail, grade_of
+from rlvr_cli.graders.pool import described_error
 from rlvr_cli.models.log_probs import compute_entropy, get_response_log_probs
 from rlvr_cli.models.tokens.packing import PackedDataset
 from rlvr_cli.models.tokens.tokenization import collate, encode, encode_prompts, pad_id_of, tokenize_prompt_and_output
 from rlvr_cli.rollouts.collect import log_generations, make_rollout
-from rlvr_cli.rollouts.grading import utc_now_naive
+from rlvr_cli.rollouts.grading import check_some_graded, utc_now_naive
 from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.terminal import console
 from rlvr_cli.training.credit.advantages import compute_group_normalized_rewards
 from rlvr_cli.training.losses.normalization import masked_mean, masked_normalize
 from rlvr_cli.training.losses.policy_gradient import (
@@ -35,7 +39,7 @@ from rlvr_cli.training.losses.policy_gradient import (
     compute_naive_policy_gradient_loss,
     compute_policy_gradient_loss,
 )
-from rlvr_cli.types import Completion, Example, Grade, Request
+from rlvr_cli.types import Completion, Example, Grade, Request, Rollout
 
 __all__ = [
     "compute_entropy",
@@ -133,7 +137,7 @@ def grpo_microbatch_train_step(
 
 def evaluate_vllm(
     vllm_model: Any,
-    reward_fn: Callable[[str, str], dict[str, float]],
+    reward_fn: Callable[[str, str], Any],
     prompts: Sequence[str],
     eval_sampling_params: Any,
     *,
@@ -143,14 +147,20 @@ def evaluate_vllm(
 ) -> None:
     """Evaluate a vLLM model on formatted prompts and serialize rows and metrics to a run directory (handout, section 3.2).
 
+    A response on which the reward function fails is a row with the error and no reward, and a warning says so.
+
     Args:
         vllm_model: a `vllm.LLM`.
-        reward_fn: (response, ground_truth) -> {"format_reward", "answer_reward", "reward"}; called in this process.
+        reward_fn: (response, ground_truth) -> {"format_reward", "answer_reward", "reward"}, or less of it, or a number, as of
+            `rlvr eval --grader FILE.py:FUNCTION`; called in this process.
         prompts: formatted prompts.
         eval_sampling_params: a `vllm.SamplingParams`.
         ground_truths: one per prompt.
         runs_dir: directory that holds the runs.
         run: the name of the run; None generates one. `rlvr analyze` shows the latest run.
+
+    Raises:
+        RlvrError: there are not as many ground truths as prompts; or, once the run is stored, not one response could be graded.
     """
     if not prompts or len(prompts) != len(ground_truths):
         raise RlvrError(
@@ -160,51 +170,70 @@ def evaluate_vllm(
     name = getattr(reward_fn, "__name__", type(reward_fn).__name__)
     outputs = vllm_model.generate(list(prompts), eval_sampling_params)
     with RunDir.create(runs_dir, "eval", name=run, metadata={"grader": name, "engine": "vllm"}) as directory:
-        rollouts = []
-        for index, (output, truth) in enumerate(zip(outputs, ground_truths, strict=True)):
-            for answer in output.outputs:
-                grade = _grade_here(reward_fn, answer.text, truth)
-                steps = zip(answer.token_ids, answer.logprobs, strict=True) if answer.logprobs else ()
-                logprobs = tuple(step[token].logprob for token, step in steps)
-                completion = Completion(
-                    request_index=index,
-                    sample_index=answer.index,
-                    text=answer.text,
-                    prompt_ids=tuple(output.prompt_token_ids or ()),
-                    token_ids=tuple(answer.token_ids),
-                    logprobs=logprobs,
-                    num_prompt_tokens=len(output.prompt_token_ids or ()),
-                    num_tokens=len(answer.token_ids),
-                    finish_reason="length" if answer.finish_reason == "length" else "stop",
-                    stop_reason=None if answer.finish_reason == "length" else str(answer.stop_reason or "eos"),
-                    mean_entropy=None,
-                )
-                rollouts.append(
-                    make_rollout(
-                        completion,
-                        grade,
-                        run_id=directory.id,
-                        phase="eval",
-                        step=0,
-                        policy_version=0,
-                        example=Example(str(index), prompts[index], truth),
-                        sample_index=answer.index,
-                        request=Request(prompts[index], (0,) * (answer.index + 1)),
-                        grader=name,
-                        sampled_at=utc_now_naive(),
-                    )
-                )
+        rollouts = [
+            _rollout(answer, output, Example(str(index), prompts[index], truth), reward_fn, name, run_id=directory.id)
+            for index, (output, truth) in enumerate(zip(outputs, ground_truths, strict=True))
+            for answer in output.outputs
+        ]
         directory.commit_rollouts("eval", 0, rollouts)
         directory.commit_metrics(0, "eval", rollout_metrics(rollouts))
         directory.finish("finished")
+    _report_failures(rollouts, directory.path)
 
 
-def _grade_here(reward_fn: Callable[[str, str], dict[str, float]], response: str, truth: str) -> Grade:
+def _rollout(
+    answer: Any, output: Any, example: Example, reward_fn: Callable[[str, str], Any], grader: str, *, run_id: str
+) -> Rollout:
+    """One of vLLM's answers to a prompt, graded, as a row. The example's question is the prompt."""
+    steps = zip(answer.token_ids, answer.logprobs, strict=True) if answer.logprobs else ()
+    completion = Completion(
+        request_index=int(example.id),
+        sample_index=answer.index,
+        text=answer.text,
+        prompt_ids=tuple(output.prompt_token_ids or ()),
+        token_ids=tuple(answer.token_ids),
+        logprobs=tuple(step[token].logprob for token, step in steps),
+        num_prompt_tokens=len(output.prompt_token_ids or ()),
+        num_tokens=len(answer.token_ids),
+        finish_reason="length" if answer.finish_reason == "length" else "stop",
+        stop_reason=None if answer.finish_reason == "length" else str(answer.stop_reason or "eos"),
+        mean_entropy=None,
+    )
+    return make_rollout(
+        completion,
+        _grade_here(reward_fn, answer.text, example.ground_truth),
+        run_id=run_id,
+        phase="eval",
+        step=0,
+        policy_version=0,
+        example=example,
+        sample_index=answer.index,
+        request=Request(example.question, (0,) * (answer.index + 1)),
+        grader=grader,
+        sampled_at=utc_now_naive(),
+    )
+
+
+def _grade_here(reward_fn: Callable[[str, str], Any], response: str, truth: str) -> Grade:
+    """Grade in this process; a reward function that fails must not lose the responses, as in a grader's worker."""
     try:
-        rewards = reward_fn(response, truth)
-        return Grade(rewards["format_reward"], rewards["answer_reward"], rewards["reward"])
-    except Exception as e:  # as in a grader's worker: a failing reward function must not lose the generated responses
-        return Grade(None, None, None, error=type(e).__name__)
+        return grade_of(reward_fn(response, truth))
+    except Exception as error:
+        code = getattr(inspect.unwrap(reward_fn), "__code__", None)
+        spec = f"{code.co_filename}:{code.co_name}" if code else ""
+        return Grade(None, None, None, error=type(error).__name__, error_detail=error_detail(error, spec, reward_fn))
+
+
+def _report_failures(rollouts: Sequence[Rollout], run: Path) -> None:
+    """Say how many grades failed, and how the first did; raise RlvrError if all did."""
+    hint = f"rlvr analyze failures {run} shows them. Correct the reward function; rlvr grade {run} --grader FILE.py:FUNCTION grades them again."
+    check_some_graded(run, of="the run", hint=hint)
+    failed = [r for r in rollouts if r.grade_error is not None]
+    if failed:
+        first = described_error(failed[0].grade_error or "", failed[0].grade_error_detail)
+        console.say(
+            f"warning: {len(failed)} of the {len(rollouts)} responses could not be graded; the first: {first}\n{hint}"
+        )
 
 
 # The supplement

@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import json
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from rlvr_cli import handout
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.handout import grpo_microbatch_train_step, sft_microbatch_train_step
+from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.training.losses.policy_gradient import HandoutLoss
 
 ARGUMENTS = {
@@ -49,6 +51,62 @@ def test_the_arguments_are_the_handouts(name):
     if names:
         ours = list(parameters.values())[len(names) :]
         assert all(p.default is not p.empty or p.kind is p.KEYWORD_ONLY for p in ours), ours
+
+
+class Answers:
+    """Stands in for a `vllm.LLM` that gives these texts, each to a prompt of its own."""
+
+    def __init__(self, *texts):
+        self.texts = texts
+
+    def generate(self, prompts, params):
+        given = {"index": 0, "token_ids": [1], "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+        answers = [SimpleNamespace(text=text, **given) for text in self.texts]
+        return [SimpleNamespace(prompt_token_ids=[2], outputs=[answer]) for answer in answers]
+
+
+def evaluated(folder, reward_fn, *texts):
+    """The rows of a run whose ground truths are all 7."""
+    prompts = [f"{i}?" for i in range(len(texts))]
+    handout.evaluate_vllm(
+        Answers(*texts), reward_fn, prompts, None, ground_truths=["7"] * len(texts), runs_dir=str(folder), run="r"
+    )
+    return read_rollouts(folder / "r").to_pylist()
+
+
+def strict(response, truth):
+    return {"reward": float(int(response) == int(truth))}
+
+
+def test_failed_grades_are_told_and_kept(tmp_path, capsys):
+    rows = evaluated(tmp_path, strict, "7", "seven", "8", "")
+    line = inspect.getsourcelines(strict)[1] + 1
+    where = f"{__file__}:{line}: invalid literal for int() with base 10"
+    assert [r["reward"] for r in rows] == [1.0, None, 0.0, None]
+    assert [r["grade_error"] for r in rows] == [None, "ValueError", None, "ValueError"]
+    assert rows[1]["grade_error_detail"] == f"{where}: 'seven'"
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"warning: 2 of the 4 responses could not be graded; the first: ValueError: {where}: 'seven'" in told
+    assert read_run(tmp_path / "r").metadata["status"] == "finished"
+
+
+def test_a_reward_function_that_fails_on_all_is_an_error_once_the_rows_are_kept(tmp_path):
+    with pytest.raises(RlvrError, match=r"2 of the 2 responses of the run could not be graded; .* invalid literal"):
+        evaluated(tmp_path, strict, "seven", "eight")
+    assert [r["response"] for r in read_rollouts(tmp_path / "r").to_pylist()] == ["seven", "eight"]
+    assert read_run(tmp_path / "r").metadata["status"] == "finished"
+
+
+def test_what_a_reward_function_returns_is_what_a_grader_may(tmp_path, capsys):
+    def of_any_form(response, truth):
+        forms = {"float": 0.5, "reward": {"reward": 1}, "answer": {"answer_reward": 1.0}, "none": None}
+        return forms[response]
+
+    rows = evaluated(tmp_path, of_any_form, "float", "reward", "answer", "none")
+    assert [r["reward"] for r in rows] == [0.5, 1.0, 1.0, None]
+    assert [r["category"] for r in rows] == ["reward_only", "reward_only", "format_1_answer_1", "grade_error"]
+    assert rows[3]["grade_error"] == "BadGrade"
+    assert "it returned None, not a number or a dictionary of rewards" in " ".join(capsys.readouterr().err.split())
 
 
 def test_sft_microbatch_train_step_worked_by_hand():
