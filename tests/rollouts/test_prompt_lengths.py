@@ -64,7 +64,7 @@ def test_a_late_prompt_is_found_among_many_long_ones(tokenizer):
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_bound_is_one_for_any_text(tokenizer, text):
-    for template in ("{question}", "Ü {question} and again {question}", "{subject}: {question}"):
+    for template in ("{question}", "17 + 25? " * 20 + "{question}{question}", "{subject}: {question}"):
         template, question = PromptTemplate("t", template), text * 50
         for example in asked(question), [replace(*asked("1?"), prompt=question)]:
             prompt = prompt_of(*example, template).encode(errors="replace").decode()
