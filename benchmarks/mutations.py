@@ -2019,6 +2019,7 @@ JUDGES = [
         ("an order counts alone", "if len(two) == ORDERS}", "}", f"{IN_PAIRS} both_orders"),
         ("ties count for what stands first", " if reward != 0.5]", "]", f"{IN_PAIRS} both_orders"),
     ),
+    Mutation("a later grade does not replace the first", "analysis/queries/sql/judge_agreement.sql", "ANTI JOIN grades USING (run_id, phase, step, example_id, sample_index, grader)", "", f"{AGREEMENT} later_counts"),
     Mutation("the judge is compared with any rule", "analysis/queries/sql/judge_agreement.sql", "ELSE grader = $rule END", "ELSE true END", f"{AGREEMENT} only_one"),
     Mutation("a failed grade counts as a disagreement", "analysis/statistics/alarms.py", " AND grades.reward IS NOT NULL AND rollouts.reward IS NOT NULL", "", "tests/analysis/statistics/test_alarms.py -k fails_is_no_disagreement"),
     Mutation("what was known is paid for", "rollouts/metrics.py", 'paid = not judgement["cached"]', "paid = True", f"{JUDGED} asked_once"),

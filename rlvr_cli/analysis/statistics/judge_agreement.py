@@ -58,7 +58,8 @@ def agreement_tables(database: Database, parameters: Mapping[str, Any], *, label
         raise RlvrError(
             f"--rule {rule} is a judge.", "Name a rule, or read what two judges say with rlvr analyze graders."
         )
-    rows = list(database.select(named_queries()["judge_agreement"].sql, parameters).records())
+    asked = {**parameters, "rule": labels} if labels else parameters  # beside labels no grader is compared
+    rows = list(database.select(named_queries()["judge_agreement"].sql, asked).records())
     if not rows:
         raise RlvrError(
             "No judge has graded these rollouts.",
@@ -174,14 +175,8 @@ def _place(row: Mapping[str, Any]) -> Place:
 
 
 def _with(rows: Sequence[Mapping[str, Any]], name: str, reward_of: Any) -> list[tuple[str, str, str, Pair]]:
-    """Pairs of each judge's verdict, once for each row, and what `reward_of(place)` is."""
-    seen: dict[tuple[Any, ...], tuple[str, str, str, Pair]] = {}
-    for row in rows:
-        pair = _pair(row, None)
-        seen.setdefault(
-            (row["judge"], *pair.place), (row["run_id"], row["judge"], name, pair._replace(other=reward_of(pair.place)))
-        )
-    return [seen[key] for key in sorted(seen, key=lambda key: (key[1], key[0], key[2:]))]
+    """Pairs of each judge's verdict and what `reward_of(place)` is; `rows` have no other grade."""
+    return [(row["run_id"], row["judge"], name, _pair(row, reward_of(_place(row)))) for row in rows]
 
 
 def graded_now(database: Database, phase: str, places: Sequence[Place], rule: str) -> dict[Place, float | None]:

@@ -117,6 +117,53 @@ def test_only_rows_without_a_grade_of_the_rule_are_graded_now_and_with_their_que
     assert [row["run_id"] for row in found["where they differ"]] == ["r", "r", "s", "s"]
 
 
+def again_by(path, grader, reward, **judged):
+    """Every row is graded again, under the name of a grader that has graded it."""
+    with RunDir.annotate(path) as run:
+        run.commit_grades(
+            "eval", 0,
+            [
+                Regrade("r", "eval", 0, e, i, grader, 0, "new", None, None, reward, None, None, "reward_only", None, **judged)
+                for e, two in ROWS.items() for i in range(len(two))
+            ],
+        )  # fmt: skip
+
+
+def test_of_two_grades_by_one_grader_the_later_counts(made, capsys, tmp_path):
+    with_rule(made)
+    again_by(made, JUDGE, 1.0, judgement=Judgement("of the new rubric", "x", "big", "s", 1, 1, cached=False))
+    found = ask(made, capsys)
+    (row,) = found["agreement"]
+    names = ("samples", "judge_right", "other_right", "only_judge", "only_other", "left_out")
+    assert [row[name] for name in names] == [7, 7, 4, 3, 0, 1]
+    assert [(r["example_id"], r["sample_index"], r["reply"]) for r in found["where they differ"]] == [
+        ("b", 0, "of the new rubric"), ("b", 1, "of the new rubric"), ("d", 0, "of the new rubric"),
+    ]  # fmt: skip
+    (tmp_path / "labels.jsonl").write_text(
+        "".join(json.dumps({"example_id": e, "label": e == "b"}) + "\n" for e in "abcd")
+    )
+    found = ask(made, capsys, labels=str(tmp_path / "labels.jsonl"))
+    (row,) = found["agreement"]
+    assert [row[name] for name in names] == [8, 8, 2, 6, 0, 0]
+    # also where the judge agrees with the stored rule, and so with no label
+    assert {r["reply"] for r in found["where they differ"]} == {"of the new rubric"}
+
+
+def test_a_rule_that_graded_a_run_twice_counts_once(made, capsys, tmp_path):
+    with RunDir.create(tmp_path, "eval", name="r1", metadata={}) as run:
+        rows = [a_rollout(run_id="r1", phase="eval", step=0, example_id=e, grader="r1_zero", reward=0.0) for e in "ab"]
+        run.commit_rollouts("eval", 0, rows)
+        for grader, reward in (("r1_zero", 1.0), (JUDGE, 1.0)):
+            grades = [
+                Regrade("r1", "eval", 0, e, 0, grader, 0, None, None, None, reward, None, None, "reward_only", None)
+                for e in "ab"
+            ]
+            run.commit_grades("eval", 0, grades)
+    for rule in ("", "r1_zero"):
+        (row,) = ask(run.path, capsys, rule=rule)["agreement"]
+        assert [row[name] for name in ("samples", "other_right", "accuracy")] == [2, 2, 1.0]
+
+
 def test_labels_are_of_a_question_or_of_a_sample(made, capsys, tmp_path):
     file = tmp_path / "labels.jsonl"
     lines = [

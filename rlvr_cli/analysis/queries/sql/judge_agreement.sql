@@ -6,9 +6,11 @@
 -- plot: none
 
 -- A row for each rollout that a judge was to grade, and each other grade of it; `rlvr analyze judge_agreement` makes its tables of them.
+-- Of the grades by one grader the last one counts: a grade of `rlvr grade` replaces the rollout's own.
 -- $judge: one of several judges. $rule: the grader to compare with, '' for every one that is no judge. $step null: all steps.
 WITH verdicts AS (
-    SELECT run_id, phase, step, example_id, sample_index, grader, reward, judgement.reply AS reply FROM rollouts
+    SELECT run_id, phase, step, example_id, sample_index, grader, reward, judgement.reply AS reply
+    FROM rollouts ANTI JOIN grades USING (run_id, phase, step, example_id, sample_index, grader)
     UNION ALL
     SELECT run_id, phase, step, example_id, sample_index, grader, reward, judgement.reply AS reply FROM grades
 )
