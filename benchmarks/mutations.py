@@ -1996,7 +1996,10 @@ JUDGES = [
     *mutations_of(
         "judges/rubric.py",
         ("the best score is the worst", "(value - first) / (last - first)", "(last - value) / (last - first)", RUBRICS + " last_line"),
-        ("the first line is the score", "lines[-1].strip(_AROUND)", "lines[0].strip(_AROUND)", RUBRICS + " last_line"),
+        ("the first line is the score", "_bare(lines[-1])", "_bare(lines[0])", RUBRICS + " last_line"),
+        ("a scale's words keep their marks", "words = [_plain(part.partition(\"=\")[0]) for part in parts]", "words = [part.partition(\"=\")[0].strip().lower() for part in parts]", RUBRICS + " last_line"),
+        ("half is five", '_AROUND.replace(".", "").replace(",", "")', "_AROUND", RUBRICS + " last_line"),
+        ("one in a list is minus one", "(?![\\d.])", "", RUBRICS + " no_score"),
         ("a score outside of the scale counts", "if not min(first, last) <= value <= max(first, last):", "if False:", RUBRICS + " no_score"),
         ("a response may hold placeholders", "_PLACEHOLDER.sub(lambda m: m[0] if m[1] not in values else _given(values[m[1]]), self.prompt)", "_PLACEHOLDER.sub(lambda m: m[0] if m[1] not in values else _given(values[m[1]]), _PLACEHOLDER.sub(lambda m: m[0] if m[1] not in values else _given(values[m[1]]), self.prompt))", RUBRICS + " no_placeholder"),
     ),

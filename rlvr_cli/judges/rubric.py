@@ -28,7 +28,7 @@ GRADING = ("question", "response", "ground_truth", "reference")  # placeholders;
 PAIRWISE = ("question", "response_a", "response_b", "ground_truth", "reference")
 _MOST_BYTES = 2**20  # of a rubric's file
 _HEAD = re.compile(r"([A-Za-z_]+)[ \t]*:[ \t]*(.*)")
-_NUMBER = r"[-+]?\d+(?:\.\d+)?"
+_NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)"
 _RANGE = re.compile(rf"({_NUMBER})\s*(?:-|–|to|\.\.)\s*({_NUMBER})")
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 _EXAMPLE = "Write for example, as its first line: scale: 1-10, or: scale: yes/no"
@@ -37,6 +37,9 @@ _LABEL = re.compile(
     r"(?i)(?:[a-z]+ )?(?:score|rating|grade|verdict|answer|judge?ment|winner)\s*(?:is|[:=])\s*(.*)", re.DOTALL
 )
 _AROUND = " \t*_`#>[](){}\"'“”‘’.,;!"
+_BEFORE = _AROUND.replace(".", "").replace(",", "")  # a number may begin with these
+_BULLET = re.compile(r"[-+•]\s+")
+_BULLET_OF_SIGNED = re.compile(r"[-+•]\s+(?![\d.])")  # in a scale with negative numbers, `- 1` may be minus one
 
 
 class NoScore(Exception):
@@ -65,16 +68,19 @@ class Scale:
 
     text: str  # as the file has it
     bounds: tuple[float, float] | None  # rewards 0 and 1
-    words: Mapping[str, float]  # in lower case -> reward
+    words: Mapping[str, float]  # as `_plain` gives them -> reward
 
     def score_of(self, reply: str) -> Score:
         """Read the score in the last line of a reply that is not empty. Raises NoScore if there is none."""
         lines = [line for line in reply.splitlines() if line.strip()]
         if not lines:
             raise NoScore("the reply is empty")
-        said = lines[-1].strip(_AROUND)
+        said = _bare(lines[-1])
+        bullet = _BULLET_OF_SIGNED if self.bounds and min(self.bounds) < 0 else _BULLET
+        if found := bullet.match(said):
+            said = _bare(said[found.end() :])
         if labeled := _LABEL.fullmatch(said):
-            said = labeled[1].strip(_AROUND)
+            said = _bare(labeled[1])
         return self._number(said) if self.bounds else self._word(said)
 
     def _number(self, said: str) -> Score:
@@ -89,7 +95,7 @@ class Scale:
         return Score(found[1], (value - first) / (last - first))
 
     def _word(self, said: str) -> Score:
-        word = " ".join(said.lower().split())
+        word = _plain(said)
         if word not in self.words:
             raise NoScore(f"the reply's last line is none of {', '.join(self.words)}: {_brief(said)}")
         return Score(word, self.words[word])
@@ -158,9 +164,9 @@ def read_scale(text: str, *, where: str) -> Scale:
         if first == last:
             raise RlvrError(f"{where} has the scale {printable(text)}, which has one score.", _EXAMPLE)
         return Scale(text, (first, last), {})
-    parts = [" ".join(part.lower().split()) for part in re.split(r"[/,]", text)]
+    parts = re.split(r"[/,]", text)
     rewards = [_reward(part) for part in parts if "=" in part]
-    words = [part.partition("=")[0].strip() for part in parts]
+    words = [_plain(part.partition("=")[0]) for part in parts]
     if len(words) < 2 or "" in words or len(set(words)) < len(words) or 0 < len(rewards) < len(words):
         raise RlvrError(f"{where} has the scale {printable(text)!r}, which is none.", _EXAMPLE)
     if not rewards and all(re.fullmatch(_NUMBER, word) for word in words):
@@ -207,6 +213,16 @@ def _reward(part: str) -> float | None:
     except ValueError:
         return None
     return reward if math.isfinite(reward) and 0 <= reward <= 1 else None
+
+
+def _bare(text: str) -> str:
+    """A text without the marks around it; a dot or a comma at its beginning is left, since it may be a number's."""
+    return text.lstrip(_BEFORE).rstrip(_AROUND)
+
+
+def _plain(word: str) -> str:
+    """A word of a scale or of a reply as they are compared: in lower case, without the marks around it."""
+    return " ".join(word.lower().strip(_AROUND).split())
 
 
 def _given(value: str | None) -> str:

@@ -32,6 +32,23 @@ def scale(text: str):
         ("good/fair/bad", "`fair`", "fair", 0.5),
         ("yes=1, partly = 0.3, no=0", "Answer: Partly", "partly", 0.3),
         ("fully right/wrong", "**Fully  right**", "fully right", 1.0),
+        ("[[A]]/[[B]]/[[C]]", "Because.\n[[B]]", "b", 0.5),  # the scale may be written as the reply shall be
+        ('"yes"/"no"', "no", "no", 0.0),
+        ("**good** = 0.9, **bad** = 0.1", "Verdict: **Good**", "good", 0.9),
+        ("yes/no", '- Verdict: "yes".', "yes", 1.0),
+        ("yes/no", "> - **no**", "no", 0.0),
+        ("yes/no", "...yes", "yes", 1.0),
+        ("1-10", "- **Score: 8/10**", "8", 7 / 9),
+        ("1-10", "- 8", "8", 7 / 9),
+        ("-1 to 1", "-1", "-1", 0.0),
+        ("-1 to 1", "**-1**", "-1", 0.0),
+        ("-1 to 1", "- Score: 1", "1", 1.0),
+        ("-1 to 1", "- **1**", "1", 1.0),
+        ("-1 to 1", "- -1", "-1", 0.0),
+        ("-1 to 1", "-.5", "-.5", 0.25),
+        ("0-10", ".5", ".5", 0.05),
+        ("0-1", "**Score: .5**.", ".5", 0.5),
+        ("0-.5", ".25", ".25", 0.5),
     ],
 )
 def test_the_last_line_is_the_score(of, reply, text, reward):
@@ -50,6 +67,10 @@ def test_the_last_line_is_the_score(of, reply, text, reward):
         ("1-10", "8/100", "no_score"),  # of another scale
         ("1-10", "nan", "no_score"),
         ("1-10", "1e1", "no_score"),
+        ("0-10", "...5", "no_score"),
+        ("0-10", ",5", "no_score"),  # half, for some
+        ("-1 to 1", "- 1", "no_score"),  # one, or minus one
+        ("1-10", "-1", "out_of_scale"),
         ("1-10", "11", "out_of_scale"),
         ("1-10", "0.99", "out_of_scale"),
         ("5-1", "6", "out_of_scale"),
@@ -110,6 +131,8 @@ def test_what_a_response_says_is_no_placeholder(tmp_path):
         ("scale: 0/1\n{response}", "does not say which number is the best"),
         ("scale: yes\n{response}", "which is none"),
         ("scale: yes/yes\n{response}", "which is none"),
+        ("scale: C/C#\n{response}", "which is none"),  # in a reply, the mark is left out
+        ("scale: yes/**\n{response}", "which is none"),
         ("scale: yes=1, no\n{response}", "which is none"),
         ("scale: yes=2, no=0\n{response}", "not from 0 to 1"),
         ("scale: yes=nan, no=0\n{response}", "not from 0 to 1"),
