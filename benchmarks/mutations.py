@@ -1297,7 +1297,7 @@ EPISODES = [
     *mutations_of(
         "data/traces.py",
         ("evaluations of a run are learned by heart", 'rows = [r for r in rows if r["phase"] == phase]', "pass", "tests/data/test_traces.py -k evaluations_are_no"),
-        ("the questions of a run are unknown", 'filled_in(r["prompt"], template, placeholder=PLACEHOLDER) or ""', '""', "tests/data/test_traces.py -k evaluations_are_no"),
+        ("the questions of a run are unknown", 'prompts.question_in(r["prompt"], ground_truth=r["ground_truth"]) or ""', '""', "tests/data/test_traces.py -k evaluations_are_no"),
         ("a run that has evaluations alone is traces", "if evaluations and not rows:", "if False:", "tests/data/test_traces.py -k evaluations_alone"),
         ("episodes that were cut off are traces", 'r["episode"]["ended_by"] in ("turns", "error")', "False", "tests/data/test_traces.py -k were_cut_off"),
         ("a conversation is graded as a whole", 'return example.conversation.messages[-1]["content"]', "return None", f"{IN_A_CHAT} as_it_is_written"),
@@ -2014,7 +2014,7 @@ JUDGES = [
         "rollouts/comparisons.py",
         ("both orders show the same", "enumerate(((a, b), (b, a)))", "enumerate(((a, b), (a, b)))", f"{IN_PAIRS} both_orders"),
         ("who is shown first wins for A", "if grade.reward is None or not comparison.swapped else 1 - grade.reward", "", f"{IN_PAIRS} both_orders"),
-        ("the same id may be another question", 'if (a["question"], a["ground_truth"]) != (b["question"], b["ground_truth"]):', 'if a["ground_truth"] != b["ground_truth"]:', f"{IN_PAIRS} another_question"),
+        ("the same id may be another question", 'if len(known) > 1 or not told or a[', 'if a[', f"{IN_PAIRS} another_question"),
         ("what was compared is compared again", 'if ("eval", 0, c.example_id, c.sample_index) not in committed', "", f"{IN_PAIRS} goes_on"),
     ),
     *mutations_of(
@@ -2027,7 +2027,9 @@ JUDGES = [
     Mutation("a failed grade counts as a disagreement", "analysis/statistics/alarms.py", " AND grades.reward IS NOT NULL AND rollouts.reward IS NOT NULL", "", "tests/analysis/statistics/test_alarms.py -k fails_is_no_disagreement"),
     Mutation("what was known is paid for", "rollouts/metrics.py", 'paid = not judgement["cached"]', "paid = True", f"{JUDGED} asked_once"),
     Mutation("a run chooses the judge's key", "config/shared/prompt.py", '.get("judge_api_key_env") == "resumed run"', '.get("judge_api_key_env") == "never"', f"{BY_JUDGE} which_key"),
-    Mutation("a question is not found in its prompt", "text.py", "return inside if found", "return None if found", f"{BY_JUDGE} known_to_the_next"),
+    Mutation("a shot is the question", "data/prompts.py", "found[-1] if len(found)", "found[0] if len(found)", "tests/rollouts/test_shots.py -k question_of_a_stored"),
+    Mutation("a guess is the question", "data/prompts.py", "if len(found) in (1, self.shots) else None", "if found else None", "tests/rollouts/test_shots.py -k several_places"),
+    Mutation("a question is not found in its prompt", "text.py", "return inside if holes", "return None if holes", f"{BY_JUDGE} known_to_the_next"),
 ]  # fmt: skip
 
 ON_TWO_NODES = "tests/parallel/test_cluster.py -k"

@@ -40,10 +40,15 @@ def storable(text: str) -> str:
 
 
 def filled_in(text: str, template: str, *, placeholder: str) -> str | None:
-    """Return what stands in a text in the place of the template's placeholder; None if the text is not made from the template."""
-    before, found, after = template.partition(placeholder)
-    inside = text[len(before) : len(text) - len(after)]
-    return inside if found and before + inside + after == text else None
+    """Return what stands in a text in each place of the template's placeholder.
+
+    None if the text is not made from the template, or if there is only white space.
+    """
+    parts = template.split(placeholder)
+    holes = len(parts) - 1
+    length, rest = divmod(len(text) - sum(map(len, parts)), holes or 1)
+    inside = text[len(parts[0]) : len(parts[0]) + max(length, 0)]
+    return inside if holes and not rest and inside.strip() and inside.join(parts) == text else None
 
 
 def redacted(text: str) -> str:

@@ -1,10 +1,10 @@
-"""`printable` escapes all characters that a terminal acts on; `storable` escapes all that UTF-8 cannot encode."""
+"""`printable` escapes all characters that a terminal acts on, `storable` all that UTF-8 cannot encode; `filled_in` undoes a template."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr_cli.text import printable, storable
+from rlvr_cli.text import filled_in, printable, storable
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))  # surrogates included
 
@@ -37,3 +37,22 @@ def test_storable_is_utf8_and_keeps_good_text(text):
     storable(text).encode()
     if not any(0xD800 <= ord(c) <= 0xDFFF for c in text):
         assert storable(text) == text
+
+
+@pytest.mark.slow
+@settings(max_examples=40)
+@given(
+    question=st.text(min_size=1, max_size=30),
+    parts=st.lists(st.text(max_size=10).filter(lambda t: "{question}" not in t), min_size=2, max_size=4),
+)
+def test_a_question_is_read_back_from_its_prompt(question, parts):
+    template = "{question}".join(parts)
+    expected = question if question.strip() else None
+    assert filled_in(template.replace("{question}", question), template, placeholder="{question}") == expected
+
+
+def test_a_prompt_of_another_template_has_no_question():
+    assert filled_in("Q: 1? A:", "Q: {question} B:", placeholder="{question}") is None
+    assert filled_in("Q: 1? 2? A:", "Q: {question} {question} A:", placeholder="{question}") is None
+    assert filled_in("anything", "no place for it", placeholder="{question}") is None
+    assert filled_in("", "{question}", placeholder="{question}") is None

@@ -1,19 +1,25 @@
 """Prompt templates: text with `{question}` in it.
 
-Enters: the name of a built-in template (prompts/NAME.prompt) or a file, and a question. Leaves: the prompt. Only
-`{question}` is special in a template, and `{subject}` where the question has one; nothing is special in a question.
+Enters: the name of a built-in template (prompts/NAME.prompt) or a file, and a question. Leaves: the prompt; and of a stored
+prompt, the question. Only `{question}` is special in a template, and `{subject}` where the question has one; nothing is special in
+a question.
 """
 
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.multiple_choice import subject_of
+from rlvr_cli.runs.readers import fact_of, prompt_template
+from rlvr_cli.text import filled_in
 from rlvr_cli.types import Example
 
 PLACEHOLDER, SUBJECT = "{question}", "{subject}"
+SEPARATOR = "\n\n"  # after each shot of --shots
 _DIRECTORY = Path(__file__).parent / "prompts"
 
 
@@ -37,6 +43,45 @@ class PromptTemplate:
         parts = (self.text[: self.start], self.text[self.start :])
         before, message = (places.sub(lambda place: values[place[0]], part) for part in parts)
         return before + shots + message
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPrompts:
+    """How a run has made prompts of its questions, as far as run.json tells."""
+
+    template: str = ""  # empty: unknown
+    start: int = 0  # where the user's message begins, in a chat template
+    shots: int = 0  # before each question
+
+    def question_in(self, prompt: str, *, ground_truth: str = "") -> str | None:
+        """The question in one of these prompts; None if it is not known.
+
+        With shots it begins after an empty line, as each shot but the first does. So as many places fit the template as there are
+        shots, or one if the shots have other prompts. If more fit, since a text has empty lines of its own, it is not known.
+        """
+        before, message = self.template[: self.start], self.template[self.start :]
+        subject = subject_of(ground_truth) if SUBJECT in message else ""
+        message = message.replace(SUBJECT, subject) if subject else message
+        if not self.shots or not prompt.startswith(before):
+            return filled_in(prompt, before + message, placeholder=PLACEHOLDER)
+        asked = prompt.removeprefix(before)
+        rests = [asked[place.end() :] for place in re.finditer(SEPARATOR, asked)]
+        found = [question for rest in rests if (question := filled_in(rest, message, placeholder=PLACEHOLDER))]
+        return found[-1] if len(found) in (1, self.shots) else None
+
+
+def stored_prompts(metadata: Mapping[str, Any]) -> StoredPrompts:
+    """How a run has made its prompts. Where the shots stand in a chat template is known of a built-in --prompt alone.
+
+    Args:
+        metadata: its run.json.
+    """
+    template, shots = prompt_template(metadata), fact_of(metadata, "dataset", "shots", "count")
+    if not isinstance(shots, int) or not shots:
+        return StoredPrompts(template)
+    name = fact_of(metadata, "prompt", "name")
+    start = template.find(load_prompt(name).text.strip()) if name in prompt_names() else 0
+    return StoredPrompts(template, max(start, 0), shots)
 
 
 def prompt_names() -> list[str]:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlvr_cli.data.datasets import dataset_names, load_dataset
-from rlvr_cli.data.prompts import PLACEHOLDER, PromptTemplate, after, opens_thinking, prompt_of
+from rlvr_cli.data.prompts import PromptTemplate, after, opens_thinking, prompt_of, stored_prompts
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import multiple_choice
-from rlvr_cli.runs.readers import is_run, prompt_template, read_rollouts, read_run, resolve_run
-from rlvr_cli.text import filled_in
+from rlvr_cli.runs.readers import is_run, read_rollouts, read_run, resolve_run
 from rlvr_cli.types import ENVIRONMENT, Example, Graders
 
 _TRAIN = ("sft", "ei", "grpo", "ppo", "dpo", "distill")  # the commands whose evaluations are of held-out questions
@@ -141,7 +140,7 @@ def _from_run(path: Path) -> Traces:
             "Sample responses to questions that are not held out: rlvr eval.",
         )
     rows.sort(key=lambda r: (r["step"], r["example_id"], r["sample_index"]))
-    template = prompt_template(run.metadata)
+    prompts = stored_prompts(run.metadata)
     digest = hashlib.sha256()
     examples, token_ids, graded = [], {}, {}
     for r in rows:
@@ -149,7 +148,7 @@ def _from_run(path: Path) -> Traces:
         digest.update(f"{key}\0{r['prompt']}\0{r['response']}\0{r['ground_truth']}\0".encode())
         if r["finish_reason"] == "length" or (r["episode"] and r["episode"]["ended_by"] in ("turns", "error")):
             continue  # it would teach the model to stop in the middle
-        question = filled_in(r["prompt"], template, placeholder=PLACEHOLDER) or ""
+        question = prompts.question_in(r["prompt"], ground_truth=r["ground_truth"]) or ""
         examples.append(Example(key, question, r["ground_truth"], prompt=r["prompt"], response=r["response"]))
         if r["prompt_ids"] and r["response_ids"]:
             facts = r["turn_facts"]  # older runs have none

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr_cli.data.prompts import PLACEHOLDER
+from rlvr_cli.data.prompts import stored_prompts
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.judges.rubric import Rubric
 from rlvr_cli.rollouts.grading import grade_fields, utc_now_naive
 from rlvr_cli.rollouts.regrade import graded_text
-from rlvr_cli.runs.readers import RunInfo, prompt_template, read_parts
-from rlvr_cli.text import filled_in
+from rlvr_cli.runs.readers import RunInfo, read_parts
 from rlvr_cli.types import Grade, Phase, Rollout
 
 COLUMNS = ("step", "example_id", "sample_index", "prompt", "response", "ground_truth", "episode")
@@ -56,13 +55,8 @@ def comparisons_of(
     found: list[Comparison] = []
     for example, sample in (key for key in common if key[0] in kept):
         a, b = first[example, sample], second[example, sample]
-        if (a["question"], a["ground_truth"]) != (b["question"], b["ground_truth"]):
-            raise RlvrError(
-                f"{example} is one question in {runs[0].id} and another one in {runs[1].id}.",
-                "Evaluate both on the same --dataset.",
-            )
         truth = a["ground_truth"] or None
-        known = {"question": a["question"], "ground_truth": truth, "reference": truth}
+        known = {"question": _question(a, b, example=example, runs=runs), "ground_truth": truth, "reference": truth}
         for order, (shown, other) in enumerate(((a, b), (b, a))):
             text = rubric.fill({**known, "response_a": shown["response"], "response_b": other["response"]})
             found.append(Comparison(example, sample * ORDERS + order, a["ground_truth"], text))
@@ -70,19 +64,46 @@ def comparisons_of(
 
 
 def _responses(run: RunInfo, *, phase: Phase, step: int | None) -> dict[tuple[str, int], Mapping[str, Any]]:
-    """Return (example_id, sample_index) -> question, response and ground truth, of one step."""
-    template = prompt_template(run.metadata)
+    """Return (example_id, sample_index) -> prompt, question, response and ground truth, of one step.
+
+    A question that is not known is None after --shots, else the prompt.
+    """
+    prompts = stored_prompts(run.metadata)
     rows = [row for part in read_parts(run.path, phase=phase, step=step, columns=COLUMNS) for row in part.to_pylist()]
     last = max((row["step"] for row in rows), default=0) if step is None else step
     return {
         (row["example_id"], row["sample_index"]): {
-            "question": filled_in(row["prompt"], template, placeholder=PLACEHOLDER) or row["prompt"],
+            "prompt": row["prompt"],
+            "question": prompts.question_in(row["prompt"], ground_truth=row["ground_truth"])
+            or (None if prompts.shots else row["prompt"]),
             "response": graded_text(row),
             "ground_truth": row["ground_truth"],
         }
         for row in rows
         if row["step"] == last
     }
+
+
+def _question(a: Mapping[str, Any], b: Mapping[str, Any], *, example: str, runs: tuple[RunInfo, RunInfo]) -> str:
+    """The question that two rows answer; the prompt, if both have the same and it does not tell the question.
+
+    Raises:
+        RlvrError: they answer different ones, or it is not known that they answer the same.
+    """
+    first, second = (run.id for run in runs)
+    known = {row["question"] for row in (a, b)} - {None}
+    if not known and a["prompt"] != b["prompt"]:
+        raise RlvrError(
+            f"Whether {example} is the same question in {first} and {second} cannot be told: their shots differ, and have empty lines.",
+            "Compare runs that have the same --shots, or of which one has none.",
+        )
+    question = min(known, default=a["prompt"])
+    told = all(question in row["prompt"] for row in (a, b))  # where one prompt alone tells it, it stands in the other
+    if len(known) > 1 or not told or a["ground_truth"] != b["ground_truth"]:
+        raise RlvrError(
+            f"{example} is one question in {first} and another one in {second}.", "Evaluate both on the same --dataset."
+        )
+    return question
 
 
 def missing(comparisons: Sequence[Comparison], committed: set[tuple[Any, ...]]) -> list[Comparison]:

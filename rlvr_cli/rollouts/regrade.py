@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rlvr_cli.config.store.grade import PhaseChoice
-from rlvr_cli.data.prompts import PLACEHOLDER
+from rlvr_cli.data.prompts import StoredPrompts, stored_prompts
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.custom import example_of_truth
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import COMMIT_ROWS, COMMIT_SECONDS, Progress
 from rlvr_cli.rollouts.grading import GRADING_AHEAD, grade_fields
-from rlvr_cli.runs.readers import prompt_template
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.text import filled_in
 from rlvr_cli.types import Grade, Graders, Phase, Regrade
 
 T = TypeVar("T")
@@ -124,9 +122,9 @@ def _regrade_step(
 
     def submit(batch: Sequence[dict[str, Any]]) -> Future[list[Grade]]:
         pairs = [(graded_text(r), r["ground_truth"]) for r in batch]
-        return pool.submit(pairs, example_of=lambda i: known_example(batch[i], template=template))
+        return pool.submit(pairs, example_of=lambda i: known_example(batch[i], prompts=prompts))
 
-    committed, template = time.monotonic(), prompt_template(run.metadata)
+    committed, prompts = time.monotonic(), stored_prompts(run.metadata)
     try:
         for batch, grades in graded_batches(rows, submit, stop=stop):
             for row, grade in zip(batch, grades, strict=True):
@@ -181,17 +179,16 @@ def graded_batches(
             grades.cancel()
 
 
-def known_example(row: Mapping[str, Any], *, template: str = "") -> dict[str, Any]:
+def known_example(row: Mapping[str, Any], *, prompts: StoredPrompts) -> dict[str, Any]:
     """Reconstruct the fields of an example from its rollout; unknown fields are None.
 
     Args:
-        template: of the run's prompts; the question is what stands in its place. Empty: it is unknown.
+        prompts: of the run.
     """
-    question = filled_in(row["prompt"], template, placeholder=PLACEHOLDER)
     return example_of_truth(row["ground_truth"]) | {
         "id": row["example_id"],
         "prompt": row["prompt"],
-        "question": question,
+        "question": prompts.question_in(row["prompt"], ground_truth=row["ground_truth"]),
     }
 
 

@@ -16,14 +16,12 @@ from rlvr_cli.config.shared.prompt import ShotOptions
 from rlvr_cli.config.shared.questions import REASONING_GYM, VERIFIERS
 from rlvr_cli.data.datasets import Dataset, load_dataset
 from rlvr_cli.data.mmlu import MMLU
-from rlvr_cli.data.prompts import PromptTemplate, load_prompt, prompt_of
+from rlvr_cli.data.prompts import SEPARATOR, PromptTemplate, load_prompt, prompt_of
 from rlvr_cli.data.traces import response_from_solution
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.multiple_choice import subject_of
 from rlvr_cli.runs.storage.spilled import spilled
 from rlvr_cli.types import Example
-
-SEPARATOR = "\n\n"
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.data.prompts import PromptTemplate, prompt_of
+from rlvr_cli.data.prompts import PromptTemplate, prompt_of, stored_prompts
 from rlvr_cli.graders import reference_response
 from rlvr_cli.rollouts.metrics import mean_or_none
 from rlvr_cli.rollouts.regrade import GRADED_COLUMNS, graded_text, known_example
-from rlvr_cli.runs.readers import prompt_template, read_parts, read_run
+from rlvr_cli.runs.readers import read_parts, read_run
 from rlvr_cli.types import Example, Grade, Graders, Table
 
 SHOWN_CASES = 2  # of each kind
@@ -75,9 +75,9 @@ def question_cases(examples: Sequence[Example], template: PromptTemplate, *, gra
 
 def stored_cases(run: Path, *, limit: int) -> list[Case]:
     """Return the first stored responses of a run, as `rlvr grade` gives them to a grader."""
-    template = prompt_template(read_run(run).metadata)
+    prompts = stored_prompts(read_run(run).metadata)
     rows = (row for part in read_parts(run, columns=GRADED_COLUMNS) for row in part.to_pylist())
-    return [Case("stored", graded_text(row), known_example(row, template=template)) for row in islice(rows, limit)]
+    return [Case("stored", graded_text(row), known_example(row, prompts=prompts)) for row in islice(rows, limit)]
 
 
 def try_grader(pool: Graders, cases: Sequence[Case]) -> list[Trial]:

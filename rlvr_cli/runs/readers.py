@@ -126,11 +126,17 @@ def _check_values(path: Path, metadata: dict[str, Any]) -> None:
         raise damaged_file(path, "it has a number that is not finite") from None
 
 
+def fact_of(metadata: Mapping[str, Any], *names: str) -> Any:
+    """What run.json has at facts.NAME.NAME…; None if it has nothing there."""
+    found = metadata.get("facts")
+    for name in names:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
 def prompt_template(metadata: Mapping[str, Any]) -> str:
     """The text of a run's prompt template; empty if run.json does not tell."""
-    facts = metadata.get("facts")
-    prompt = facts.get("prompt") if isinstance(facts, dict) else None
-    text = prompt.get("text") if isinstance(prompt, dict) else None
+    text = fact_of(metadata, "prompt", "text")
     return text if isinstance(text, str) else ""
 
 

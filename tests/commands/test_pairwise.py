@@ -118,6 +118,32 @@ def test_a_comparison_goes_on_and_a_changed_run_is_named(pairwise, judge, tmp_pa
     assert "its b manifest_sha256 was" in pairwise("--resume", "r", given=(), status=1).err
 
 
+def with_shots(root, name, shots):
+    """A run that has answered the questions of `ANSWERS` after these shots."""
+    facts = {"prompt": {"name": "p", "text": "{question}\nA:"}, "dataset": {"shots": {"count": 2}}}
+    with RunDir.create(root, "eval", name=name, metadata={"facts": facts}) as run:
+        rows = [
+            a_rollout(run_id=name, phase="eval", step=0, example_id=e, prompt=f"{shots}Q {e}\nA:", response=two[0])
+            for e, two in ANSWERS.items()
+        ]
+        run.commit_rollouts("eval", 0, rows)
+
+
+def test_a_run_with_shots_is_compared_and_the_judge_reads_the_question_alone(pairwise, judge, tmp_path):
+    for name, shots in (("clear", "1\nA: 2\n\n3\nA: 4\n\n"), ("unclear", "1\nA: 2\n\n5\n\n3\nA: 4\n\n")):
+        with_shots(tmp_path / "runs", name, shots)
+        judge.bodies.clear()
+        (row,) = json.loads(pairwise(name, "second", "--run", f"of-{name}").out)
+        assert row["pairs"] == 5
+        texts = [asked(body) for body in judge.bodies]
+        assert "Which response to Q a is better?\n<first>a long one</first>\n<second>short</second>" in texts
+    with_shots(tmp_path / "runs", "again", "1\nA: 2\n\n5\n\n3\nA: 4\n\n")
+    pairwise("unclear", "again", "--limit", 1)
+    assert "Which response to 1\nA: 2" in asked(judge.bodies[-1])  # which part of it is the question cannot be told
+    with_shots(tmp_path / "runs", "others", "1\nA: 2\n\n5\n\n\n6\nA: 4\n\n")
+    assert "Whether a is the same question in unclear and others" in pairwise("unclear", "others", status=1).err
+
+
 def test_an_id_of_another_question_is_refused(pairwise, tmp_path):
     with RunDir.create(tmp_path / "runs", "eval", name="other", metadata={}) as run:
         run.commit_rollouts(

@@ -8,7 +8,7 @@ import pytest
 from llamas import write_chat_qwen
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.grpo import GrpoConfig
-from rlvr_cli.data.prompts import load_prompt, prompt_of
+from rlvr_cli.data.prompts import load_prompt, prompt_of, stored_prompts
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.tokens.chat import ChatTemplate, chat_prompt
 from rlvr_cli.rollouts.inputs import load_questions, load_template
@@ -150,6 +150,51 @@ def test_in_a_chat_the_shots_are_in_the_users_message(folder):
     asked = chat.render(chat.with_system([{"role": "user", "content": f"{shots}{raw.fill('q')}"}]))
     assert template.fill("q", shots=shots) == asked
     assert template.fill("q") == chat.render(chat.with_system([{"role": "user", "content": raw.fill("q")}]))
+
+
+@pytest.mark.parametrize("prompt", ["prompt", "about", "twice", "r1_zero", "question_only"])
+def test_the_question_of_a_stored_prompt_is_the_datasets(folder, prompt):
+    (folder / "about").write_text("About {subject}: {question}\nAnswer:")
+    (folder / "twice").write_text("{question}\nAgain: {question}\nAnswer:")
+    template = load_prompt(prompt)
+    for shots in (0, 1, 3):
+        config = EvalConfig(dataset="mmlu:mmlu", prompt=prompt, shots=shots)
+        plain = load_questions(replace(config, shots=0), purpose="eval", template=template)
+        shown = load_questions(config, purpose="eval", template=template)
+        stored = stored_prompts({"facts": {"dataset": shown.facts, "prompt": {"name": prompt, "text": template.text}}})
+        for example, asked in zip(plain.examples, shown.examples, strict=True):
+            text = prompt_of(asked, template)
+            assert stored.question_in(text, ground_truth=asked.ground_truth) == example.question
+            assert stored.question_in(f"Other. {text} ", ground_truth=asked.ground_truth) != example.question
+
+
+def stored(text, shots, name="p"):
+    return stored_prompts({"facts": {"dataset": {"shots": {"count": shots}}, "prompt": {"name": name, "text": text}}})
+
+
+def test_a_question_that_may_begin_at_several_places_is_unknown():
+    at_once = "1\nAnswer: a\n\n2\nAnswer: b\n\n3\nAnswer:"
+    assert stored("{question}\nAnswer:", 2).question_in(at_once) == "3"
+    assert stored("{question}\nAnswer:", 2).question_in(at_once.replace("b", "b\n\nmore")) is None
+    assert stored("{question}\nAnswer:", 2).question_in(at_once.replace("3", "3\n\nmore")) is None
+    headed = "Q: 1\nA: a\n\nb\n\nQ: 2\nA: c\n\nQ: 3\n\nmore\nA:"
+    assert stored("Q: {question}\nA:", 2).question_in(headed) == "3\n\nmore", "empty lines elsewhere are no beginning"
+    assert stored("Q: {question}\nA:", 2).question_in("1 a\n\n2 b\n\nQ: 3\nA:") == "3", (
+        "shots with prompts of their own"
+    )
+    assert stored("Q: {question}\nB:", 2).question_in(headed) is None
+    for broken in ({}, {"facts": 1}, {"facts": {"prompt": {"text": 1}, "dataset": {"shots": {"count": "x"}}}}):
+        assert stored_prompts(broken).question_in("q") is None
+
+
+def test_in_a_chat_the_question_stands_behind_the_shots(folder):
+    chat = ChatTemplate(write_chat_qwen(folder / "model"), system="Be\n\nbrief.")
+    for name in ("question_only", "alpaca"):
+        raw = load_prompt(name)
+        template = chat_prompt(raw, chat)
+        shots = f"{raw.fill('a')} b\n\n{raw.fill('c')} d\n\n"
+        assert stored(template.text, 2, name).question_in(template.fill("q", shots=shots)) == "q"
+        assert stored(template.text, 0, name).question_in(template.fill("q")) == "q"
 
 
 def test_where_there_are_no_traces_it_is_said(folder, forks):

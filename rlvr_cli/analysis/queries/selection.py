@@ -16,7 +16,7 @@ from typing import Any
 
 from rlvr_cli.analysis.queries.database import Database
 from rlvr_cli.config.grpo import Language
-from rlvr_cli.data.prompts import PLACEHOLDER
+from rlvr_cli.data.prompts import StoredPrompts
 from rlvr_cli.graders.language import language_share
 from rlvr_cli.types import Example
 
@@ -153,14 +153,14 @@ def read_samples(
     phase: str,
     step: int | None,
     condition: str,
-    templates: Mapping[str, str],
+    prompts: Mapping[str, StoredPrompts],
     rules: ThinkingRules,
 ) -> tuple[list[Item], dict[str, Question]]:
     """Read the rollouts of runs as items, and their questions by key.
 
     Args:
         condition: SQL as returned by `Database.condition`.
-        templates: run id -> the run's prompt template.
+        prompts: run id -> how the run has made its prompts.
         rules: what the thinking of a response must be.
     """
     chosen = {"phase": phase, "step": step}
@@ -171,7 +171,7 @@ def read_samples(
     )
     for key, run_id, prompt, example_id, truth, n, right in database.rows(sql, chosen):
         known = questions.get(key)  # another run may have asked it too
-        text = (known and known.text) or question_of(prompt, templates.get(run_id, ""))
+        text = (known and known.text) or prompts[run_id].question_in(prompt, ground_truth=truth)
         questions[key] = Question(
             id=min(example_id, known.id) if known else example_id,
             text=text,
@@ -260,17 +260,6 @@ def response_rows(
     for row in database.rows(sql, {"phase": phase, "step": step}):
         if tuple(row[:5]) in keys:
             yield {"key": tuple(row[:5]), "question": row[5]} | dict(zip(columns, row[6:], strict=True))
-
-
-def question_of(prompt: str, template: str) -> str | None:
-    """Extract the question from a prompt that was made with the template; None if the prompt does not fit the template."""
-    parts = template.split(PLACEHOLDER)
-    holes = len(parts) - 1
-    length, rest = divmod(len(prompt) - sum(map(len, parts)), holes or 1)
-    if not holes or rest or length < 1:
-        return None
-    question = prompt[len(parts[0]) : len(parts[0]) + length]
-    return question if question.strip() and template.replace(PLACEHOLDER, question) == prompt else None
 
 
 # What is kept

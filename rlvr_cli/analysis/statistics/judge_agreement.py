@@ -17,10 +17,10 @@ from rlvr_cli.analysis.statistics.estimators import Estimate, share_of
 from rlvr_cli.analysis.statistics.grade_changes import cohen_kappa
 from rlvr_cli.config.shared.prompt import PromptOptions, is_judge
 from rlvr_cli.data.files import BadRow, Row, file_rows, text_of
+from rlvr_cli.data.prompts import stored_prompts
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.rollouts.grading import open_graders
 from rlvr_cli.rollouts.regrade import graded_text, known_example
-from rlvr_cli.runs.readers import prompt_template
 from rlvr_cli.types import Table
 
 Place = tuple[Any, ...]  # the values of `_PLACE`
@@ -184,10 +184,10 @@ def graded_now(database: Database, phase: str, places: Sequence[Place], rule: st
     columns = {name: list(values) for name, values in zip(_PLACE, zip(*places, strict=True), strict=True)}
     rows = list(database.select(_WANTED, {**columns, "phase": phase}).records())
     runs = database.select("SELECT run_id, metadata FROM runs").rows
-    templates = {run: prompt_template(json.loads(metadata)) for run, metadata in runs}
+    prompts = {run: stored_prompts(json.loads(metadata)) for run, metadata in runs}
     with open_graders(rule, PromptOptions()) as pool:
         pairs = [(graded_text(row), row["ground_truth"]) for row in rows]
-        grades = pool.grade(pairs, example_of=lambda i: known_example(rows[i], template=templates[rows[i]["run_id"]]))
+        grades = pool.grade(pairs, example_of=lambda i: known_example(rows[i], prompts=prompts[rows[i]["run_id"]]))
     return {_place(row): grade.reward for row, grade in zip(rows, grades, strict=True)}
 
 

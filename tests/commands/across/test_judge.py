@@ -132,6 +132,14 @@ def test_stored_responses_are_graded_by_a_judge_and_their_replies_are_known_to_t
     assert findings(run) == []
 
 
+def test_a_judge_is_asked_the_same_of_a_stored_response_with_shots(rlvr, judge, tmp_path):
+    (tmp_path / "p").write_text("Q: {question}\nA:")
+    rlvr("eval", *FEW, "--prompt", "p", "--shots", 2, "--run", "r")
+    paid = len(judge.bodies)
+    rlvr("grade", "r")
+    assert len(judge.bodies) == paid
+
+
 def test_an_interrupted_again_goes_on_to_ask_the_judge_anew(rlvr, judge, tmp_path):
     with RunDir.create(tmp_path / "runs", "eval", name="r", metadata={}) as run:
         for step in (0, 1):

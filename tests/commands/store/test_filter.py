@@ -8,11 +8,9 @@ from pathlib import Path
 from weakref import WeakSet
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from factories import a_rollout
-from rlvr_cli.analysis.queries.selection import Item, Question, Selected, find_contaminated, normalized, question_of
+from rlvr_cli.analysis.queries.selection import Item, Question, Selected, find_contaminated, normalized
 from rlvr_cli.commands.store.filter import encoded
 from rlvr_cli.commands.store.filter import run as filter_run
 from rlvr_cli.commands.store.filtering.rows import fused_rows
@@ -378,6 +376,15 @@ def test_a_run_without_its_template_gives_traces_alone(tmp_path, call):
             call(run.path, out="other.jsonl", **flags)
 
 
+def test_a_question_that_was_asked_with_shots_is_written_without_them(tmp_path, call):
+    facts = {"prompt": {"name": "p", "text": "Q: {question}\nA:"}, "dataset": {"shots": {"count": 2}}}
+    prompt = "Q: 1\nA: 2\n\nQ: 3\nA: 4\n\nQ: 5\nA:"
+    with RunDir.create(tmp_path / "runs", "eval", name="r", metadata={"facts": facts}) as run:
+        run.commit_rollouts("eval", 0, [a_rollout(run_id="r", phase="eval", step=0, prompt=prompt, response="6")])
+    rows, _ = call(run.path, emit="questions")
+    assert [row["question"] for row in rows] == ["5"]
+
+
 def write(path: Path, rows) -> str:
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
     return str(path)
@@ -475,25 +482,6 @@ def test_rollouts_are_decontaminated_by_their_questions(made, call, tmp_path):
     assert starts(rows) == "aAbch"
     assert stages[-1] == ("decontaminate", 5, 3)
     assert not set(starts(rows_of(tmp_path / "out-control.jsonl"))) & set("def")  # nor does the control have them
-
-
-@pytest.mark.slow
-@settings(max_examples=40)
-@given(
-    question=st.text(min_size=1, max_size=30),
-    parts=st.lists(st.text(max_size=10).filter(lambda t: "{question}" not in t), min_size=2, max_size=4),
-)
-def test_a_question_is_read_back_from_its_prompt(question, parts):
-    template = "{question}".join(parts)
-    expected = question if question.strip() else None
-    assert question_of(template.replace("{question}", question), template) == expected
-
-
-def test_a_prompt_of_another_template_has_no_question():
-    assert question_of("Q: 1? A:", "Q: {question} B:") is None
-    assert question_of("Q: 1? 2? A:", "Q: {question} {question} A:") is None
-    assert question_of("anything", "no place for it") is None
-    assert question_of("", "{question}") is None
 
 
 def test_contamination_finds_every_planted_run_of_words():

@@ -36,8 +36,9 @@ from rlvr_cli.config.parsing.command_line import typed_options
 from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.config.store.filter import FilterConfig
 from rlvr_cli.data.datasets import load_dataset
+from rlvr_cli.data.prompts import stored_prompts
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.readers import RunInfo, prompt_template, read_run, resolve_runs
+from rlvr_cli.runs.readers import RunInfo, read_run, resolve_runs
 from rlvr_cli.terminal import console
 
 
@@ -57,14 +58,14 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str], opened: ExitStack
         phase=phase,
         step=config.step,
         condition=condition,
-        templates={i.id: prompt_template(i.metadata) for i in infos},
+        prompts={i.id: stored_prompts(i.metadata) for i in infos},
         rules=thinking_rules(config),
     )
     _check_every_run_has_rollouts(infos, items, phase=phase, step=config.step)
     unknown = sum(q.text is None for q in questions.values())
     if unknown and (evaluation or config.emit in ("questions", "fused")):
         raise RlvrError(
-            f"{unknown} of {len(questions)} questions cannot be extracted from their prompts: run.json has no template for them.",
+            f"{unknown} of {len(questions)} questions cannot be extracted from their prompts: run.json does not tell which part is the question.",
             "Use --emit traces without --decontaminate-against: it needs only the prompts.",
         )
     if config.emit == "questions":
