@@ -1232,7 +1232,7 @@ EPISODES = [
     Mutation("phases that were not reached are graded as before", "commands/store/grade.py", 'if p in begun else {"again": True}', 'if True else {"again": True}', "tests/commands/store/test_grade.py -k again"),
     Mutation("an interrupted evaluation of several runs starts over", "commands/evaluation/several_runs.py", ' | {"run": config.run}', "", "tests/commands/test_end_to_end.py -k interrupted"),
     Mutation("runs that do not fit a page are left out unsaid", "analysis/live/server.py", "[MAX_RUNS:])", "[:0])", "tests/analysis/live/test_server.py -k do_not_fit"),
-    Mutation("a tie in the list is a loss", "analysis/queries/run_list.py", '(SEARCH, "pairwise")', "(SEARCH,)", "tests/commands/store/test_runs.py -k wins"),
+    Mutation("a tie in the list is a loss", "analysis/queries/run_list.py", '(SEARCH, COMPARISON)', "(SEARCH,)", "tests/commands/store/test_runs.py -k wins"),
     Mutation("rollouts of verifiers go on when their episode has ended", "environments/worker.py", "                give_up()\n", "                pass\n", "tests/environments/test_verifiers.py -k has_ended_ends"),
     Mutation("rubrics of verifiers lose what they measure", "environments/verifiers.py", 'output.get("metrics") or {}', "{}", "tests/environments/test_verifiers.py"),
     *mutations_of(
@@ -2015,6 +2015,8 @@ JUDGES = [
         ("both orders show the same", "enumerate(((a, b), (b, a)))", "enumerate(((a, b), (a, b)))", f"{IN_PAIRS} both_orders"),
         ("who is shown first wins for A", "if grade.reward is None or not comparison.swapped else 1 - grade.reward", "", f"{IN_PAIRS} both_orders"),
         ("the same id may be another question", 'if len(known) > 1 or not told or a[', 'if a[', f"{IN_PAIRS} another_question"),
+        ("ten comes before two", "second.keys(), key=_place)", "second.keys())", f"{IN_PAIRS} counterpart"),
+        ("what has no counterpart is left out in silence", "f\"note: {' and '.join(alone)} {note}\" if alone else \"\"", '""', f"{IN_PAIRS} counterpart"),
         ("what was compared is compared again", 'if ("eval", 0, c.example_id, c.sample_index) not in committed', "", f"{IN_PAIRS} goes_on"),
     ),
     *mutations_of(

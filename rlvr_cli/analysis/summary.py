@@ -19,6 +19,7 @@ from rlvr_cli.types import Table
 
 AT_END_SECONDS = 3600.0  # time limit of each query of a summary at the end of a run, which took far longer
 SEARCH = "discover"  # the command whose runs are searches
+COMPARISON = "pairwise"  # the command whose runs are comparisons of two others
 SEARCH_TABLES = ("searches", "attempt_errors", "best_score_at_k")  # the named queries that are the summary of a search
 HANDOUT_CATEGORIES = ("format_1_answer_1", "format_1_answer_0", "format_0_answer_0")
 

@@ -37,12 +37,12 @@ def run(config: PairwiseConfig) -> None:
         StopRequest() as stop,
         tracked(config.track, project=config.track_project) as trackers,
     ):
-        pairs = comparisons_of((a, b), judge.rubric, phase=config.phase, step=config.step, limit=config.limit)
+        pairs, note = comparisons_of((a, b), judge.rubric, phase=config.phase, step=config.step, limit=config.limit)
         facts = {**judge.facts, "dataset": {"name": f"{a.id}-{b.id}"}, "a": _facts(a), "b": _facts(b)}
         with open_run(config, command="pairwise", facts=facts) as opened:
             trackers.start(opened.path)
             console.say(f"run      {opened.path}")
-            for notice in opened.notices:
+            for notice in [*opened.notices, *([note] if note else [])]:
                 console.say(notice)
             opened.update(planned={"samples": len(pairs)})
             judge.recall(opened.path)

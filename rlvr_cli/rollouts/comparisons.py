@@ -4,9 +4,10 @@ Enters: two runs, and a judge with a rubric of pairs. Leaves: a `Rollout` for ea
 asked, its response what it said, its reward that of run A: 1 if A's response was the better one, 0.5 for a tie.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlvr_cli.data.prompts import stored_prompts
 from rlvr_cli.errors import RlvrError
@@ -35,16 +36,26 @@ class Comparison:
         return self.sample_index % ORDERS == 1
 
 
+class Pairing(NamedTuple):
+    """The comparisons of two runs, and a note on the responses that have no counterpart; empty if there are none."""
+
+    comparisons: list[Comparison]
+    note: str
+
+
 def comparisons_of(
     runs: tuple[RunInfo, RunInfo], rubric: Rubric, *, phase: Phase, step: int | None, limit: int | None
-) -> list[Comparison]:
+) -> Pairing:
     """Pair the responses to the same questions, by question and sample, in both orders.
+
+    Args:
+        limit: compare the first questions of the dataset, by their numbers.
 
     Raises:
         RlvrError: there is no common question, or the same id stands for different questions.
     """
     first, second = (_responses(run, phase=phase, step=step) for run in runs)
-    common = sorted(first.keys() & second.keys())
+    common = sorted(first.keys() & second.keys(), key=_place)
     examples = list(dict.fromkeys(example for example, _ in common))
     kept = set(examples if limit is None else examples[:limit])
     if not common:
@@ -60,7 +71,19 @@ def comparisons_of(
         for order, (shown, other) in enumerate(((a, b), (b, a))):
             text = rubric.fill({**known, "response_a": shown["response"], "response_b": other["response"]})
             found.append(Comparison(example, sample * ORDERS + order, a["ground_truth"], text))
-    return found
+    note = "have no counterpart, of the same question and sample, and are left out"
+    alone = [
+        f"{len(own.keys() - other.keys()):,} of {len(own):,} responses of {run.id}"
+        for own, other, run in ((first, second, runs[0]), (second, first, runs[1]))
+        if own.keys() - other.keys()
+    ]
+    return Pairing(found, f"note: {' and '.join(alone)} {note}" if alone else "")
+
+
+def _place(key: tuple[str, int]) -> tuple[str, str, int]:
+    """Sorts by question and sample: test-2 before test-10, as the dataset has them. Rows stand in the order in which they were finished."""
+    example, sample = key
+    return re.sub(r"\d+", lambda number: number[0].zfill(20), example), example, sample
 
 
 def _responses(run: RunInfo, *, phase: Phase, step: int | None) -> dict[tuple[str, int], Mapping[str, Any]]:

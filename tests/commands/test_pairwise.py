@@ -91,6 +91,13 @@ def test_each_pair_is_judged_in_both_orders_and_counted_once(pairwise, judge, tm
     assert (facts["rubric"]["text"], facts["a"]["run"], facts["b"]["run"]) == (PAIRS, "first", "second")
 
 
+def test_the_summary_of_a_comparison_is_its_table_in_which_a_tie_is_half_a_win(pairwise, forks, tmp_path):
+    (row,) = json.loads(pairwise("first", "second", "--run", "r").out)
+    done = forks.run("analyze", "r", "--format", "json", cwd=tmp_path, status=0)
+    assert json.loads(done.out) == [{"run_id": "r", **row}]
+    assert json.loads(forks.run("analyze", "r", "first", "--format", "json", cwd=tmp_path, status=0).out)["measures"]
+
+
 def test_eval_pairwise_is_the_same_command(pairwise, forks, judge, tmp_path):
     words = ("--rubric", "rubric.md", "--judge-url", judge.url, "--judge-model", "big", "--format", "json")
     done = forks.run("eval", "--pairwise", "first", "second", *words, "--run", "r", cwd=tmp_path, status=0)
@@ -142,6 +149,27 @@ def test_a_run_with_shots_is_compared_and_the_judge_reads_the_question_alone(pai
     assert "Which response to 1\nA: 2" in asked(judge.bodies[-1])  # which part of it is the question cannot be told
     with_shots(tmp_path / "runs", "others", "1\nA: 2\n\n5\n\n\n6\nA: 4\n\n")
     assert "Whether a is the same question in unclear and others" in pairwise("unclear", "others", status=1).err
+
+
+def test_the_first_questions_are_the_datasets_and_what_has_no_counterpart_is_counted(pairwise, judge, tmp_path):
+    for name, samples in (("many", 3), ("few", 1)):
+        with RunDir.create(tmp_path / "runs", "eval", name=name, metadata={}) as run:
+            rows = [
+                a_rollout(run_id=name, phase="eval", step=0, example_id=f"test-{i}", prompt=f"Q{i}", sample_index=s, response=f"{name} {i}")
+                for i in reversed(range(9, 13 if samples == 3 else 12)) for s in range(samples)
+            ]  # fmt: skip
+            run.commit_rollouts("eval", 0, rows)
+    done = pairwise("many", "few", "--limit", 2)
+    (row,) = json.loads(done.out)
+    assert (row["questions"], row["pairs"], row["left_out"]) == (2, 2, 0)
+    assert {asked(body).split()[3] for body in judge.bodies} == {"Q9", "Q10"}
+    note = "note: 9 of 12 responses of many have no counterpart, of the same question and sample, and are left out"
+    assert note in done.err
+    done = pairwise("few", "second", status=1)
+    assert "in common" in done.err
+    both = pairwise("first", "second")
+    assert "note: 1 of 7 responses of second have no counterpart" in both.err
+    assert "of first have no" not in both.err
 
 
 def test_an_id_of_another_question_is_refused(pairwise, tmp_path):

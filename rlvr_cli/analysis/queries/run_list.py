@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rlvr_cli.analysis.queries.database import open_runs, open_table
-from rlvr_cli.analysis.summary import SEARCH, Estimate, share_of
+from rlvr_cli.analysis.summary import COMPARISON, SEARCH, Estimate, share_of
 from rlvr_cli.config import config_of
 from rlvr_cli.config.parsing.options import options
 from rlvr_cli.config.store.runs import Order
@@ -60,7 +60,7 @@ _ORDERS: Mapping[Order, str] = {
     "longest": "wall_seconds DESC NULLS LAST",
     "largest": "bytes DESC NULLS LAST",
 }
-_WITHOUT_ACCURACY = (SEARCH, "pairwise")  # a search has scores, and a comparison of two runs has wins and ties
+_WITHOUT_ACCURACY = (SEARCH, COMPARISON)  # a search has scores, and a comparison of two runs has wins and ties
 _TOLD = ("model", "engine", "sft_epochs", "n_sft_steps")  # a resumed run may change them, and yet they tell runs apart
 assert set(_ORDERS) == set(get_args(Order))
 _KINDS_SQL = """

@@ -11,7 +11,7 @@ from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.statistics.estimators import Estimate, share_interval, share_of
 from rlvr_cli.analysis.summary import AT_END_SECONDS
 from rlvr_cli.rollouts.comparisons import ORDERS
-from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.runs.readers import RunInfo, fact_of
 from rlvr_cli.types import Table
 
 _ROWS = """
@@ -25,7 +25,13 @@ _COLUMNS = (
 )
 
 
-def pairwise_table(run: RunInfo, *, names: Sequence[str]) -> tuple[Table, str]:
+def comparison_tables(run: RunInfo, *, timeout_seconds: float) -> list[Table]:
+    """The summary of a comparison: its table alone, since its rewards count wins, and a tie is none."""
+    names = [str(fact_of(run.metadata, which, "run")) for which in ("a", "b")]
+    return [pairwise_table(run, names=names, timeout_seconds=timeout_seconds)[0]]
+
+
+def pairwise_table(run: RunInfo, *, names: Sequence[str], timeout_seconds: float = AT_END_SECONDS) -> tuple[Table, str]:
     """The table of a comparison, and its result in a sentence.
 
     A pair counts once, as the mean of its two orders, so that a preference for what is shown first cancels; a tie is half a win. The
@@ -34,7 +40,7 @@ def pairwise_table(run: RunInfo, *, names: Sequence[str]) -> tuple[Table, str]:
     Args:
         names: of the two runs, A and B.
     """
-    with open_runs([run], timeout_seconds=AT_END_SECONDS) as database:
+    with open_runs([run], timeout_seconds=timeout_seconds) as database:
         rows = database.select(_ROWS, {"orders": ORDERS}).rows
     pairs: dict[tuple[str, int], list[float | None]] = defaultdict(list)
     for example, pair, _, reward in rows:

@@ -15,7 +15,8 @@ from rlvr_cli.analysis.queries.named_queries import NamedQuery, named_queries
 from rlvr_cli.analysis.statistics.at_k import at_k_table
 from rlvr_cli.analysis.statistics.mismatch import mismatch_sentences
 from rlvr_cli.analysis.statistics.objective import objective_sentences
-from rlvr_cli.analysis.summary import SEARCH, combined_tables, search_tables, summarize, without_searches
+from rlvr_cli.analysis.statistics.pairwise import comparison_tables
+from rlvr_cli.analysis.summary import COMPARISON, SEARCH, combined_tables, search_tables, summarize, without_searches
 from rlvr_cli.commands.store.analyzing.asked import (
     REPORT,
     check_order,
@@ -143,11 +144,12 @@ def report(config: AnalyzeConfig) -> None:
 def summarize_runs(infos: Sequence[RunInfo], config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
     """Print the summary of each run; several runs share the same tables."""
     phase, step = parameters["phase"], parameters["step"]
-    searches = [info for info in infos if info.metadata["command"] == SEARCH]
-    infos = [info for info in infos if info not in searches]
-    found = [(info.id, search_tables(info, timeout_seconds=config.timeout_seconds)) for info in searches]
-    if searches and step is not None:
-        console.say("a search is summarized whole, all rounds together")
+    tables_of = {SEARCH: search_tables, COMPARISON: comparison_tables}  # of runs without an accuracy
+    others = [(info, tables_of[command]) for info in infos if (command := info.metadata["command"]) in tables_of]
+    found = [(info.id, own(info, timeout_seconds=config.timeout_seconds)) for info, own in others]
+    if found and step is not None:
+        console.say("a search is summarized whole, all rounds together, and a comparison too")
+    infos = [info for info in infos if info.metadata["command"] not in tables_of]
     if found and not infos:
         return tables.print_tables(combined_tables(found), output=config.format)
     held = [info for info in infos if _has_rollouts(info, phase=phase, step=step)]
