@@ -37,7 +37,7 @@ _LABEL = re.compile(
     r"(?i)(?:[a-z]+ )?(?:score|rating|grade|verdict|answer|judge?ment|winner)\s*(?:is|[:=])\s*(.*)", re.DOTALL
 )
 _AROUND = " \t*_`#>[](){}\"'“”‘’.,;!"
-_BEFORE = _AROUND.replace(".", "").replace(",", "")  # a number may begin with these
+_BEFORE = _AROUND.replace(".", "").replace(",", "")  # without what a number may begin with
 _BULLET = re.compile(r"[-+•]\s+")
 _BULLET_OF_SIGNED = re.compile(r"[-+•]\s+(?![\d.])")  # in a scale with negative numbers, `- 1` may be minus one
 

@@ -117,7 +117,7 @@ def _question(a: Mapping[str, Any], b: Mapping[str, Any], *, example: str, runs:
     known = {row["question"] for row in (a, b)} - {None}
     if not known and a["prompt"] != b["prompt"]:
         raise RlvrError(
-            f"Whether {example} is the same question in {first} and {second} cannot be told: their shots differ, and have empty lines.",
+            f"Whether {example} is the same question in {first} and {second} cannot be told from their prompts, whose shots differ.",
             "Compare runs that have the same --shots, or of which one has none.",
         )
     question = min(known, default=a["prompt"])
