@@ -28,6 +28,7 @@ class WandB:
             "disable_git": True,
             "disable_code": True,
             "x_disable_stats": not live,
+            "symlink": False,  # a run directory contains its files
         }
         name, created = info.metadata["run_id"], info.metadata["created_at"]
         offline = os.environ.get("WANDB_MODE", "online") != "online"

@@ -29,6 +29,16 @@ def as_killed(run: Path, *, status: str = "running") -> None:
     (run / "run.json").write_bytes(metadata_bytes(metadata))
 
 
+def with_links_of_wandb(run: Path) -> Path:
+    """Add what W&B writes into a run, with the links that it makes by itself."""
+    folder = run / "wandb" / "run-1"
+    folder.mkdir(parents=True)
+    (folder / "run-1.wandb").write_bytes(b"history")
+    for name, target in (("latest-run", "run-1"), ("debug.log", "run-1/run-1.wandb"), ("debug-internal.log", "gone")):
+        (run / "wandb" / name).symlink_to(target)
+    return run
+
+
 def tree(root: Path) -> dict[str, bytes | str]:
     """Return every file below a directory with its bytes, and every link with its target."""
     return {

@@ -23,6 +23,7 @@ from marks import slow
 from rlvr_cli.cli import invoke
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
+from rlvr_cli.runs.remote.index import local_files
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.trackers import open as opening
 from rlvr_cli.trackers.children import Children, tracked
@@ -151,6 +152,8 @@ def test_an_exported_run_is_read_back(tmp_path, name):
     with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={"config": {"learning_rate": 1e-5}}) as run:
         write_steps(run, range(5))
     assert "5 rows of training, 3 of evaluations" in export(run.path, name)
+    assert not [path for path in run.path.glob("wandb/*") if path.is_symlink()]
+    assert list(local_files(run.path)), "what a tracker has put there does not keep the run from being uploaded"
     points = read_back(name, run.path)
     found = numbers(points)
     assert found.keys() == truth(run.path).keys()

@@ -84,11 +84,11 @@ def parsed_index(data: bytes, *, where: str) -> Index:
 
 
 def local_files(run: Path) -> Iterator[str]:
-    """Yield the paths of a run's files, relative to it, but for locks and temporary files. Raises RlvrError at a link or device."""
+    """Yield the paths of a run's files, relative to it, but for locks, temporary files and W&B's links. Raises RlvrError at a link or device."""
     with os_errors_as_user_errors(run, "read"):
         for path in sorted(run.rglob("*")):
             relative = path.relative_to(run).as_posix()
-            if stays_here(relative):
+            if stays_here(relative) or (path.is_symlink() and may_have_links(relative)):
                 continue
             refuse_links(run, relative)
             if path.is_file():
@@ -101,6 +101,11 @@ def stays_here(path: str) -> bool:
     """Whether a file is of the process that writes, or of a write that was cut, and so not of the run."""
     names = path.split("/")
     return path in _OF_THIS_MACHINE or any(n.startswith(".") and n.endswith((".tmp", ".lock")) for n in names)
+
+
+def may_have_links(path: str) -> bool:
+    """Whether a link of this path is left out rather than refused: W&B names its newest files by links."""
+    return path.startswith("wandb/")
 
 
 def received(pieces: Iterable[bytes], write: Callable[[bytes], object] = len) -> File:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.remote.index import CHECKPOINTS, File, file_at, received, stays_here
+from rlvr_cli.runs.remote.index import CHECKPOINTS, File, file_at, may_have_links, received, stays_here
 from rlvr_cli.runs.storage.files import shown
 
 LOOKS = 20  # until the next time
@@ -88,17 +88,18 @@ def glance(run: Path) -> list[tuple[int, ...]]:
 
 
 def _states(run: Path, below: str = "") -> Iterator[tuple[str, tuple[int, ...]]]:
-    for entry in os.scandir(run / below):
-        path = f"{below}{entry.name}"
-        if stays_here(path) or path == CHECKPOINTS:
-            continue
-        state = entry.stat(follow_symlinks=False)
-        if stat.S_ISDIR(state.st_mode):
-            yield from _states(run, f"{path}/")
-        elif stat.S_ISREG(state.st_mode):
-            yield path, _identity(state)
-        else:
-            raise RlvrError(f"{shown(run / path)} is not a regular file.", "Move it out of the run.")
+    with os.scandir(run / below) as entries:
+        for entry in entries:
+            path = f"{below}{entry.name}"
+            if stays_here(path) or path == CHECKPOINTS:
+                continue
+            state = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(state.st_mode):
+                yield from _states(run, f"{path}/")
+            elif stat.S_ISREG(state.st_mode):
+                yield path, _identity(state)
+            elif not (stat.S_ISLNK(state.st_mode) and may_have_links(path)):
+                raise RlvrError(f"{shown(run / path)} is not a regular file.", "Move it out of the run.")
 
 
 def _identity(state: os.stat_result) -> tuple[int, ...]:

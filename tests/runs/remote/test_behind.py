@@ -26,7 +26,7 @@ from rlvr_cli.runs.remote.lease import Lease
 from rlvr_cli.runs.remote.store import Store
 from rlvr_cli.runs.run_dir import RunDir
 from s3 import SECRETS, Fault, needs_packages, read, variables
-from stores import a_rollout, tree
+from stores import a_rollout, tree, with_links_of_wandb
 from upload_writer import PARTS, rows_of
 
 pytestmark = needs_packages
@@ -187,6 +187,21 @@ def test_what_others_have_put_there_stays(s3, place):
         step(run, 0)
     assert {*others} <= there.sizes().keys()
     assert not {*left} & there.sizes().keys()
+
+
+def test_a_run_that_wandb_has_put_links_into_is_uploaded_exported_and_resumed(s3, place, tmp_path):
+    with RunDir.create(str(place), "grpo", name="r", metadata={}) as run:
+        with_links_of_wandb(run.path)
+        step(run, 0)
+        until(is_there(place, 3))
+    path, _ = fetch_run(place.below("r"), tmp_path / "b")
+    assert files(path) == {name: data for name, data in files(run.path).items() if isinstance(data, bytes)}
+    assert (path / "wandb" / "run-1" / "run-1.wandb").read_bytes() == b"history"
+    assert export_run(run.path, place).moved == 0
+    views.forget()
+    with RunDir.resume(resolve_run("r", str(place))) as again:
+        step(again, 1)
+    assert rows_there(place) == 6
 
 
 # One writer
