@@ -20,7 +20,7 @@ from rlvr_cli.runs.readers import read_metadata
 from rlvr_cli.runs.remote.copies import check_continues, fetch_run
 from rlvr_cli.runs.remote.follow import LOST
 from rlvr_cli.runs.remote.index import INDEX, Index, file_at, local_files, of_run
-from rlvr_cli.runs.remote.lease import Lease, check_free
+from rlvr_cli.runs.remote.lease import Lease, check_free, renewing
 from rlvr_cli.runs.remote.store import Address, Store, parsed_address
 from rlvr_cli.runs.remote.work import begun, work_folder
 from rlvr_cli.runs.storage.files import check_can_write, shown
@@ -61,6 +61,7 @@ class Upload:
         self._problem = ""  # why it has not ended well
         self._lost: RlvrError | None = None
         self._process = os.getpid()
+        self._renewing = renewing(lease, self._is_lost)  # until the process that uploads does so
 
     @classmethod
     def of_new(cls, place: Address) -> "Upload | None":
@@ -83,7 +84,9 @@ class Upload:
             if index is None:
                 raise RlvrError(f"There is no run at {place}.", "")
             above = Address(place.bucket, place.prefix.rpartition("/")[0])
-            return upload, _brought(place, index, work_folder(str(above)))
+            run = _brought(place, index, work_folder(str(above)))
+            upload.check()
+            return upload, run
         except BaseException:
             upload.give_up()
             raise
@@ -94,6 +97,7 @@ class Upload:
         begun(run)
         console.say(f"upload   {self.address}, from {run}")
         self._spawn()
+        self._renewing.set()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
 
@@ -130,8 +134,12 @@ class Upload:
 
     def give_up(self) -> None:
         """Let others have the place, where nothing was begun."""
+        self._renewing.set()
         with suppress(RlvrError):
             self._lease.release()
+
+    def _is_lost(self, error: RlvrError) -> None:
+        self._lost = error
 
     @property
     def _above(self) -> str:

@@ -37,7 +37,7 @@ from rlvr_cli.runs.remote.index import (
     parsed_index,
     received,
 )
-from rlvr_cli.runs.remote.lease import RENEWED_EVERY, Lease, lost
+from rlvr_cli.runs.remote.lease import Lease, lost, renewing
 from rlvr_cli.runs.remote.snapshot import Seen
 from rlvr_cli.runs.remote.store import Changed, Store, parsed_address
 from rlvr_cli.runs.remote.work import uploaded
@@ -53,8 +53,9 @@ class Uploader:
     """What is in the store, and how to bring it up to date."""
 
     def __init__(self, run: Path, lease: Lease) -> None:
-        """Look at what is there. Raises RlvrError."""
+        """Look at what is there. Raises RlvrError, and Changed if the lease is lost."""
         self._run, self._store, self._lease = run, lease.store, lease
+        lease.renew()  # else the state that is read next may be another writer's, and would be replaced
         self._known: dict[str, Seen] = {}
         found = self._store.read(INDEX)
         self._tag = found[1] if found else None
@@ -230,20 +231,6 @@ def follow(
             return
 
 
-def _renewing(lease: Lease, is_lost: Callable[[Changed], None]) -> None:
-    def renew() -> None:
-        while True:
-            time.sleep(RENEWED_EVERY)
-            try:
-                lease.renew()
-            except Changed as error:
-                return is_lost(error)
-            except RlvrError:
-                continue  # the store fails: the upload says so
-
-    threading.Thread(target=renew, daemon=True).start()
-
-
 def main() -> None:
     """Follow a run as the child of the process that writes it."""
     run, store, data = Path(sys.argv[1]), Store(parsed_address(sys.argv[2])), sys.argv[3].encode()
@@ -269,7 +256,7 @@ def main() -> None:
         return os.getppid() != parent
 
     lease = Lease(store, data)
-    _renewing(lease, is_lost)
+    renewing(lease, is_lost)
     try:
         follow(run, lease, patience=float(sys.argv[4]), ended=ended, say=lambda text: tell("note", text))
         uploaded(run)

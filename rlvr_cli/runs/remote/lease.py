@@ -9,6 +9,9 @@ through the loss of its lease writes nothing more.
 
 import json
 import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +38,7 @@ class Lease:
         """Take the lease of a run. Raises RlvrError if another process has it, or the store fails."""
         found = check_free(store)
         own = {"id": os.urandom(16).hex(), "pid": os.getpid(), "host": os.uname().nodename, "since": utc_now()}
-        data = json.dumps(own).encode()
+        data = json.dumps(own | {"machine": _machine()}).encode()
         try:
             store.put(LEASE, data, replaces=found[1] if found else None)
         except Changed:
@@ -79,6 +82,23 @@ class Lease:
             self.store.delete([LEASE])
 
 
+def renewing(lease: Lease, is_lost: Callable[[Changed], None]) -> threading.Event:
+    """Give signs of life, in a thread, until the event that is returned is set, or another process has the lease: see `is_lost`."""
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(RENEWED_EVERY):
+            try:
+                lease.renew()
+            except Changed as error:
+                return is_lost(error)
+            except RlvrError:
+                continue  # the store fails: the upload says so
+
+    threading.Thread(target=renew, daemon=True).start()
+    return ended
+
+
 def check_free(store: Store) -> tuple[bytes, str] | None:
     """Raise RlvrError if a living process has the lease of a run, or the store fails. Returns a lease that has ended."""
     found = store.read(LEASE)
@@ -115,7 +135,19 @@ def _living(store: Store, data: bytes, *, reads: bool = False) -> dict[str, Any]
         holder = {"pid": int(record["pid"]), "host": str(record["host"]), "since": str(record["since"])}
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    if holder["host"] == os.uname().nodename and not Path(f"/proc/{holder['pid']}").exists() and Path("/proc").exists():
+    if holder["host"] == os.uname().nodename and _is_here(record) and not Path(f"/proc/{holder['pid']}").exists():
         return None
     silent = store.age(LEASE, own_clock=reads)
     return None if silent is None or silent > FREE_AFTER else holder | {"silent": silent}
+
+
+def _is_here(record: dict[str, Any]) -> bool:
+    """Whether the process of a lease would be seen in /proc. That of an earlier version may be in another container of this host's name."""
+    return record.get("machine") == _machine() != ""
+
+
+def _machine() -> str:
+    """Return what this process shares with all that it sees in /proc: the boot, and the namespace of their numbers; "" if unknown."""
+    with suppress(OSError):
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return ""

@@ -1,5 +1,6 @@
 """Runs that are written for object storage: local first, uploaded behind, by one writer; nothing that was there is ever lost."""
 
+import json
 import os
 import random
 import shutil
@@ -265,6 +266,20 @@ def test_a_dead_process_of_this_machine_holds_nothing(s3, place, finished):
     Lease.acquire(store).release()
 
 
+@pytest.mark.parametrize("machine", [{"machine": "another boot, or another container"}, {}])
+def test_a_process_that_cannot_be_seen_from_here_is_not_taken_for_dead(s3, place, machine):
+    """Two containers may have one host name, and each its own numbers of processes; an earlier version does not say which."""
+    store = Store(place.below("r"))
+    with subprocess.Popen([sys.executable, "-c", ""]) as elsewhere:
+        elsewhere.wait()
+    record = json.loads(Lease.acquire(store).data)
+    del record["machine"]
+    data = json.dumps(record | {"pid": elsewhere.pid} | machine).encode()
+    store.put(LEASE, data, replaces=read(store, LEASE)[1])
+    with pytest.raises(RlvrError, match=f"is being written by process {elsewhere.pid}"):
+        Lease.acquire(store)
+
+
 def test_of_two_that_take_it_at_once_one_has_it(s3, place):
     stores = [Store(place.below("r")) for _ in range(8)]
     won: list[Lease] = []
@@ -289,6 +304,48 @@ def test_of_two_that_take_it_at_once_one_has_it(s3, place):
 
 
 # Resuming
+
+
+def test_the_lease_is_renewed_while_a_run_is_fetched(s3, place, tmp_path, monkeypatch):
+    """The fetch is held up until the lease has been renewed twice; in the second one, another process takes the run over."""
+    monkeypatch.setattr(lease, "RENEWED_EVERY", 0.05)
+    with RunDir.create(str(place), "grpo", name="r", metadata={}) as run:
+        step(run, 0)
+    there = Store(place.below("r"))
+    signs: list[str] = []
+    fetching = threading.Event()
+
+    def hold(request: str) -> None:
+        if request.startswith("PUT") and LEASE in request:
+            signs.append(request)
+        if request.startswith("GET") and "rollouts/" in request and fetching.is_set():
+            fetching.clear()
+            before = len(signs)
+            until(lambda: len(signs) > before + 1)
+
+    s3.before = hold
+    fetching.set()
+    with elsewhere(monkeypatch, tmp_path / "other"), RunDir.resume(resolve_run("r", str(place))) as other:
+        assert not fetching.is_set()
+        step(other, 1)
+    assert rows_there(place) == 6
+
+    def take_over(request: str) -> None:
+        if request.startswith("GET") and "rollouts/" in request and fetching.is_set():
+            fetching.clear()
+            there.put_file(LEASE, theirs, size=len(theirs))
+            time.sleep(1.0)
+
+    theirs = b'{"id": "x", "pid": 1, "host": "another", "since": "now"}'
+    s3.before = take_over
+    fetching.set()
+    with (
+        elsewhere(monkeypatch, tmp_path / "third"),
+        pytest.raises(RlvrError, match="was taken over by process 1 on another"),
+        RunDir.resume(resolve_run("r", str(place))),
+    ):
+        pass
+    assert read(there, LEASE)[0] == theirs
 
 
 def test_a_run_goes_on_in_an_empty_folder_and_comes_back(s3, place, tmp_path, monkeypatch):
