@@ -69,7 +69,7 @@ def discover(config: DiscoverConfig, task: Task, settings: Settings, responses: 
         tracked(config.track, project=config.track_project) as trackers,
         open_run(config, command="discover", facts=facts) as opened,
     ):
-        trackers.start(opened.path)
+        trackers.start(opened)
         console.say(f"run      {opened.path}")
         for notice in opened.notices:
             console.say(notice)

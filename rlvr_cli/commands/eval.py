@@ -103,7 +103,7 @@ def evaluate(
         tracked(config.track, project=config.track_project) as trackers,
         open_run(config, command="eval", facts=facts, all_runs=all_runs) as run,
     ):
-        trackers.start(run.path)
+        trackers.start(run)
         console.say(f"run      {run.path}")
         for notice in run.notices:
             console.say(notice)

@@ -40,7 +40,7 @@ def run(config: PairwiseConfig) -> None:
         pairs, note = comparisons_of((a, b), judge.rubric, phase=config.phase, step=config.step, limit=config.limit)
         facts = {**judge.facts, "dataset": {"name": f"{a.id}-{b.id}"}, "a": _facts(a), "b": _facts(b)}
         with open_run(config, command="pairwise", facts=facts) as opened:
-            trackers.start(opened.path)
+            trackers.start(opened)
             console.say(f"run      {opened.path}")
             for notice in [*opened.notices, *([note] if note else [])]:
                 console.say(notice)

@@ -40,7 +40,7 @@ import errno
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import count
@@ -162,6 +162,7 @@ class RunDir:
         self._process = os.getpid()
         self._session_start = time.monotonic()
         self._manifest: OpenManifest | None = None
+        self._at_end: list[Callable[[], None]] = []
         self._reserve = Reserve(path / RESERVE)
         self._next_parts: dict[tuple[str, str, str, int], int] = {}  # of groups, once they were needed
         self._costs: dict[Path, dict[str, float]] = {}  # of parts, once they were needed
@@ -495,6 +496,10 @@ class RunDir:
         held = self._keys.committed(phase, step, folder=GRADES, grader=grader_slug(grader))
         return {(e, i) for (e, number), bits in held.items() if number == attempt for i in bit_positions(bits)}
 
+    def at_end(self, do: Callable[[], None]) -> None:
+        """Have something done once the status is written, before the last upload and before others may write the run."""
+        self._at_end.append(do)
+
     def close(self) -> None:
         """Release the run for other writers, without changing its status. Calling it again has no effect."""
         if os.getpid() != self._process:  # a forked child holds neither the lock nor the manifest
@@ -504,6 +509,8 @@ class RunDir:
             self._manifest = None
         self._reserve.release()
         try:
+            while self._at_end:
+                self._at_end.pop()()
             if self._upload is not None:
                 self._upload.end()
         finally:

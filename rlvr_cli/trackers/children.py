@@ -1,6 +1,7 @@
 """The trackers of a run in progress, each in a process of its own: a slow, failing or crashing one neither delays nor ends the run.
 
-Enters: names of trackers, and the run once it is open. Leaves: processes that follow it (`follow`), ended within `SECONDS` of its end.
+Enters: names of trackers, and the run once it is open. Leaves: processes that follow it (`follow`), ended within `SECONDS` of its end:
+when its status is written and before its last upload, so that what they write into it is uploaded too.
 The run's files are what they read, so nothing is queued: a tracker that is late is late alone.
 """
 
@@ -13,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rlvr_cli.faults import environment_of
+from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.terminal import console
 from rlvr_cli.trackers.open import check_installed
 
@@ -22,17 +24,19 @@ SECONDS = 60.0  # that all trackers together get after the end of a run
 class Children:
     """The processes of one run's trackers."""
 
-    def __init__(self, names: Sequence[str], *, project: str) -> None:
-        self._names, self._project = names, project
+    def __init__(self, names: Sequence[str], *, project: str, seconds: float = SECONDS) -> None:
+        """`seconds`: that they get at the end to send what is left."""
+        self._names, self._project, self._seconds = names, project, seconds
         self._running: dict[str, subprocess.Popen[str]] = {}
         self._readers: list[threading.Thread] = []
         self._run: Path | None = None
 
-    def start(self, run: Path) -> None:
-        """Start to follow a run."""
-        self._run = run
+    def start(self, run: RunDir) -> None:
+        """Start to follow a run, until it ends."""
+        self._run = run.path
+        run.at_end(self.end)
         for name in self._names:
-            command = [sys.executable, "-m", "rlvr_cli.trackers.follow", name, str(run), self._project]
+            command = [sys.executable, "-m", "rlvr_cli.trackers.follow", name, str(run.path), self._project]
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -48,9 +52,9 @@ class Children:
             reader.start()
             self._readers.append(reader)
 
-    def end(self, *, seconds: float) -> None:
-        """Let the trackers send what is left, for so many seconds, and end them."""
-        deadline = time.monotonic() + seconds
+    def end(self) -> None:
+        """Let the trackers send what is left, and end them. Calling it again has no effect."""
+        deadline = time.monotonic() + self._seconds
         for child in self._running.values():
             assert child.stdin is not None
             with suppress(OSError):
@@ -60,7 +64,7 @@ class Children:
                 try:
                     status = child.wait(timeout=max(deadline - time.monotonic(), 0.0))
                 except subprocess.TimeoutExpired:
-                    console.say(f"note: {name} has not got everything within {seconds:g} s; {self._later(name)}")
+                    console.say(f"note: {name} has not got everything within {self._seconds:g} s; {self._later(name)}")
                     continue
                 if status not in (0, 1):  # after 1 it has said why
                     console.say(f"note: the process of {name} ended with status {status}; {self._later(name)}")
@@ -68,6 +72,7 @@ class Children:
             for child in self._running.values():
                 child.kill()
                 child.wait()
+            self._running.clear()
         for reader in self._readers:
             reader.join(timeout=1.0)
 
@@ -85,11 +90,11 @@ def _pass_on(child: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def tracked(names: Sequence[str], *, project: str) -> Iterator[Children]:
-    """Make trackers ready; `start` begins to follow a run. When the block ends, so do they. Raises RlvrError if one is not installed."""
+    """Make trackers ready; `start` begins to follow a run. When that or the block ends, so do they. Raises RlvrError if one is not installed."""
     wanted = list(dict.fromkeys(name for name in names if name))
     check_installed(wanted)
     children = Children(wanted, project=project)
     try:
         yield children
     finally:
-        children.end(seconds=SECONDS)
+        children.end()

@@ -308,7 +308,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
             stop=stop,
         ) as trainer,
     ):
-        trackers.start(run.path)
+        trackers.start(run)
         planned = {"updates": num_updates} if num_updates else {"steps": getattr(config, f"n_{command}_steps")}
         run.update(policy=trainer.policy.facts, planned=planned, divisions=trainer.divisions.stored)
         if inputs.questions or engine_kind(inputs.engine.name).share is None or config.samples_apart:

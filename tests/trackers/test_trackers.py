@@ -279,7 +279,7 @@ def test_a_run_is_followed_while_it_is_written(tmp_path, stand_in, capfd):
         tracked(["trackio", "", "trackio"], project="p") as trackers,
         RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run,
     ):
-        trackers.start(run.path)
+        trackers.start(run)
         write_steps(run, range(3))
         deadline = time.monotonic() + 60
         while not (logged.exists() and len(logged.read_text().splitlines()) >= 4):
@@ -291,6 +291,17 @@ def test_a_run_is_followed_while_it_is_written(tmp_path, stand_in, capfd):
     sent = [("eval" if "eval_step" in values else "train", step) for step, values in lines]
     assert sent == [("eval", 0), ("train", 0), ("train", 1), ("eval", 2), ("train", 2), ("train", 3)]
     assert capfd.readouterr().err == "trackio: look at it with: trackio show --project p\n"
+
+
+def test_trackers_end_when_the_status_is_written_and_before_others_may_write_the_run(tmp_path, capfd):
+    with tracked(["csv"], project="") as trackers:
+        with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run:
+            trackers.start(run)
+            write_steps(run, range(3))
+        assert (run.path / "csv" / "train.csv").read_text().count("\n") == 4, (
+            "the last step too, which is sent once the run has ended"
+        )
+        assert read_run(run.path).metadata["status"] == "finished"
 
 
 @pytest.mark.parametrize(
@@ -308,11 +319,10 @@ def test_a_run_is_followed_while_it_is_written(tmp_path, stand_in, capfd):
 )
 def test_a_tracker_that_fails_or_hangs_neither_ends_nor_holds_up_a_run(tmp_path, stand_in, capfd, does, says):
     logged = stand_in(**does)
-    trackers = Children(["trackio"], project="")
+    trackers = Children(["trackio"], project="", seconds=1.0 if "sleep" in str(does) else 60.0)
     with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run:
-        trackers.start(run.path)
+        trackers.start(run)
         write_steps(run, range(3))
-    trackers.end(seconds=1.0 if "sleep" in str(does) else 60.0)
     assert capfd.readouterr().err.count(says) == 1
     assert read_run(run.path).metadata["status"] == "finished"
     assert "finish" in does or not logged.exists()

@@ -26,6 +26,7 @@ from rlvr_cli.runs.remote.index import INDEX, LEASE, parsed_index
 from rlvr_cli.runs.remote.lease import Lease
 from rlvr_cli.runs.remote.store import Store
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.trackers.children import tracked
 from s3 import SECRETS, Fault, needs_packages, read, variables
 from stores import a_rollout, tree, with_links_of_wandb
 from upload_writer import PARTS, rows_of
@@ -203,6 +204,20 @@ def test_a_run_that_wandb_has_put_links_into_is_uploaded_exported_and_resumed(s3
     with RunDir.resume(resolve_run("r", str(place))) as again:
         step(again, 1)
     assert rows_there(place) == 6
+
+
+def test_what_a_tracker_writes_last_is_uploaded(s3, place, tmp_path):
+    """It has the last row only once the run has ended."""
+    with (
+        tracked(["csv"], project="") as trackers,
+        RunDir.create(str(place), "grpo", name="r", metadata={}) as run,
+    ):
+        trackers.start(run)
+        for number in range(3):
+            run.commit_metrics(number, "train", {"reward/mean": 0.5})
+    path, _ = fetch_run(place.below("r"), tmp_path / "b")
+    assert (path / "csv" / "train.csv").read_text().count("\n") == 4
+    assert files(path) == files(run.path)
 
 
 # One writer
