@@ -16,7 +16,7 @@ from pathlib import Path
 from rlvr_cli.faults import environment_of
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.terminal import console
-from rlvr_cli.trackers.open import check_installed
+from rlvr_cli.trackers.open import check_installed, later
 
 SECONDS = 60.0  # that all trackers together get after the end of a run
 
@@ -77,7 +77,8 @@ class Children:
             reader.join(timeout=1.0)
 
     def _later(self, name: str) -> str:
-        return f"the rest: rlvr export {self._run} --to {name}"
+        assert self._run is not None
+        return f"the rest: {later(self._run, name, self._project)}"
 
 
 def _pass_on(child: subprocess.Popen[str]) -> None:

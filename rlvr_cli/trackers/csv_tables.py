@@ -23,8 +23,8 @@ class Csv:
     def note(self) -> str:
         return f"in {self._folder}"
 
-    def send(self, rows: Sequence[Row]) -> None:
-        """Write all rows."""
+    def send(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Write all rows, and return them."""
         self._folder.mkdir(exist_ok=True)
         for axis in dict.fromkeys(row.axis for row in rows):
             of_axis = [row for row in rows if row.axis == axis]
@@ -35,6 +35,7 @@ class Csv:
             for row in of_axis:
                 writer.writerow([row.step, row.seconds, *(row.values.get(name, "") for name in names)])
             atomic_write(self._folder / f"{axis}.csv", text.getvalue().encode())
+        return rows
 
     def finish(self, status: str) -> None:
         pass

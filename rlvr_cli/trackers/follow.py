@@ -17,7 +17,7 @@ from pathlib import Path
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.manifest import METRICS, RUN_FILE
 from rlvr_cli.runs.readers import read_run
-from rlvr_cli.trackers.open import PATIENCE, open_tracker
+from rlvr_cli.trackers.open import PATIENCE, later, open_tracker
 from rlvr_cli.trackers.rows import complete_rows
 from rlvr_cli.trackers.sent import FOLDER
 
@@ -90,7 +90,7 @@ def main() -> None:
         follow(name, run, project, ended=ended, say=say)
     except Exception as error:
         text = error.problem if isinstance(error, RlvrError) else f"{type(error).__name__}: {error}"
-        say(f"{text[:500]} (the run goes on without it; later: rlvr export {run} --to {name})")
+        say(f"{text[:500]} (the run goes on without it; later: {later(run, name, project)})")
         os._exit(1)  # the package's own threads and exit handlers may hang
     os._exit(0)
 

@@ -6,6 +6,7 @@ Enters: a name and a run. Leaves: an open `Tracker`, which no other process send
 import fcntl
 import importlib
 import os
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,8 +31,8 @@ class Tracker(Protocol):
         """Where its user finds the run."""
         ...
 
-    def send(self, rows: Sequence[Row]) -> None:
-        """Send what is new. `rows` are all complete rows of the run so far."""
+    def send(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Send what is new, and return it. `rows` are all complete rows of the run so far."""
         ...
 
     def finish(self, status: str) -> None:
@@ -54,6 +55,11 @@ TRACKERS = {
     "trackio": Kind("trackio_run", "Trackio", "trackio"),
     "csv": Kind("csv_tables", "Csv", "", "csv"),
 }
+
+
+def later(run: Path, name: str, project: str) -> str:
+    """Return the command that sends what a tracker has not got of a run."""
+    return f"rlvr export {run} --to {name}" + (f" --track-project {shlex.quote(project)}" if project else "")
 
 
 def check_installed(names: Sequence[str]) -> None:

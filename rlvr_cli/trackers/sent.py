@@ -1,13 +1,15 @@
-"""How far a tracker has got: the rank of the last row that it was sent, in the run's folder `trackers/`.
+"""How far a tracker has got: the rank of the last row that it has.
 
-Enters: rows. Leaves: those of a higher rank, and the record, which outlives the process.
+Enters: rows. Leaves: those of a higher rank. Where a tracker cannot be asked what it has, a record in the run's folder `trackers/` says
+so, which outlives the process.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
+from typing import Any
 
+from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.runs.storage.files import atomic_write
 from rlvr_cli.trackers.rows import Row
 
@@ -15,13 +17,11 @@ FOLDER = "trackers"  # in the run: what was sent, locks and logs
 
 
 class Sent:
-    """The record of one tracker."""
+    """What one tracker has of a run."""
 
-    def __init__(self, run: Path, name: str) -> None:
-        self._file = run / FOLDER / f"{name}.json"
-        self._rank = -1
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            self._rank = int(json.loads(self._file.read_bytes())["rank"])
+    def __init__(self, rank: int = -1) -> None:
+        """`rank`: of the last row that it has."""
+        self._rank = rank
 
     def left(self, rows: Sequence[Row]) -> list[Row]:
         """Return the rows that have not been sent."""
@@ -31,4 +31,35 @@ class Sent:
         """Record that all these rows have been sent."""
         if rows and rows[-1].rank > self._rank:
             self._rank = rows[-1].rank
-            atomic_write(self._file, json.dumps({"rank": self._rank}).encode())
+
+
+class Recorded(Sent):
+    """What one tracker was sent of a run, by a file in the run: at each place, such as a project, something else.
+
+    An earlier version knew one place. Its record is of the one that the options of the run name or, if these name no such tracker, of
+    whichever is asked for.
+    """
+
+    def __init__(self, info: RunInfo, name: str, *, project: str, place: Callable[[str], str]) -> None:
+        """`place` says where a tracker's project is, in words that hold no secret."""
+        self._file, self._place = info.path / FOLDER / f"{name}.json", place(project)
+        config = info.metadata.get("config") or {}
+        is_tracked = name in (config.get("track") or ())
+        self._ranks: dict[str, int] = {}
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            earlier = place(config.get("track_project") or "") if is_tracked else self._place
+            self._ranks = _ranks(json.loads(self._file.read_bytes()), earlier)
+        super().__init__(self._ranks.get(self._place, -1))
+
+    def record(self, rows: Sequence[Row]) -> None:
+        super().record(rows)
+        if self._ranks.get(self._place, -1) < self._rank:
+            self._ranks[self._place] = self._rank
+            atomic_write(self._file, json.dumps({"ranks": self._ranks}).encode())
+
+
+def _ranks(record: dict[str, Any], earlier: str) -> dict[str, int]:
+    """Return place -> rank. `earlier`: the place of a record that names none."""
+    if "rank" in record:
+        return {earlier: int(record["rank"])}
+    return {place: int(rank) for place, rank in record["ranks"].items()}

@@ -39,8 +39,8 @@ class TensorBoard:
     def note(self) -> str:
         return f"look at it with: tensorboard --logdir {self._all_runs}"
 
-    def send(self, rows: Sequence[Row]) -> None:
-        """Make the files say what all rows of the run so far say."""
+    def send(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Make the files say what all rows of the run so far say. Returns those of which something was written."""
         changed = [row.step for row in rows for tag, value in _scalars(row) if self._differs(tag, row.step, value)]
         if changed:
             first = min(changed)
@@ -48,6 +48,7 @@ class TensorBoard:
                 Event(wall_time=self._started, step=first, session_log=SessionLog(status=SessionLog.START))
             )
             self._sent = {(tag, step): value for (tag, step), value in self._sent.items() if step < first}
+        written: list[Row] = []
         for row in rows:
             scalars = [(tag, value) for tag, value in _scalars(row) if (tag, row.step) not in self._sent]
             if not scalars:
@@ -60,7 +61,9 @@ class TensorBoard:
                 self._shown.add(row.step)
             self._write(values, step=row.step, seconds=row.seconds)
             self._sent |= {(tag, row.step): np.float32(value) for tag, value in scalars}
+            written.append(row)
         self._writer.flush()
+        return written
 
     def finish(self, status: str) -> None:
         self._writer.close()

@@ -2,24 +2,28 @@
 
 Enters: rows. Leaves: the logs of a Trackio run, train/NAME and eval/NAME at their steps, its config, and tables of some responses. A
 resumed run goes on in the same Trackio run; what it measures again keeps the value that was sent first.
+
+Trackio adds whatever it is sent, so that a row that is sent twice is there twice. Therefore a row counts as sent once it is handed over.
 """
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import trackio
 
 from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.text import redacted
 from rlvr_cli.trackers.rows import SAMPLE_COLUMNS, Row, described, samples
-from rlvr_cli.trackers.sent import Sent
+from rlvr_cli.trackers.sent import Recorded
 
 
 class Trackio:
     """Sends the rows of one run."""
 
     def __init__(self, info: RunInfo, *, project: str, live: bool) -> None:
-        self._path, self._sent = info.path, Sent(info.path, "trackio")
-        self._project = project or "rlvr"
+        self._path, self._project = info.path, project or "rlvr"
+        self._sent = Recorded(info, "trackio", project=project, place=_place)
         self._run: Any = trackio.init(
             project=self._project,
             name=info.metadata["run_id"],
@@ -35,16 +39,29 @@ class Trackio:
     def note(self) -> str:
         return f"look at it with: trackio show --project {self._project}"
 
-    def send(self, rows: Sequence[Row]) -> None:
-        """Send the rows that have not been sent."""
-        for row in self._sent.left(rows):
-            values: dict[str, Any] = dict(row.named())
-            if shown := samples(self._path, row):
-                values["eval/samples"] = trackio.Table(
-                    columns=list(SAMPLE_COLUMNS), data=[list(cells) for cells in shown]
-                )
-            self._run.log(values, step=row.step)
-        self._sent.record(rows)
+    def send(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Send the rows that have not been sent, and return them."""
+        sent: list[Row] = []
+        try:
+            for row in self._sent.left(rows):
+                values: dict[str, Any] = dict(row.named())
+                if shown := samples(self._path, row):
+                    values["eval/samples"] = trackio.Table(
+                        columns=list(SAMPLE_COLUMNS), data=[list(cells) for cells in shown]
+                    )
+                self._run.log(values, step=row.step)
+                sent.append(row)
+        finally:
+            self._sent.record(sent)
+        return sent
 
     def finish(self, status: str) -> None:
         trackio.finish()
+
+
+def _place(project: str) -> str:
+    """Return where a project is: at a Space, a server (whose address may end with a token), or in a directory."""
+    server = redacted(os.environ.get("TRACKIO_SERVER_URL", "").partition("?")[0])
+    folder = os.environ.get("TRACKIO_DIR") or os.environ.get("HF_HOME") or "~"
+    where = os.environ.get("TRACKIO_SPACE_ID") or server or os.path.abspath(os.path.expanduser(folder))
+    return f"{where}: {project or 'rlvr'}"

@@ -1,8 +1,9 @@
 """Weights & Biases: a run of the same name, its files in the run's folder `wandb/`.
 
 Enters: rows. Leaves: the history of a W&B run, with train/NAME against train_step and eval/NAME against eval_step, its config, and
-tables of some responses. A resumed run goes on in the same W&B run. A row's step in W&B's own counting is its rank, so that W&B ignores
-a row that it has; what a resumed run measures again keeps the value that was sent first.
+tables of some responses. A resumed run goes on in the same W&B run. A row's step in W&B's own counting is its rank, so that W&B says
+itself up to which row it has got, and ignores a row that it has; what a resumed run measures again keeps the value that was sent first.
+Offline there is nobody to ask: a row counts as sent once it is written into W&B's file.
 """
 
 import hashlib
@@ -14,14 +15,14 @@ import wandb
 
 from rlvr_cli.runs.readers import ENDED, RunInfo
 from rlvr_cli.trackers.rows import SAMPLE_COLUMNS, Row, described, samples
-from rlvr_cli.trackers.sent import Sent
+from rlvr_cli.trackers.sent import Recorded, Sent
 
 
 class WandB:
     """Sends the rows of one run."""
 
     def __init__(self, info: RunInfo, *, project: str, live: bool) -> None:
-        self._path, self._sent = info.path, Sent(info.path, "wandb")
+        self._path = info.path
         settings = {
             "console": "off",
             "silent": True,
@@ -33,7 +34,7 @@ class WandB:
         name, created = info.metadata["run_id"], info.metadata["created_at"]
         offline = os.environ.get("WANDB_MODE", "online") != "online"
         self._run: Any = wandb.init(
-            project=project or os.environ.get("WANDB_PROJECT") or "rlvr",
+            project=_project(project),
             dir=str(info.path),
             id=hashlib.sha256(f"{name} {created}".encode()).hexdigest()[:16],
             name=name,
@@ -46,6 +47,9 @@ class WandB:
             self._run.define_metric(f"{axis}_step", hidden=True)
             self._run.define_metric(f"{axis}/*", step_metric=f"{axis}_step")
         self._offline = offline
+        self._sent: Sent = (
+            Recorded(info, "wandb", project=project, place=_place) if offline else Sent(self._run.starting_step - 1)
+        )
 
     @property
     def note(self) -> str:
@@ -53,16 +57,27 @@ class WandB:
             return self._run.url or ""
         return f"offline; send it with: wandb sync {self._path / 'wandb'}/offline-run-*"
 
-    def send(self, rows: Sequence[Row]) -> None:
-        """Send the rows that have not been sent."""
-        for row in self._sent.left(rows):
+    def send(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Send the rows that W&B has not, and return them."""
+        left = self._sent.left(rows)
+        for row in left:
             values: dict[str, Any] = dict(row.named())
             if shown := samples(self._path, row):
                 values["eval/samples"] = wandb.Table(
                     columns=list(SAMPLE_COLUMNS), data=[list(cells) for cells in shown]
                 )
             self._run.log(values, step=row.rank)
-        self._sent.record(rows)
+        self._sent.record(left)
+        return left
 
     def finish(self, status: str) -> None:
         self._run.finish(exit_code=0 if status in ENDED else 1)
+
+
+def _project(name: str) -> str:
+    return name or os.environ.get("WANDB_PROJECT") or "rlvr"
+
+
+def _place(project: str) -> str:
+    """Return where a project's offline files are to go."""
+    return f"{os.environ['WANDB_MODE']}: {os.environ.get('WANDB_ENTITY', '')}/{_project(project)}"

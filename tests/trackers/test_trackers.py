@@ -28,6 +28,7 @@ from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.trackers import open as opening
 from rlvr_cli.trackers.children import Children, tracked
 from rlvr_cli.trackers.rows import Row, complete_rows, samples
+from rlvr_cli.trackers.sent import Recorded
 
 ROOT = Path(__file__).parents[2]
 REAL = [
@@ -84,11 +85,11 @@ def numbers(points: readers.Points) -> dict[tuple[str, int], float]:
     return kept
 
 
-def export(run: Path, name: str) -> str:
+def export(run: Path, name: str, *options: str, status: int = 0) -> str:
     """Call the command in a process of its own, as the packages leave threads behind."""
-    command = [sys.executable, "-m", "rlvr_cli", "export", str(run), "--to", name]
+    command = [sys.executable, "-m", "rlvr_cli", "export", str(run), "--to", name, *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=run.parents[1], check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
     assert done.stdout == ""
     return done.stderr
 
@@ -235,6 +236,120 @@ def test_two_processes_never_send_one_run_at_once(tmp_path):
         pass
 
 
+# What has not arrived
+
+
+WANDB = """
+import json, os
+class Settings:
+    def __init__(self, **given):
+        assert given["symlink"] is False
+class Table:
+    def __init__(self, columns, data):
+        pass
+def init(*, project, resume, **given):
+    assert resume == "allow"
+    return Run(os.path.join(os.environ["SERVER"], project))
+class Run:
+    url = "https://wandb.test/r"
+    def __init__(self, path):
+        self.path, self.queue = path, []
+        lines = open(path).read().splitlines() if os.path.exists(path) else []
+        self.starting_step = json.loads(lines[-1])[0] + 1 if lines else 0
+    def define_metric(self, *names, **given):
+        pass
+    def log(self, values, step):
+        self.queue.append([step, dict(values)])
+    def finish(self, exit_code):
+        most = os.environ.get("TAKES")
+        with open(self.path, "a") as file:
+            file.writelines(json.dumps(row, default=repr) + chr(10) for row in self.queue[: most and int(most)])
+        if most:
+            raise OSError("the net is down")
+"""
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch) -> Path:
+    """Installs a package `wandb` that sends at its end, as far as the server TAKES it; gives the folder with a file for each project."""
+    for name, content in (("packages/wandb.py", WANDB), ("server/none", "")):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(content)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'packages'}:{ROOT}")
+    monkeypatch.setenv("SERVER", str(tmp_path / "server"))
+    monkeypatch.setenv("WANDB_MODE", "online")
+    return tmp_path / "server"
+
+
+def test_export_sends_what_wandb_has_not_received(tmp_path, server, monkeypatch):
+    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run:
+        write_steps(run, range(5))
+    monkeypatch.setenv("TAKES", "3")
+    said = export(run.path, "wandb", status=1)
+    assert "wandb did not take r: OSError: the net is down" in said
+    monkeypatch.delenv("TAKES")
+    assert "r: 3 rows of training, 2 of evaluations; 3 were there; wandb: https" in export(run.path, "wandb")
+    assert numbers(sent_to(server / "rlvr")).keys() == truth(run.path).keys()
+    assert "r: 0 rows of training, 0 of evaluations; 8 were there" in export(run.path, "wandb")
+    assert "r: 5 rows of training, 3 of evaluations; wandb" in export(run.path, "wandb", "--track-project", "other")
+    assert numbers(sent_to(server / "other")).keys() == truth(run.path).keys()
+    (server / "rlvr").unlink()
+    assert "r: 5 rows of training, 3 of evaluations; wandb" in export(run.path, "wandb")
+
+
+def test_each_place_of_trackio_has_the_whole_run_once(tmp_path, stand_in, monkeypatch, capfd):
+    stand_in()
+    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run:
+        write_steps(run, range(3))
+    whole, nothing = (
+        "r: 3 rows of training, 2 of evaluations; trackio",
+        "r: 0 rows of training, 0 of evaluations; 5 were",
+    )
+
+    def said(*options: str) -> str:
+        invoke(["export", str(run.path), "--to", "trackio", *options])
+        return capfd.readouterr().err
+
+    assert whole in said()
+    assert nothing in said("--track-project", "rlvr")
+    assert whole in said("--track-project", "other")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "elsewhere"))
+    assert whole in said()
+    monkeypatch.setenv("TRACKIO_SERVER_URL", "http://me:word@trackio.test/?write_token=secret")
+    assert whole in said()
+    assert nothing in said()
+    record = (run.path / "trackers" / "trackio.json").read_text()
+    assert "http://***@trackio.test/" in record
+    assert "secret" not in record
+
+
+@pytest.mark.parametrize(
+    ("config", "has_it"),
+    [
+        ({"track": ["trackio"], "track_project": "a"}, {"a"}),
+        ({"track": ["trackio"]}, {""}),
+        ({"track": ["wandb"]}, {"a", "b", ""}),
+    ],
+)
+def test_a_record_of_an_earlier_version_is_of_the_place_that_the_run_names(tmp_path, config, has_it):
+    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={"config": config}) as run:
+        write_steps(run, range(3))
+    info = read_run(run.path)
+    rows = complete_rows(info)
+    for project in ("a", "b", ""):
+        (run.path / "trackers").mkdir(exist_ok=True)
+        (run.path / "trackers" / "trackio.json").write_text('{"rank": 3}')
+
+        def sent(project: str) -> Recorded:
+            return Recorded(info, "trackio", project=project, place=lambda name: f"at {name}")
+
+        assert [row.rank for row in sent(project).left(rows)] == ([4, 5] if project in has_it else [0, 1, 3, 4, 5])
+        sent(project).record(rows)
+        assert sent(project).left(rows) == []
+        if (project, has_it) == ("b", {"a"}):
+            assert [row.rank for row in sent("a").left(rows)] == [4, 5], "what is known of other places is kept"
+
+
 # A run and its trackers
 
 
@@ -319,11 +434,13 @@ def test_trackers_end_when_the_status_is_written_and_before_others_may_write_the
 )
 def test_a_tracker_that_fails_or_hangs_neither_ends_nor_holds_up_a_run(tmp_path, stand_in, capfd, does, says):
     logged = stand_in(**does)
-    trackers = Children(["trackio"], project="", seconds=1.0 if "sleep" in str(does) else 60.0)
+    trackers = Children(["trackio"], project="p", seconds=1.0 if "sleep" in str(does) else 60.0)
     with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run:
         trackers.start(run)
         write_steps(run, range(3))
-    assert capfd.readouterr().err.count(says) == 1
+    said = capfd.readouterr().err
+    assert said.count(says) == 1
+    assert f"rlvr export {run.path} --to trackio --track-project p" in said
     assert read_run(run.path).metadata["status"] == "finished"
     assert "finish" in does or not logged.exists()
 

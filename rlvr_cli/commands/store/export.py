@@ -55,7 +55,7 @@ def export(path: Path, name: str, *, project: str, out: Path | None) -> None:
             contextlib.redirect_stdout(sys.stderr),  # trackers say what they do, and stdout is for results
             open_tracker(name, info, project=project, live=False, patience=0.0, out=out) as tracker,
         ):
-            tracker.send(rows)
+            sent = tracker.send(rows)
             note = tracker.note
             tracker.finish(info.metadata["status"])
     except RlvrError:
@@ -63,7 +63,8 @@ def export(path: Path, name: str, *, project: str, out: Path | None) -> None:
     except Exception as error:  # a tracker's own errors are of any kind
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise RlvrError(
-            f"{name} did not take {info.id}: {text}", "What it has got is remembered: try again."
+            f"{name} did not take {info.id}: {text}", "Try again: what it has got is not sent twice."
         ) from error
-    trained = len([row for row in rows if row.axis == "train"])
-    console.say(f"{info.id}: {trained} rows of training, {len(rows) - trained} of evaluations; {name}: {note}")
+    trained = len([row for row in sent if row.axis == "train"])
+    there = f"; {len(rows) - len(sent)} were there" if len(sent) < len(rows) else ""
+    console.say(f"{info.id}: {trained} rows of training, {len(sent) - trained} of evaluations{there}; {name}: {note}")
