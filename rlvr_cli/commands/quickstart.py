@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlvr_cli.analysis.statistics.estimators import share_interval
+from rlvr_cli.config.parsing.sources import environment_values
 from rlvr_cli.config.quickstart import QuickstartConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import forwarding_signals
@@ -120,7 +121,8 @@ def commands(name: str, runs: Path, *, seed: int, task: Task = REASONING) -> lis
 
     start = model_of("start")
     picture = runs / f"{name}-grpo" / PICTURE
-    where = ["--runs-dir", str(runs)] if str(runs) != "runs" else []
+    is_default = str(runs) == "runs" and "runs_dir" not in environment_values()
+    where = [] if is_default else ["--runs-dir", str(runs)]
 
     def rlvr(command: str, run: str, *given: str, model: str, dataset: str = "") -> list[str]:
         options = ["--preset", task.preset, "--model", model, *(["--dataset", dataset] if dataset else []), *given]

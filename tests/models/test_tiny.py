@@ -66,6 +66,17 @@ def test_the_quickstarts_start_is_the_model_of_a_run(tmp_path, monkeypatch):
     assert model_identity(info.path / "model")["sha256"] == model_identity(tmp_path / "folder")["sha256"]
 
 
+def test_the_quickstart_names_its_directory_unless_every_command_takes_that_one(monkeypatch):
+    def given(runs):
+        words = [line for _, line in commands("q0", Path(runs), seed=0) if line[0] == "rlvr"]
+        return {line[line.index("--runs-dir") + 1] if "--runs-dir" in line else "" for line in words}
+
+    monkeypatch.delenv("RLVR_RUNS_DIR", raising=False)
+    assert (given("runs"), given("other")) == ({""}, {"other"})
+    monkeypatch.setenv("RLVR_RUNS_DIR", "/data/runs")
+    assert given("runs") == {"runs"}, "the variable would send the runs elsewhere"
+
+
 def test_the_quickstart_writes_only_runs_among_the_runs():
     made = [word for _, line in commands("q0", Path("runs"), seed=0) for word in line if word.startswith("runs/")]
     assert {Path(word).parts[1] for word in made} == {"q0-start", "q0-sft", "q0-grpo"}
