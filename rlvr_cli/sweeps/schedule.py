@@ -97,7 +97,12 @@ def status_of(run: Path, lengths: Mapping[str, int] | None = None) -> str:
     longer = _longer(run, metadata, lengths or {})
     if (status := metadata["status"]) in ENDED:
         return "short" if longer and status == "finished" else status
-    return "running" if holder_of(run) else "begun"
+    return "running" if _is_written(run) else "begun"
+
+
+def _is_written(run: Path) -> bool:
+    """Whether a process writes a run, as far as another writer would be refused: one that a killed machine left behind does not."""
+    return is_locked(run) and holder_of(run) is not None
 
 
 def _longer(run: Path, metadata: Mapping[str, Any], lengths: Mapping[str, int]) -> dict[str, int]:
@@ -150,7 +155,7 @@ class _Sweep:
             if status in ENDED:
                 console.say(f"{label}: {status} before")
                 self._ended(job.name)
-            elif status == "running" and (job.name not in self._lost or is_locked(self._folder / job.name)):
+            elif status == "running":
                 console.say(f"{label}: another process writes it; it is left alone")
                 self.failed.append(job.name)
             else:

@@ -1,8 +1,12 @@
 """What becomes of a sweep's runs that exist: left alone, made longer, or refused."""
 
+import json
+import os
+
 import pytest
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.lock import Lock
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.sweeps.schedule import check_plan, status_of, write_plan
 
@@ -25,6 +29,20 @@ def test_a_finished_run_that_is_to_be_longer_is_short(tmp_path):
 @pytest.mark.parametrize(("status", "shown"), [("diverged", "diverged"), ("failed", "begun"), ("interrupted", "begun")])
 def test_a_run_that_diverged_is_over_and_a_failed_one_is_not(tmp_path, status, shown):
     assert status_of(made(tmp_path, status, n_grpo_steps=40), {"n_grpo_steps": 80}) == shown
+
+
+def test_a_run_that_another_machine_left_goes_on_and_one_that_it_writes_is_left_alone(tmp_path):
+    """A node that was killed leaves its name in the file; the lock itself has ended with it."""
+    run = made(tmp_path, "interrupted", n_grpo_steps=40)
+    elsewhere = json.dumps({"pid": os.getpid(), "host": "another-machine", "since": "2026-01-01T00:00:00Z"})
+    lock = Lock(run)
+    (run / ".lock").write_text(elsewhere)
+    assert status_of(run) == "running"
+    lock.release()
+    (run / ".lock").write_text(elsewhere)
+    assert status_of(run) == "begun"
+    (run / ".lock.exclusive").write_text(elsewhere)  # where the file system has no locks: only its removal ends it
+    assert status_of(run) == "running"
 
 
 def test_other_options_are_refused_but_not_more_runs_nor_another_length(tmp_path):
