@@ -32,14 +32,13 @@ from rlvr_cli.sweeps.experiment import (
     Experiment,
     check_runs,
     command_of,
-    configs_of,
     experiment_path,
     load_experiment,
     next_stage,
     runs_of,
 )
 from rlvr_cli.sweeps.printed import list_experiments, print_plan, say_experiment, say_later_stages, say_pace
-from rlvr_cli.sweeps.schedule import LOGS, Job, check_plan, run_jobs, write_plan
+from rlvr_cli.sweeps.schedule import LOGS, Job, run_jobs, write_plan
 from rlvr_cli.sweeps.slots import Slot, slots_here, slots_on
 from rlvr_cli.sweeps.stage import Sweep
 from rlvr_cli.terminal import console, tables
@@ -106,15 +105,14 @@ def stages_of(experiment: Experiment, runs_dir: Path, mirror: Mirror | None) -> 
     while True:
         folder = runs_dir / experiment.name
         runs = runs_of(experiment)
-        lengths = check_runs(experiment, runs)
         jobs = [
-            Job(run.name, command_of(experiment, run, runs_dir=folder), length)
-            for run, length in zip(runs, lengths, strict=True)
+            Job(run.name, command_of(experiment, run, runs_dir=folder), config)
+            for run, config in zip(runs, check_runs(experiment, runs), strict=True)
         ]
-        check_plan(folder, _plan(experiment, jobs), lengths=lengths[0])
         if mirror:
             mirror.bring(f"{experiment.name}/{job.name}" for job in jobs)
         sweep = Sweep(experiment, folder, runs, jobs)
+        sweep.check()
         yield sweep
         if not experiment.stages or any(sweep.status_of(job) not in ENDED for job in jobs):
             return
@@ -139,7 +137,7 @@ def slots_of(sweep: Sweep, config: SweepConfig) -> list[Slot]:
     """Where its runs are made; of a cluster, it is said. Raises RlvrError if the cluster has too little."""
     if not config.cluster:
         return slots_here(config.jobs, [device for device in config.devices.split(",") if device])
-    slots, who = slots_on(config.cluster, config.jobs, list(configs_of(sweep.experiment, sweep.runs)))
+    slots, who = slots_on(config.cluster, config.jobs, [job.config for job in sweep.jobs])
     console.say(f"devices  {who}")
     return slots
 

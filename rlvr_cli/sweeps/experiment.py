@@ -25,7 +25,7 @@ from typing import Any, Literal, get_args
 from rlvr_cli.config import config_of
 from rlvr_cli.config.parsing.command_line import values_of, words_of
 from rlvr_cli.config.parsing.options import NoEffect, Provenance, flag, nearest, options, read_value, value_type
-from rlvr_cli.config.parsing.sources import CONFIGURED, LENGTH, read_options, resolve
+from rlvr_cli.config.parsing.sources import CONFIGURED, read_options, resolve
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.manifest import RUN_FILE, RUN_NAME
 from rlvr_cli.terminal import console
@@ -317,23 +317,19 @@ def configs_of(experiment: Experiment, runs: Sequence[SweepRun]) -> Iterator[Any
             raise UsageError(f"{experiment.name}/{run.name}: {error.problem}", error.hint) from error
 
 
-def check_runs(experiment: Experiment, runs: Sequence[SweepRun]) -> list[dict[str, int]]:
-    """Return the options that say how long each run is, with their values.
+def check_runs(experiment: Experiment, runs: Sequence[SweepRun]) -> list[Any]:
+    """Return the config of each run.
 
     Raises:
         RlvrError: the command refuses the options of a run, or of a later stage with any of the arms: before the first one starts.
     """
-    kind = config_of(experiment.command)
-    lengths = []
-    for config in configs_of(experiment, runs):
-        known = (o.name for o in options(kind) if LENGTH.fullmatch(o.name) and o.metadata["free_on_resume"])
-        lengths.append({name: getattr(config, name) for name in known})
+    configs = [*configs_of(experiment, runs)]
     if experiment.stages:
         stage, *later = experiment.stages
         every = [replace(stage, best=len(experiment.names)), *later]
         following = next_stage(replace(experiment, stages=every), dict.fromkeys(experiment.names, 0.0))
         check_runs(following, runs_of(following))
-    return lengths
+    return configs
 
 
 def command_of(experiment: Experiment, run: SweepRun, *, runs_dir: Path) -> list[str]:

@@ -6,13 +6,14 @@ Enters: commands, and the directory of their runs. Leaves: run directories, a lo
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.config.parsing.options import flag
+from rlvr_cli.config.parsing.command_line import words_of
+from rlvr_cli.config.parsing.options import Provenance
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.parallel.places import NodeLost
 from rlvr_cli.parallel.start import start_worker
@@ -22,6 +23,7 @@ from rlvr_cli.runs.lock import holder_of, is_locked
 from rlvr_cli.runs.manifest import RUN_FILE
 from rlvr_cli.runs.readers import ENDED, read_metadata
 from rlvr_cli.runs.storage.files import atomic_write, os_errors_as_user_errors, shown
+from rlvr_cli.sweeps.continued import changed_options, lengths_of
 from rlvr_cli.sweeps.slots import Slot, keep
 from rlvr_cli.terminal import console
 
@@ -38,84 +40,49 @@ class Job:
 
     name: str
     command: Sequence[str]  # its words
-    lengths: Mapping[str, int] = field(default_factory=dict)  # the options that say how long it is
+    config: Provenance
 
-
-def check_plan(folder: Path, plan: Mapping[str, Any], *, lengths: Collection[str] = ()) -> None:
-    """Raise RlvrError if the directory holds another sweep: a run of it has other options now. It may get more runs, and longer ones.
-
-    Args:
-        lengths: options that say how long a run is.
-    """
-    path = folder / SWEEP
-    if not path.exists():
-        return
-    with os_errors_as_user_errors(path, "read"):
-        data = path.read_bytes()
-    try:
-        stored = json.loads(data)["runs"]
-        options = {
-            name: [_options(words, lengths) for words in (stored[name], plan["runs"].get(name, stored[name]))]
-            for name in stored
-        }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RlvrError(f"{shown(path)} is damaged.", "Choose another directory with --name.") from error
-    for run, (before, now) in options.items():
-        if before == now:
-            continue
-        option = next(name for name in {**before, **now} if before.get(name) != now.get(name))
-        raise RlvrError(
-            f"{shown(folder)} has runs with other options: of {run}, {option} was {before.get(option, 'not given')}, and is now "
-            f"{now.get(option, 'not given')}.",
-            "Give the same options to go on with it, or choose another directory with --name.",
-        )
+    @property
+    def lengths(self) -> Mapping[str, int]:
+        """The options that say how long the run is, with their values."""
+        return lengths_of(self.config)
 
 
 def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
-    """Store what the sweep is, beside its runs. Runs of an earlier call, with other seeds, stay in it."""
+    """Store what the sweep is, beside its runs. Runs of an earlier call, with other seeds, stay in it. Raises RlvrError."""
     path = folder / SWEEP
-    stored: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {"runs": {}}
-    runs = {**stored["runs"], **plan["runs"]}
+    stored: dict[str, Any] = {}
+    with os_errors_as_user_errors(path), suppress(FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+        stored = dict(json.loads(path.read_bytes())["runs"])
     with os_errors_as_user_errors(path):
         (folder / LOGS).mkdir(parents=True, exist_ok=True)
+    runs = {**stored, **plan["runs"]}
     atomic_write(path, json.dumps({**plan, "runs": runs}, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
-def status_of(run: Path, lengths: Mapping[str, int] | None = None) -> str:
+def status_of(run: Path, job: Job) -> str:
     """`finished`, `diverged`, `new` if there is no run yet, `running` if a process writes it, `short` if it is finished and is to be
     longer now, or `begun`.
 
-    Args:
-        lengths: options that say how long the run is to be.
-
     Raises:
-        RlvrError: the run is damaged, or longer than it is to be.
+        RlvrError: the run is damaged, has other options than the job, or is longer than it is to be.
     """
     if not (run / RUN_FILE).exists():
         return "new"
     metadata = read_metadata(run)
-    longer = _longer(run, metadata, lengths or {})
+    is_longer = bool(job.lengths.keys() & _changed(run, metadata, job))
     if (status := metadata["status"]) in ENDED:
-        return "short" if longer and status == "finished" else status
+        return "short" if is_longer and status == "finished" else status
     return "running" if _is_written(run) else "begun"
+
+
+def _changed(run: Path, metadata: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    return changed_options(metadata, job.config, command=job.command[1], where=shown(run))
 
 
 def _is_written(run: Path) -> bool:
     """Whether a process writes a run, as far as another writer would be refused: one that a killed machine left behind does not."""
     return is_locked(run) and holder_of(run) is not None
-
-
-def _longer(run: Path, metadata: Mapping[str, Any], lengths: Mapping[str, int]) -> dict[str, int]:
-    """The options of a run's length that have grown. Raises RlvrError if one is smaller than it was."""
-    stored = metadata.get("config") or {}
-    changed = {name: value for name, value in lengths.items() if stored.get(name, value) != value}
-    for name, value in changed.items():
-        if value < stored[name]:
-            raise RlvrError(
-                f"{shown(run)} was made with {flag(name)} {stored[name]}, and is now to have {value}.",
-                "Give at least as many to go on with it, or choose another directory with --name.",
-            )
-    return changed
 
 
 @dataclass(frozen=True)
@@ -151,7 +118,7 @@ class _Sweep:
             self.waiting.remove(found)
             number, job = found
             label = f"[{number}/{self._count}] {job.name}"
-            status = status_of(self._folder / job.name, job.lengths)
+            status = status_of(self._folder / job.name, job)
             if status in ENDED:
                 console.say(f"{label}: {status} before")
                 self._ended(job.name)
@@ -229,7 +196,7 @@ def run_jobs(
         Interrupted: after a signal, once the processes have saved what is done.
     """
     sweep = _Sweep(jobs, folder, slots, ended)
-    if any(status_of(folder / job.name, job.lengths) not in ENDED for job in jobs):
+    if any(status_of(folder / job.name, job) not in ENDED for job in jobs):
         keep(slots)
     with StopRequest() as stop:
         try:
@@ -249,9 +216,8 @@ def _started(job: Job, folder: Path, *, resume: bool, slot: Slot) -> Worker:
     """Start the command of a run, or, of a run that has begun, the one that goes on with it."""
     words = list(job.command[2:])
     if resume:
-        longer = _longer(folder / job.name, read_metadata(folder / job.name), job.lengths)
-        words = ["--resume", job.name, "--runs-dir", str(folder)]
-        words += [word for name, value in longer.items() for word in (flag(name), str(value))]
+        changed = _changed(folder / job.name, read_metadata(folder / job.name), job)
+        words = ["--resume", job.name, "--runs-dir", str(folder), *words_of(type(job.config), changed)]
     log = (folder / LOGS / f"{job.name}.log").absolute()
     with os_errors_as_user_errors(log):
         log.open("ab").close()
@@ -281,16 +247,3 @@ def _last_lines(log: Path) -> list[str]:
         text = log.read_bytes()[-4000:].decode(errors="replace")
         return [line for line in text.splitlines() if line.strip()][-SHOWN_LINES:]
     return []
-
-
-def _options(words: Sequence[str], left_out: Collection[str]) -> dict[str, str]:
-    """The words of a command -> its options with their values, without some; a flag without a value is given."""
-    found: dict[str, str] = {}
-    name = "the command"
-    for word in words:
-        if word.startswith("--"):
-            name = word
-            found.setdefault(name, "given")
-        else:
-            found[name] = f"{found[name]} {word}" if found.get(name, "given") != "given" else word
-    return {name: value for name, value in found.items() if name not in map(flag, left_out)}

@@ -22,7 +22,12 @@ class Sweep:
     jobs: Sequence[Job]
 
     def status_of(self, job: Job) -> str:
-        return status_of(self.folder / job.name, job.lengths)
+        return status_of(self.folder / job.name, job)
+
+    def check(self) -> None:
+        """Raise RlvrError if a run that exists is another one than the sweep would make: before any of them goes on."""
+        for job in self.jobs:
+            self.status_of(job)
 
     def finished_arms(self, *, without: Sequence[str] = ()) -> dict[str, list[RunInfo]]:
         """The runs of each arm, without the arms that have none."""

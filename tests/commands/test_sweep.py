@@ -8,17 +8,20 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from rlvr_cli.commands.sweep import run
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.parsing.command_line import values_of
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.sweep import SweepConfig
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.readers import read_metadata
+from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.sweeps.experiment import experiment_names
-from rlvr_cli.sweeps.schedule import status_of
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -236,6 +239,43 @@ def test_the_commands_can_be_printed_instead(sweep, tmp_path):
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.fixture
+def emitted(sweep):
+    """Makes the runs of the emitted commands, without their rows: finished ones."""
+
+    def call(*words):
+        for line in sweep("grpo_baselines", *words, seeds="0", emit="commands").out.splitlines():
+            given = values_of(GrpoConfig, shlex.split(line)[2:], command="grpo")
+            config = resolve(GrpoConfig, flags=given, command="grpo")
+            about = {"config": {k: v for k, v in asdict(config).items() if k != "sources"}, "sources": config.sources}
+            with RunDir.create(config.runs_dir, "grpo", name=config.run, metadata=about):
+                pass
+
+    return call
+
+
+def test_runs_that_others_made_are_this_sweeps_only_with_its_options(sweep, emitted, tmp_path, monkeypatch):
+    emitted()
+    monkeypatch.chdir(tmp_path.parent)
+    for more, runs_dir in (((), tmp_path), (("--track", "tensorboard"), tmp_path.name)):
+        rows = tables(sweep("grpo_baselines", *more, runs_dir=str(runs_dir), seeds="0", dry_run=True).out)
+        assert [row["status"] for row in rows] == ["finished"] * 2
+    for flags in ({}, {"dry_run": True}, {"emit": "slurm"}):
+        with pytest.raises(
+            RlvrError, match="no_baseline-s0 is a run with other options: --group-size was 4, and is now 2"
+        ):
+            sweep("grpo_baselines", "--group-size", "2", seeds="0", **flags)
+
+
+def test_a_config_file_that_has_changed_is_other_options(sweep, emitted, tmp_path):
+    file = tmp_path / "my.toml"
+    file.write_text("learning_rate = 1e-5\n")
+    emitted("--config", str(file))
+    file.write_text("learning_rate = 2e-5\n")
+    with pytest.raises(RlvrError, match="--learning-rate was 1e-05, and is now 2e-05"):
+        sweep("grpo_baselines", "--config", str(file), seeds="0")
+
+
 def test_what_has_no_steps_is_not_probed(sweep, capsys):
     with pytest.raises(RlvrError, match="rlvr eval has none"):
         run(resolve(SweepConfig, flags={"experiment": "math_baseline", "probe": True}, command="sweep"))
@@ -350,7 +390,6 @@ def test_a_signal_ends_the_sweep_with_its_run_saved_and_the_same_command_goes_on
     assert "what is done is kept; the same command goes on" in said
     assert read_metadata(run)["status"] == "interrupted"
     assert not (tmp_path / "grpo_baselines/reinforce_with_baseline-s0").exists()
-    assert status_of(run) == "begun"
     rows = tables(sweep("grpo_baselines", "--n-grpo-steps", "300", seeds="0,1", dry_run=True).out)
     assert [row["status"] for row in rows] == ["begun", "new", "new", "new"]
 

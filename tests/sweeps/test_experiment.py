@@ -6,6 +6,7 @@ from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.parsing.command_line import values_of
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.sweeps.continued import lengths_of
 from rlvr_cli.sweeps.experiment import (
     check_runs,
     command_of,
@@ -262,7 +263,8 @@ def test_arms_that_nothing_else_tells_apart_keep_what_they_set():
 
 def test_a_sweep_of_sft_can_be_made_longer(write):
     experiment = load_experiment(write('command = "sft"\n[options]\nsft_epochs = 3\n[grid]\nnum_examples = ["4", "8"]'))
-    assert check_runs(experiment, runs_of(experiment)) == [{"sft_epochs": 3, "n_sft_steps": 0}] * 2
+    lengths = [lengths_of(config) for config in check_runs(experiment, runs_of(experiment))]
+    assert lengths == [{"sft_epochs": 3, "n_sft_steps": 0}] * 2
 
 
 LOSSES = """

@@ -1,0 +1,102 @@
+"""A run that exists, and what the sweep would make now: whether it is the same one, and what has changed that may.
+
+Enters: the content of its run.json, and the config of the sweep's run of that name. Leaves: the options that it goes on with, or an
+RlvrError that names the first one in which it is another run.
+"""
+
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import Field
+from typing import Any
+
+from rlvr_cli.config.parsing.options import Provenance, flag, options
+from rlvr_cli.config.parsing.sources import LENGTH
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.identity import model_identity, model_path
+from rlvr_cli.text import printable
+
+_OF_THE_SWEEP = ("run", "runs_dir", "resume", "config", "preset")  # where a run is, and where its options were read
+
+
+def lengths_of(config: Provenance) -> dict[str, Any]:
+    """The options that say how long a run is and may grow later, with their values."""
+    return {option.name: getattr(config, option.name) for option in options(type(config)) if _is_length(option)}
+
+
+def changed_options(metadata: Mapping[str, Any], config: Provenance, *, command: str, where: str) -> dict[str, Any]:
+    """Return the options that have another value now, which a run that goes on may change.
+
+    Args:
+        metadata: the content of run.json.
+        command: that the sweep runs, such as grpo.
+        where: the run, for the error.
+
+    Raises:
+        RlvrError: the run has other options, another model, or is longer than it is to be.
+    """
+    if metadata["command"] != command:
+        raise _other(where, "the command", f"rlvr {metadata['command']}", f"rlvr {command}")
+    stored, sources = metadata.get("config") or {}, metadata.get("sources") or {}
+    changed = {}
+    for option in options(type(config)):
+        name, before, now = option.name, stored.get(option.name, option.default), getattr(config, option.name)
+        never_given = config.sources.get(name) == sources.get(name) == "default"  # defaults may be another version's
+        if name in _OF_THE_SWEEP or _is_same(option, before, now, stored) or (never_given and not _is_length(option)):
+            continue
+        is_model = option.metadata["completes"] == "model"
+        if not option.metadata["free_on_resume"] or (is_model and not _is_same_model(metadata, name, now)):
+            raise _other(where, flag(name), before, now)
+        if _is_length(option):
+            _check_longer(where, flag(name), before, now)
+        if _is_length(option) or config.sources.get(name) != "default":
+            changed[name] = now
+    return changed
+
+
+def _is_length(option: Field[Any]) -> bool:
+    return LENGTH.fullmatch(option.name) is not None and option.metadata["free_on_resume"]
+
+
+def _is_same(option: Field[Any], before: Any, now: Any, stored: Mapping[str, Any]) -> bool:
+    """Whether two values of an option mean the same: a file by another path, or a run beside the sweep, wherever that is by now."""
+    if isinstance(now, tuple):
+        return [*now] == ([*before] if isinstance(before, tuple) else before)
+    if not (isinstance(before, str) and isinstance(now, str) and before and now):
+        return before == now
+    beside = os.path.join(os.path.dirname(str(stored.get("runs_dir", ""))), now)
+    is_beside = option.metadata["completes"] == "source" and before == beside
+    return is_beside or os.path.abspath(before) == os.path.abspath(now)
+
+
+def _is_same_model(metadata: Mapping[str, Any], name: str, model: str) -> bool:
+    """Whether a model under another name has the weights that the run began with."""
+    facts = (metadata.get("facts") or {}).get(name)
+    known = facts.get("sha256") if isinstance(facts, dict) else None
+    return known is not None and _sha256(model) == known
+
+
+@functools.cache  # all runs of a sweep may have the same one
+def _sha256(model: str) -> str | None:
+    return model_identity(model_path(model)).get("sha256")
+
+
+def _check_longer(where: str, name: str, before: Any, now: Any) -> None:
+    if not isinstance(before, int) or now < before:
+        raise RlvrError(
+            f"{where} was made with {name} {_text(before)}, and is now to have {now}.",
+            "Give at least as many to go on with it, or choose another directory with --name.",
+        )
+
+
+def _other(where: str, name: str, before: Any, now: Any) -> RlvrError:
+    return RlvrError(
+        f"{where} is a run with other options: {name} was {_text(before)}, and is now {_text(now)}.",
+        "Give the same options to go on with it, or choose another directory with --name.",
+    )
+
+
+def _text(value: Any) -> str:
+    """A value in a message, which may come from anyone."""
+    text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return "not given" if value is None or not text else printable(text, keep="")

@@ -1,0 +1,88 @@
+"""A run that exists and what the sweep would make now: the same, changed where it may be, or another run."""
+
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.parsing.sources import resolve
+from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.identity import model_facts
+from rlvr_cli.sweeps.continued import changed_options
+
+
+def changed(stored, *, facts=None, sources=None, command="grpo", **flags):
+    metadata = {"command": command, "config": stored, "facts": facts or {}, "sources": sources or {}}
+    config = resolve(GrpoConfig, flags={"run": "r", **flags}, command="grpo")
+    return changed_options(metadata, config, command="grpo", where="runs/r")
+
+
+@pytest.mark.parametrize(
+    ("stored", "now", "problem"),
+    [
+        ({"group_size": 4}, {"group_size": 2}, "--group-size was 4, and is now 2"),
+        ({"group_size": 4}, {}, "--group-size was 4, and is now 8"),
+        ({}, {"group_size": 4}, "--group-size was 8, and is now 4"),
+        ({"stop": ["a", "b"]}, {"stop": ()}, "--stop was a b, and is now not given"),
+        ({"dataset": "a.jsonl"}, {"dataset": "b.jsonl"}, r"--dataset was a\.jsonl, and is now b\.jsonl"),
+        ({"model": "a"}, {"model": "b"}, "--model was a, and is now b"),
+        ({"n_grpo_steps": 9}, {"n_grpo_steps": 8}, "was made with --n-grpo-steps 9, and is now to have 8"),
+        ({"n_grpo_steps": "\x1b"}, {}, r"was made with --n-grpo-steps \\x1b, and"),
+    ],
+)
+def test_another_run_is_refused_with_the_option_and_its_values(stored, now, problem):
+    with pytest.raises(RlvrError, match=problem):
+        changed(stored, **now)
+
+
+def test_a_run_of_another_command_is_refused():
+    with pytest.raises(RlvrError, match="the command was rlvr sft, and is now rlvr grpo"):
+        changed({}, command="sft")
+
+
+def test_what_may_change_is_returned_where_it_is_given():
+    now = {"track": ("tensorboard",), "n_grpo_steps": 300, "runs_dir": "/abs/runs/mine", "preset": "quickstart"}
+    stored = asdict(resolve(GrpoConfig, flags={"preset": "quickstart"}, command="grpo"))
+    stored |= {"runs_dir": "runs/mine", "preset": "", "sampler_urls": ["http://localhost:1"], "n_grpo_steps": 200}
+    assert changed(stored, **now) == {"track": ("tensorboard",), "n_grpo_steps": 300}
+
+
+def test_a_default_of_another_version_is_no_other_option():
+    stored, sources = {"cliprange": 0.2}, {"cliprange": "default"}
+    assert changed(stored, sources=sources) == {}
+    with pytest.raises(RlvrError, match=r"--cliprange was 0\.2, and is now 0\.3"):
+        changed(stored, sources=sources, cliprange=0.3)
+
+
+def test_a_file_by_another_path_is_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for one, other in (("t.jsonl", str(tmp_path / "t.jsonl")), ("./t.jsonl", "t.jsonl")):
+        assert changed({"dataset": one}, dataset=other) == changed({"dataset": other}, dataset=one) == {}
+
+
+@pytest.mark.parametrize("runs", ["runs", "/data/runs", "s3://bucket/runs"])
+def test_a_run_beside_the_sweep_is_the_same_wherever_both_are(runs):
+    def of_sft(dataset):
+        metadata = {"command": "sft", "config": {"dataset": dataset, "runs_dir": f"{runs}/mine"}}
+        config = resolve(SftConfig, flags={"run": "r", "dataset": "named"}, command="sft")
+        return changed_options(metadata, config, command="sft", where="runs/r")
+
+    assert of_sft(f"{runs}/named") == of_sft("named") == {}
+    with pytest.raises(RlvrError, match="--dataset was elsewhere/named, and is now named"):
+        of_sft("elsewhere/named")
+
+
+def test_a_model_at_another_place_is_the_same_and_a_run_goes_on_with_it(tiny_model_dir, tmp_path):
+    moved = str(tmp_path / "moved")
+    shutil.copytree(tiny_model_dir, moved)
+    stored, facts = {"model": "before"}, {"model": model_facts(str(tiny_model_dir))}
+    assert changed(stored, facts=facts, model=moved) == {"model": moved}
+    other = str(tmp_path / "other")
+    shutil.copytree(moved, other)
+    weights = Path(other, "model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
+    with pytest.raises(RlvrError, match="--model was before, and is now"):
+        changed(stored, facts=facts, model=other)
