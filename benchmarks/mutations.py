@@ -1173,7 +1173,8 @@ MATHEMATICS = [
     *mutations_of(
         "sweeps/schedule.py",
         ("a finished run is not made longer", 'return "short" if is_longer and status == "finished" else status', "return status", "tests/sweeps/test_schedule.py -k longer"),
-        ("a killed machine has its runs for ever", "return is_locked(run) and holder_of(run) is not None", "return holder_of(run) is not None", "tests/sweeps/test_schedule.py -k another_machine"),
+        ("a sweep goes on without the lease", "words = here if state != job.there else", "words = here if True else", "tests/runs/remote/test_work.py -k leaves_alone"),
+        ("a killed machine has its runs for ever", "(source_of(run) is not None or is_locked(run)) and", "", "tests/sweeps/test_schedule.py -k another_machine"),
         ("runs do not see their own GPU", '"visible": slot.visible,', '"visible": "",', "tests/commands/test_sweep.py -k run_that_fails"),
         ("a diverged run is repeated", 'if (status := metadata["status"]) in ENDED:', 'if (status := metadata["status"]) == "finished":', "tests/sweeps/test_schedule.py -k diverged"),
     ),
@@ -1840,7 +1841,6 @@ STORAGE = [
         "runs/remote/behind.py",
         ("the lease is not renewed while a run is fetched", "self._renewing = renewing(lease, self._is_lost)", "self._renewing = threading.Event()", f"{BEHIND}the_lease_is_renewed_while_a_run_is_fetched"),
         ("a killed upload is not started again", "            if left:\n", "            if False:\n", f"{BEHIND}a_killed_upload_process_is_started_again"),
-        ("a directory here that is older is gone on with", "            check_continues(index, here, place=place)\n", "            return target\n", f"{BEHIND}a_run_goes_on_in_an_empty_folder_and_comes_back"),
         ("a run that did not arrive ends as if it had", "        if self._problem:\n            raise", "        if False:\n            raise", f"{BEHIND}a_store_that_stays_broken_never_stops_the_run_and_export_goes_on"),
     ),
     *mutations_of(
@@ -1860,6 +1860,7 @@ STORAGE = [
     ),
     *mutations_of(
         "runs/remote/copies.py",
+        ("a directory here that is older is gone on with", "            check_continues(index, here, place=place)\n", "            return target\n", f"{BEHIND}a_run_goes_on_in_an_empty_folder_and_comes_back"),
         ("what was sent is not read back", "if received(store.stream(key)) != file:", "if False:", f"{COPIES}what_did_not_arrive_as_it_was_sent_is_noticed"),
         ("a damaged object is fetched", "        if found != files[path]:", "        if False:", f"{COPIES}a_damaged_copy_is_not_fetched"),
         ("an older state of a run replaces its copy", "if lost or index.wall_seconds < before.wall_seconds:", "if False:", f"{COPIES}a_run_goes_on_elsewhere_and_comes_back"),
@@ -2074,7 +2075,9 @@ CLUSTER = [
         ("what was just uploaded is removed", "ended > time.time() - IN_USE_SECONDS", "ended > time.time()", f"{WORK} exceed_the_bound"),
         ("a run that a process has is removed", "if not is_locked(path) and not is_locked(path.parent):", "if True:", f"{WORK} exceed_the_bound"),
         ("a run that goes on can be removed", "    _mark(run).unlink(missing_ok=True)", "    pass", f"{WORK} goes_on"),
-        ("a sweep is made again on another machine", "    def bring(self, names: Iterable[str]) -> None:\n", "    def bring(self, names: Iterable[str]) -> None:\n        return\n", f"{WORK} a_sweep_is"),
+        ("a sweep is made again on another machine", "        look_again(seconds=0)\n", "        return {}\n", f"{WORK} a_sweep_is"),
+        ("a run that is being written is fetched", 'if read_metadata(view)["status"] not in ENDED:', "if False:", f"{WORK} leaves_alone"),
+        ("a copy that has fallen behind stays", "        if not is_as_there():\n", "        if not run.exists():\n", f"{WORK} fallen_behind"),
         ("what could not be sent is forgotten", "            self._unsent.append(name)\n", "", f"{WORK} a_sweep_is"),
     ),
     Mutation("a teacher in object storage is looked for on this machine", "training/parallel/replica.py", "model_path(own.loaded_teacher)", "own.loaded_teacher", f"{WORK} teacher_is_that"),

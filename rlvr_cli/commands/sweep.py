@@ -40,7 +40,7 @@ from rlvr_cli.sweeps.experiment import (
 from rlvr_cli.sweeps.printed import list_experiments, print_plan, say_experiment, say_later_stages, say_pace
 from rlvr_cli.sweeps.schedule import LOGS, Job, run_jobs, write_plan
 from rlvr_cli.sweeps.slots import Slot, slots_here, slots_on
-from rlvr_cli.sweeps.stage import Sweep
+from rlvr_cli.sweeps.stage import Sweep, looked_up
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.types import Table
 
@@ -100,7 +100,7 @@ def stages_of(experiment: Experiment, runs_dir: Path, mirror: Mirror | None) -> 
     """Yield the experiment and its later stages, each once the runs of the one before are finished. Raises RlvrError.
 
     Args:
-        mirror: where runs are that are in object storage; those that are not in `runs_dir` are fetched.
+        mirror: where runs are that are in object storage; those that have ended there are fetched.
     """
     while True:
         folder = runs_dir / experiment.name
@@ -110,7 +110,7 @@ def stages_of(experiment: Experiment, runs_dir: Path, mirror: Mirror | None) -> 
             for run, config in zip(runs, check_runs(experiment, runs), strict=True)
         ]
         if mirror:
-            mirror.bring(f"{experiment.name}/{job.name}" for job in jobs)
+            jobs = looked_up(jobs, experiment.name, mirror)
         sweep = Sweep(experiment, folder, runs, jobs)
         sweep.check()
         yield sweep
@@ -149,13 +149,20 @@ def run_stage(sweep: Sweep, config: SweepConfig, mirror: Mirror | None) -> list[
         if mirror:
             mirror.send_now_or_later(f"{sweep.folder.name}/{name}")
 
+    def now(job: Job) -> Job:
+        try:
+            return looked_up([job], sweep.folder.name, mirror)[0] if mirror else job
+        except RlvrError as error:
+            console.say(f"note: {job.name} is taken as it was: {error.problem}")
+            return job
+
     slots = slots_of(sweep, config)
     with os_errors_as_user_errors(sweep.folder):
         sweep.folder.mkdir(parents=True, exist_ok=True)
     lock = Lock(sweep.folder)
     try:
         write_plan(sweep.folder, _plan(sweep.experiment, sweep.jobs))
-        return run_jobs(sweep.jobs, sweep.folder, slots, ended=ended)
+        return run_jobs(sweep.jobs, sweep.folder, slots, ended=ended, looked_up=now)
     finally:
         lock.release()
 

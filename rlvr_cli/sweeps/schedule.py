@@ -23,6 +23,7 @@ from rlvr_cli.runs.lock import holder_of, is_locked
 from rlvr_cli.runs.manifest import RUN_FILE
 from rlvr_cli.runs.readers import ENDED, read_metadata
 from rlvr_cli.runs.storage.files import atomic_write, os_errors_as_user_errors, shown
+from rlvr_cli.runs.storage.sources import place_of, source_of
 from rlvr_cli.sweeps.continued import changed_options, lengths_of
 from rlvr_cli.sweeps.slots import Slot, keep
 from rlvr_cli.terminal import console
@@ -41,6 +42,7 @@ class Job:
     name: str
     command: Sequence[str]  # its words
     config: Provenance
+    there: Path | None = None  # what stands for the run in object storage, where it has not ended
 
     @property
     def lengths(self) -> Mapping[str, int]:
@@ -67,22 +69,30 @@ def status_of(run: Path, job: Job) -> str:
     Raises:
         RlvrError: the run is damaged, has other options than the job, or is longer than it is to be.
     """
-    if not (run / RUN_FILE).exists():
+    if (state := _state(run, job)) is None:
         return "new"
-    metadata = read_metadata(run)
-    is_longer = bool(job.lengths.keys() & _changed(run, metadata, job))
+    metadata = read_metadata(state)
+    is_longer = bool(job.lengths.keys() & _changed(state, job))
     if (status := metadata["status"]) in ENDED:
         return "short" if is_longer and status == "finished" else status
-    return "running" if _is_written(run) else "begun"
+    return "running" if _is_written(state) else "begun"
 
 
-def _changed(run: Path, metadata: Mapping[str, Any], job: Job) -> dict[str, Any]:
-    return changed_options(metadata, job.config, command=job.command[1], where=shown(run))
+def _state(run: Path, job: Job) -> Path | None:
+    """The directory that says how far a run is: the one here, or of one that others have begun what stands for it."""
+    is_here = (run / RUN_FILE).exists()
+    if job.there and not (is_here and (is_locked(run) or read_metadata(run)["status"] in ENDED)):
+        return job.there
+    return run if is_here else None
+
+
+def _changed(state: Path, job: Job) -> dict[str, Any]:
+    return changed_options(read_metadata(state), job.config, command=job.command[1], where=shown(state))
 
 
 def _is_written(run: Path) -> bool:
     """Whether a process writes a run, as far as another writer would be refused: one that a killed machine left behind does not."""
-    return is_locked(run) and holder_of(run) is not None
+    return (source_of(run) is not None or is_locked(run)) and holder_of(run) is not None
 
 
 @dataclass(frozen=True)
@@ -102,11 +112,18 @@ class _Sweep:
     Args:
         folder: of the runs.
         slots: where, each for one at a time.
-        ended: of `run_jobs`.
+        ended, looked_up: of `run_jobs`.
     """
 
-    def __init__(self, jobs: Sequence[Job], folder: Path, slots: Sequence[Slot], ended: Callable[[str], None]) -> None:
-        self._ended = ended
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        folder: Path,
+        slots: Sequence[Slot],
+        ended: Callable[[str], None],
+        looked_up: Callable[[Job], Job],
+    ) -> None:
+        self._ended, self._looked_up = ended, looked_up
         self.waiting, self.running = list(enumerate(jobs, start=1)), list[_Running]()
         self.failed: list[str] = []
         self._count, self._folder, self._free = len(jobs), folder, list(slots)
@@ -116,7 +133,7 @@ class _Sweep:
         """Start what waits, where there is room. Raises RlvrError if there is no node left."""
         while self._free and (found := next((item for item in self.waiting if not self._is_held(item[1])), None)):
             self.waiting.remove(found)
-            number, job = found
+            number, job = found[0], self._looked_up(found[1])
             label = f"[{number}/{self._count}] {job.name}"
             status = status_of(self._folder / job.name, job)
             if status in ENDED:
@@ -182,7 +199,12 @@ class _Sweep:
 
 
 def run_jobs(
-    jobs: Sequence[Job], folder: Path, slots: Sequence[Slot], *, ended: Callable[[str], None] = lambda name: None
+    jobs: Sequence[Job],
+    folder: Path,
+    slots: Sequence[Slot],
+    *,
+    ended: Callable[[str], None] = lambda name: None,
+    looked_up: Callable[[Job], Job] = lambda job: job,
 ) -> list[str]:
     """Run what is not finished, in order, and return the names of the runs that failed.
 
@@ -190,12 +212,13 @@ def run_jobs(
 
     Args:
         ended: called with the name of each run that has ended well.
+        looked_up: returns a job whose turn it is, with what others have made of its run meanwhile.
 
     Raises:
         RlvrError: the cluster does not give the slots, or all its nodes have gone.
         Interrupted: after a signal, once the processes have saved what is done.
     """
-    sweep = _Sweep(jobs, folder, slots, ended)
+    sweep = _Sweep(jobs, folder, slots, ended, looked_up)
     if any(status_of(folder / job.name, job) not in ENDED for job in jobs):
         keep(slots)
     with StopRequest() as stop:
@@ -216,8 +239,11 @@ def _started(job: Job, folder: Path, *, resume: bool, slot: Slot) -> Worker:
     """Start the command of a run, or, of a run that has begun, the one that goes on with it."""
     words = list(job.command[2:])
     if resume:
-        changed = _changed(folder / job.name, read_metadata(folder / job.name), job)
-        words = ["--resume", job.name, "--runs-dir", str(folder), *words_of(type(job.config), changed)]
+        state = _state(folder / job.name, job)
+        assert state is not None
+        here = ["--resume", job.name, "--runs-dir", str(folder)]
+        words = here if state != job.there else ["--resume", place_of(state)]  # there it takes the run's lease
+        words += words_of(type(job.config), _changed(state, job))
     log = (folder / LOGS / f"{job.name}.log").absolute()
     with os_errors_as_user_errors(log):
         log.open("ab").close()

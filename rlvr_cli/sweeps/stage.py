@@ -4,10 +4,11 @@ Enters: an experiment, and the directory of its runs. Leaves: the status of a ru
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlvr_cli.runs.readers import RunInfo, read_run
+from rlvr_cli.runs.remote.work import Mirror
 from rlvr_cli.sweeps.experiment import Experiment, SweepRun
 from rlvr_cli.sweeps.schedule import Job, status_of
 
@@ -38,3 +39,9 @@ class Sweep:
             name: [read_run(self.folder / r.name) for r in self.runs if r.arm == name and r.name not in without]
             for name in names
         }
+
+
+def looked_up(jobs: Sequence[Job], sweep: str, mirror: Mirror) -> list[Job]:
+    """Fetch the runs of a sweep that have ended in object storage. Returns the jobs with those that have not. Raises RlvrError."""
+    there = mirror.bring(f"{sweep}/{job.name}" for job in jobs)
+    return [replace(job, there=there.get(f"{sweep}/{job.name}")) for job in jobs]

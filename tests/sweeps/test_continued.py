@@ -51,10 +51,10 @@ def test_what_may_change_is_returned_where_it_is_given():
 
 
 def test_a_default_of_another_version_is_no_other_option():
-    stored, sources = {"cliprange": 0.2}, {"cliprange": "default"}
-    assert changed(stored, sources=sources) == {}
+    stored, sources = {"loss_type": "grpo_clip", "cliprange": 0.2}, {"cliprange": "default"}
+    assert changed(stored, sources=sources, loss_type="grpo_clip") == {}
     with pytest.raises(RlvrError, match=r"--cliprange was 0\.2, and is now 0\.3"):
-        changed(stored, sources=sources, cliprange=0.3)
+        changed(stored, sources=sources, loss_type="grpo_clip", cliprange=0.3)
 
 
 def test_a_file_by_another_path_is_the_same(tmp_path, monkeypatch):

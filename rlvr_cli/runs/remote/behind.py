@@ -5,7 +5,6 @@ its own (`follow`), so that a slow or broken store never delays a step.
 """
 
 import os
-import shutil
 import sys
 import threading
 import time
@@ -15,11 +14,9 @@ from typing import TYPE_CHECKING
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import environment_of
-from rlvr_cli.runs.manifest import RUN_NAME
-from rlvr_cli.runs.readers import read_metadata
-from rlvr_cli.runs.remote.copies import check_continues, fetch_run
+from rlvr_cli.runs.remote.copies import brought_run
 from rlvr_cli.runs.remote.follow import LOST
-from rlvr_cli.runs.remote.index import INDEX, Index, file_at, local_files, of_run
+from rlvr_cli.runs.remote.index import INDEX
 from rlvr_cli.runs.remote.lease import Lease, check_free, renewing
 from rlvr_cli.runs.remote.store import Address, Store, parsed_address
 from rlvr_cli.runs.remote.work import begun, work_folder
@@ -84,7 +81,7 @@ class Upload:
             if index is None:
                 raise RlvrError(f"There is no run at {place}.", "")
             above = Address(place.bucket, place.prefix.rpartition("/")[0])
-            run = _brought(place, index, work_folder(str(above)))
+            run = brought_run(place, index, work_folder(str(above)))
             upload.check()
             return upload, run
         except BaseException:
@@ -195,30 +192,3 @@ class Upload:
             hint = f"What was not uploaded is in {self._run}. Stop the other one first if this one is to go on."
             self._lost = RlvrError(text, hint)
             console.say(f"note: {text}")
-
-
-def _brought(place: Address, index: Index, root: Path) -> Path:
-    """Return the directory of a run on this machine, at least as far as the index. Raises RlvrError."""
-    name = place.prefix.rpartition("/")[2]
-    assert RUN_NAME.fullmatch(name), name
-    target = root / name
-    if not os.path.lexists(target):
-        return fetch_run(place, root)[0]
-    here = of_run(read_metadata(target), {path: file_at(target / path) for path in local_files(target)})
-    try:
-        check_continues(here, index, place=place)
-        return target
-    except RlvrError as diverged:
-        try:
-            check_continues(index, here, place=place)
-        except RlvrError:
-            raise RlvrError(
-                f"{shown(target)}, the run as it was on this machine, has what {place} has not, and the other way round.",
-                "Move that directory away to go on with what is in the store.",
-            ) from diverged
-    old = root / f".{name}.old"
-    shutil.rmtree(old, ignore_errors=True)
-    os.rename(target, old)
-    found = fetch_run(place, root)[0]
-    shutil.rmtree(old, ignore_errors=True)
-    return found

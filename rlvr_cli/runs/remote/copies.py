@@ -5,6 +5,7 @@ ended, what was there before is still whole, and doing it again goes on where it
 """
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -136,6 +137,37 @@ def fetch_run(place: Address, root: Path) -> tuple[Path, Sent]:
     finally:
         lock.release()
     return target, Sent(place, len(index.files), len(missing))
+
+
+def brought_run(place: Address, index: Index, root: Path) -> Path:
+    """Return the directory of a run on this machine, at least as far as its index in the store; what is less far is replaced.
+
+    Raises:
+        RlvrError: each has what the other has not, or it cannot be fetched.
+    """
+    name = place.prefix.rpartition("/")[2]
+    assert RUN_NAME.fullmatch(name), name
+    target = root / name
+    if not os.path.lexists(target):
+        return fetch_run(place, root)[0]
+    here = of_run(read_metadata(target), {path: file_at(target / path) for path in local_files(target)})
+    try:
+        check_continues(here, index, place=place)
+        return target
+    except RlvrError as diverged:
+        try:
+            check_continues(index, here, place=place)
+        except RlvrError:
+            raise RlvrError(
+                f"{shown(target)}, the run as it was on this machine, has what {place} has not, and the other way round.",
+                "Move that directory away to go on with what is in the store.",
+            ) from diverged
+    old = root / f".{name}.old"
+    shutil.rmtree(old, ignore_errors=True)
+    os.rename(target, old)
+    found = fetch_run(place, root)[0]
+    shutil.rmtree(old, ignore_errors=True)
+    return found
 
 
 def read_remote_index(store: Store) -> Index:

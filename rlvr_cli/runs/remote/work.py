@@ -1,10 +1,9 @@
 """Where runs are written on this machine before they are in object storage, and what of them can go.
 
 Enters: an address. Leaves: the directory here; runs that are wholly uploaded leave it when all of them exceed a size. Also for
-commands that make many runs: a `Mirror` brings those that are in the store, and sends each that has ended.
+commands that make many runs: a `Mirror` brings those that have ended in the store, and sends each that has ended here.
 """
 
-import os
 import shutil
 import time
 from collections.abc import Iterable
@@ -14,10 +13,12 @@ from pathlib import Path
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import is_locked
 from rlvr_cli.runs.manifest import RUN_FILE
+from rlvr_cli.runs.readers import ENDED, read_metadata
 from rlvr_cli.runs.remote.cache import IN_USE_SECONDS, most_bytes
-from rlvr_cli.runs.remote.copies import export_run, fetch_run
-from rlvr_cli.runs.remote.index import INDEX
+from rlvr_cli.runs.remote.copies import brought_run, export_run
+from rlvr_cli.runs.remote.index import INDEX, Index, file_at
 from rlvr_cli.runs.remote.store import Address, Store, parsed_address
+from rlvr_cli.runs.remote.views import look_again, remote_run, view_of
 from rlvr_cli.runs.storage.files import check_can_write, user_cache
 from rlvr_cli.terminal import console
 
@@ -90,12 +91,36 @@ class Mirror:
         check_can_write(self.folder)
         Store(self._address).read(INDEX)
 
-    def bring(self, names: Iterable[str]) -> None:
-        """Fetch the runs of these names, relative to the directory, that are in the store and not here. Raises RlvrError."""
+    def bring(self, names: Iterable[str]) -> dict[str, Path]:
+        """Fetch the runs of these names, relative to the directory, that have ended in the store and are not here as far.
+
+        Returns:
+            The runs that the store has and that have not ended there, as directories that stand for them: name -> directory.
+
+        Raises:
+            RlvrError: the store fails, or a run here and the one in the store have gone on differently.
+        """
+        look_again(seconds=0)
+        going_on = {}
         for name in names:
-            place = self._below(name)
-            if not os.path.lexists(self.folder / name / RUN_FILE) and Store(place).read(INDEX) is not None:
-                fetch_run(place, (self.folder / name).parent)
+            there = remote_run(view) if (view := view_of(str(self._below(name)))) else None
+            if view is None or there is None:
+                continue
+            if read_metadata(view)["status"] not in ENDED:
+                going_on[name] = view
+            elif not is_locked(self.folder / name):
+                self._fetch(there.address, there.index, self.folder / name)
+        return going_on
+
+    def _fetch(self, place: Address, index: Index, run: Path) -> None:
+        """Have a run here that is at least as far as in the store; one that is as far is seen by its run.json."""
+
+        def is_as_there() -> bool:
+            return (run / RUN_FILE).exists() and file_at(run / RUN_FILE) == index.files.get(RUN_FILE)
+
+        if not is_as_there():
+            brought_run(place, index, run.parent)
+            if is_as_there():
                 console.say(f"fetched  {place}")
 
     def send(self, name: str) -> None:

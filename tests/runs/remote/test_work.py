@@ -16,18 +16,27 @@ from rlvr_cli.models.identity import model_facts, model_path
 from rlvr_cli.replay.run import replay_run
 from rlvr_cli.replay.stored import read_stored
 from rlvr_cli.runs.check import check_run
-from rlvr_cli.runs.lock import Lock
-from rlvr_cli.runs.readers import read_rollouts, resolve_run
+from rlvr_cli.runs.lock import Lock, holder_of
+from rlvr_cli.runs.readers import read_metadata, read_rollouts, resolve_run
 from rlvr_cli.runs.remote import views, work
-from rlvr_cli.runs.remote.copies import export_run
+from rlvr_cli.runs.remote.copies import export_run, fetch_run
+from rlvr_cli.runs.remote.lease import Lease
 from rlvr_cli.runs.remote.store import Store
 from rlvr_cli.runs.run_dir import RunDir
 from s3 import Fault, needs_packages
-from stores import a_rollout
+from stores import a_rollout, as_killed
 from teachers import write_teacher
 
 pytestmark = needs_packages
 ARMS = 'command = "eval"\nseeds = [0]\n[grid]\nsampling_temperature = [0.5, 1.0]\n[options]\ndataset = "arithmetic:4"\n'
+
+
+def until(condition) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not happen")
 
 
 def write_run(place, name: str) -> None:
@@ -126,6 +135,37 @@ def test_a_teacher_is_that_of_a_run_in_the_store(s3, place, tiny_model_dir, tmp_
     assert not found.problems
 
 
+def on_another_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLVR_CACHE_DIR", str(tmp_path / "elsewhere"))
+    views.forget()
+
+
+def test_only_runs_that_have_ended_are_brought_and_a_copy_that_has_fallen_behind_is_replaced(
+    s3, place, tmp_path, monkeypatch, capsys
+):
+    write_run(place, "done")
+    with RunDir.create(str(place), "grpo", name="r", metadata={}) as run:
+        run.commit_rollouts("train", 1, [a_rollout(run.id, i, step=1) for i in range(3)])
+        until(lambda: Store(place.below("r")).read("index.json") is not None)
+        on_another_machine(tmp_path, monkeypatch)
+        mirror = work.Mirror(str(place))
+        found = mirror.bring(["done", "r", "none"])
+        assert list(found) == ["r"]
+        assert holder_of(found["r"])["pid"] == os.getpid()
+        assert sorted(path.name for path in mirror.folder.iterdir()) == ["done"]
+        fetch_run(place.below("r"), mirror.folder)  # as an earlier version did
+        assert read_metadata(mirror.folder / "r")["status"] == "running"
+        assert list(mirror.bring(["r"])) == ["r"]
+    capsys.readouterr()
+    assert mirror.bring(["done", "r"]) == {}
+    assert capsys.readouterr().err.count("fetched  s3://") == 1
+    assert read_metadata(mirror.folder / "r")["status"] == "finished"
+    with RunDir.resume(mirror.folder / "r") as run:  # made longer here
+        run.commit_rollouts("train", 2, [a_rollout(run.id, 0, step=2)])
+    assert mirror.bring(["r"]) == {}
+    assert read_rollouts(mirror.folder / "r").num_rows == 4, "what is further here stays"
+
+
 @pytest.mark.parametrize("scheme", ["gs", "az", "abfs"])
 def test_stores_of_another_kind_are_refused_and_no_directory_is_made(tmp_path, monkeypatch, scheme):
     monkeypatch.chdir(tmp_path)
@@ -202,6 +242,57 @@ def test_the_emitted_commands_of_a_sweep_write_their_runs_into_the_store(
     invoke(question)
     (tmp_path / "begun").touch()
     assert job() == f"eval --resume {name} --runs-dir {place}/arms\n"
+
+
+def test_a_sweep_leaves_alone_what_another_machine_writes_and_goes_on_with_what_it_left(
+    s3, place, forked, tmp_path, monkeypatch, capsys, tiny_model_dir
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "arms.toml").write_text(ARMS)
+    words = ["sweep", "arms.toml", "--model", str(tiny_model_dir), "--sampling-max-tokens", "4", "--format", "json"]
+    words += ["--runs-dir", str(place)]
+
+    def statuses() -> list[str]:
+        views.forget()
+        capsys.readouterr()
+        invoke([*words, "--dry-run"])
+        return [row["status"] for row in json.loads(capsys.readouterr().out)]
+
+    invoke([*words, "--emit", "commands"])
+    for line in capsys.readouterr().out.splitlines():
+        invoke(shlex.split(line)[1:])
+    left = place.below("arms").below("sampling_temperature-0.5-s0")
+    here = work.work_folder(f"{place}/arms") / left.prefix.rpartition("/")[2]
+    as_killed(here)
+    export_run(here, place.below("arms"))
+    lease = Lease.acquire(Store(left))
+    on_another_machine(tmp_path, monkeypatch)
+    assert statuses() == ["running", "finished"]
+    with pytest.raises(RlvrError, match=r"1 of the 2 runs failed: sampling_temperature-0\.5-s0"):
+        invoke(words)
+    assert "another process writes it; it is left alone" in capsys.readouterr().err
+    lease.release()
+    assert statuses() == ["begun", "finished"]
+    invoke(words)
+    assert "sampling_temperature-0.5-s0: goes on" in capsys.readouterr().err
+    log = (work.work_folder(f"{place}/arms") / "logs" / f"{here.name}.log").read_text()
+    assert f"upload   {left}" in log, "it takes the lease, so that nobody else writes it"
+    views.forget()
+    assert read_metadata(resolve_run(here.name, f"{place}/arms"))["status"] == "finished"
+    assert statuses() == ["finished", "finished"]
+
+
+def test_a_sweep_elsewhere_with_other_options_has_none_of_the_runs_in_the_store(
+    s3, place, tmp_path, monkeypatch, capsys, tiny_model_dir
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "arms.toml").write_text(ARMS)
+    words = ["sweep", "arms.toml", "--model", str(tiny_model_dir), "--runs-dir", str(place), "--sampling-max-tokens"]
+    invoke([*words, "4", "--emit", "commands"])
+    invoke(shlex.split(capsys.readouterr().out.splitlines()[0])[1:])
+    on_another_machine(tmp_path, monkeypatch)
+    with pytest.raises(RlvrError, match="--sampling-max-tokens was 4, and is now 5"):
+        invoke([*words, "5", "--dry-run"])
 
 
 @pytest.mark.full
