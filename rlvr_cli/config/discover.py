@@ -116,10 +116,17 @@ class DiscoverConfig(RunOptions, SamplingOptions, EndpointOptions):
             raise RlvrError(
                 "--proposer replay and --replay-from FILE belong together.", "Give both of them, or leave both out."
             )
-        if self.proposer != "model":
-            given = [name for name in ("model", "base_url", "sampler_urls", "chat") if getattr(self, name)]
-            if given:
-                raise RlvrError(
-                    f"{flag(given[0])} has no effect with --proposer {self.proposer}: no model is asked.",
-                    "Leave one of them out.",
-                )
+        self._check_effects()
+
+    def _check_effects(self) -> None:
+        """Raise RlvrError for an option of the command line that the others leave without effect."""
+        given = [name for name in ("model", "base_url", "sampler_urls", "chat") if getattr(self, name)]
+        given += ["max_tokens"] if self.sources.get("max_tokens") == "flag" else []
+        if self.proposer != "model" and given:
+            raise RlvrError(
+                f"{flag(given[0])} has no effect with --proposer {self.proposer}: no model is asked.",
+                "Leave one of them out.",
+            )
+        given = [name for name in ("parents", "islands") if self.sources.get(name) == "flag"]
+        if self.strategy != "islands" and given:
+            raise RlvrError(f"{flag(given[0])} has no effect without --strategy islands.", "Add it, or leave this out.")
