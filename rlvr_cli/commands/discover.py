@@ -5,6 +5,8 @@ Enters: a DiscoverConfig. Leaves: a run with every attempt, its best program, an
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rlvr_cli.commands.discovering.proposer import chosen_engine, load_template, open_proposer, proposer_facts
@@ -15,7 +17,7 @@ from rlvr_cli.discovery.homework import write_homework
 from rlvr_cli.discovery.proposers import mutated, read_responses
 from rlvr_cli.discovery.search import Search, Settings, read_attempts, search
 from rlvr_cli.discovery.tasks import Task, load_task, read_text
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.inputs import input_facts
 from rlvr_cli.runs.provenance import open_run, resumed_config
@@ -81,23 +83,35 @@ def discover(config: DiscoverConfig, task: Task, settings: Settings, responses: 
                 "samples": max(settings.planned_attempts, len(read_attempts(opened)))
             }  # a longer run may be resumed
             opened.update(sampler=sampler_facts(proposer, reason=engine.reason), planned=planned)
-            known = search(
-                Search(
-                    run=opened,
-                    task=task,
-                    proposer=proposer,
-                    params=config.sampling_params,
-                    template=template,
-                    settings=settings,
-                    start_score=start_score,
-                    stop=stop,
-                    report=console.say,
+            with homework(opened):
+                known = search(
+                    Search(
+                        run=opened,
+                        task=task,
+                        proposer=proposer,
+                        params=config.sampling_params,
+                        template=template,
+                        settings=settings,
+                        start_score=start_score,
+                        stop=stop,
+                        report=console.say,
+                    )
                 )
-            )
         finally:
             proposer.close()
-        write_homework(opened.path, opened.metadata)
     print_result(config, opened.path, known, start_score)
+
+
+@contextmanager
+def homework(run: RunDir) -> Iterator[None]:
+    """Write the homework's files after the search, also of one that stops early; what stopped it is what is then said."""
+    try:
+        yield
+    except (Interrupted, RlvrError):
+        with suppress(RlvrError):
+            write_homework(run.path, run.metadata)
+        raise
+    write_homework(run.path, run.metadata)
 
 
 def verify(config: DiscoverConfig, task: Task, limits: Limits) -> None:

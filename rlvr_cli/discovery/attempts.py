@@ -1,6 +1,7 @@
 """One attempt: the program in a response is run in the sandbox, and what it gives is verified.
 
-Enters: a response, and the attempts before it. Leaves: a `Trial`, and the row that it becomes.
+Enters: a response, and the attempts before it. Leaves: a `Trial`, and the row that it becomes. Programs may run in any thread; a verifier
+is the user's own code, and is called in the main thread: `signal.alarm` works nowhere else.
 """
 
 import hashlib
@@ -48,6 +49,7 @@ class Known:
     num_points: int | None
     points_sha256: str | None
     tokens: int  # of prompt and response
+    judged: bool = False  # whether the verifier was asked
 
     @property
     def is_valid(self) -> bool:
@@ -56,6 +58,14 @@ class Known:
     @property
     def score(self) -> float:
         return self.reward or 0.0
+
+
+class Ran(NamedTuple):
+    """A response whose program has run."""
+
+    program: str | None
+    execution: Execution | None = None  # None: nothing was run
+    same_as: Known | None = None
 
 
 class Trial(NamedTuple):
@@ -85,6 +95,7 @@ def known_of(rows: Iterable[Mapping[str, Any]]) -> list[Known]:
             num_points=row["candidate"]["num_points"],
             points_sha256=row["candidate"]["points_sha256"],
             tokens=row["num_prompt_tokens"] + row["num_response_tokens"],
+            judged=row["candidate"]["status"] == "ok",
         )
         for row in rows
     ]
@@ -100,9 +111,7 @@ def sha256_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def run_response(
-    response: str, task: Task, *, limits: Limits, require_sandbox: bool, earlier: Mapping[str, Known]
-) -> Trial:
+def run_response(response: str, *, limits: Limits, require_sandbox: bool, earlier: Mapping[str, Known]) -> Ran:
     """Run the program in a response, unless an attempt of an earlier round had the same.
 
     Args:
@@ -110,21 +119,31 @@ def run_response(
     """
     program = last_code_block(response)
     if program is None or not program.strip():
-        return Trial(None, Judgment(Grade(None, None, 0.0, None, "no_code"), NO_CODE), None, None, None)
+        return Ran(None)
     program = storable(program)
     same = earlier.get(sha256_of(program))
     if same is not None and same.reward is not None and same.failure_kind not in CHANGING:
+        return Ran(program, same_as=same)
+    return Ran(program, run_candidate(program, limits=limits, require_sandbox=require_sandbox))
+
+
+def judged(ran: Ran, task: Task) -> Trial:
+    """Judge what a program gave, in this process and thread."""
+    program, execution, same = ran
+    if same is not None:
+        assert same.reward is not None, "a verdict"
         grade = Grade(None, None, same.reward, None, same.failure_kind)
         return Trial(program, Judgment(grade, same.error, same.num_points), None, None, same)
-    return run_and_verify(program, task, limits=limits, require_sandbox=require_sandbox)
-
-
-def run_and_verify(program: str, task: Task, *, limits: Limits, require_sandbox: bool) -> Trial:
-    """Run a program in the sandbox, and judge what it gives in this process."""
-    execution = run_candidate(program, limits=limits, require_sandbox=require_sandbox)
+    if execution is None:
+        return Trial(None, Judgment(Grade(None, None, 0.0, None, "no_code"), NO_CODE), None, None, None)
     points = json.dumps(points_of(execution), separators=(",", ":"))  # before a verifier may change them
     judgment = task.judge(execution)
     return Trial(program, judgment, points if judgment.error is None else None, execution, None)
+
+
+def run_and_verify(program: str, task: Task, *, limits: Limits, require_sandbox: bool) -> Trial:
+    """Run a program in the sandbox, and judge what it gives."""
+    return judged(Ran(program, run_candidate(program, limits=limits, require_sandbox=require_sandbox)), task)
 
 
 def row_of(

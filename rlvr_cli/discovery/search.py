@@ -11,20 +11,32 @@ arrives, before its program runs: a killed run asks only for those that it lacks
 import hashlib
 import random
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rlvr_cli.config.discover import Strategy
 from rlvr_cli.data.prompts import PromptTemplate
-from rlvr_cli.discovery.attempts import COLUMNS, Known, Trial, best_of, known_of, row_of, run_response, sha256_of
+from rlvr_cli.discovery.attempts import (
+    COLUMNS,
+    Known,
+    Ran,
+    Trial,
+    best_of,
+    judged,
+    known_of,
+    row_of,
+    run_response,
+    sha256_of,
+)
 from rlvr_cli.discovery.strategies import Plan, plan_slot, prompt_of
 from rlvr_cli.discovery.tasks import Task
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.process import StopRequest
-from rlvr_cli.rollouts.grading import utc_now_naive
+from rlvr_cli.rollouts.grading import check_grade_errors, stored_errors, utc_now_naive
 from rlvr_cli.rollouts.metrics import AVERAGED, SamplingStats, generation_metrics
 from rlvr_cli.rollouts.requests import request_seed
 from rlvr_cli.runs.check import POINTS
@@ -96,7 +108,7 @@ def search(to_do: Search) -> list[Known]:
 
     Raises:
         Interrupted: `stop` was requested; responses that have arrived are stored.
-        RlvrError: the proposer failed for good, as an endpoint does that refuses the key; likewise.
+        RlvrError: the proposer failed for good, as an endpoint does that refuses the key, or the verifier did in all of a round; likewise.
     """
     known = read_attempts(to_do.run)
     remove_leftovers(to_do.run.path)
@@ -115,6 +127,7 @@ def search(to_do: Search) -> list[Known]:
         keep_best(to_do.run.path, best_of(known))
         _log_round(to_do.run, known, round)
         to_do.report(_line(known, round))
+        _check_verifier(to_do, known, round)
     return known
 
 
@@ -151,6 +164,18 @@ def _is_done(known: Sequence[Known], settings: Settings) -> bool:
     return reached or (settings.max_tokens is not None and sum(k.tokens for k in known) >= settings.max_tokens)
 
 
+def _check_verifier(to_do: Search, known: Sequence[Known], round: int) -> None:
+    """Raise RlvrError if the verifier failed on all that it was asked in a round."""
+    asked = [k for k in known if k.round == round and k.judged]
+    if asked and all(k.reward is None for k in asked):
+        hint = (
+            "The verifier must judge whatever a program may give: correct verify.py, and start a new run. "
+            f"In spite of it goes on: rlvr discover --resume {to_do.run.place}"
+        )
+        errors = stored_errors(to_do.run.path, phase=PHASE, step=round)
+        check_grade_errors(errors, at_most=0, of=f"round {round}", hint=hint)
+
+
 def _round(to_do: Search, known: Sequence[Known], round: int, slots: Sequence[int]) -> None:
     """Answer the prompts of these slots of a round, try the programs, and commit the rows.
 
@@ -164,39 +189,13 @@ def _round(to_do: Search, known: Sequence[Known], round: int, slots: Sequence[in
         slot: to_do.template.fill(prompt_of(task, plan.parents, start_score=to_do.start_score, whole=whole))
         for slot, plan in plans.items()
     }
-    earlier = {k.sha256: k for k in reversed(known) if k.sha256 is not None}
-    started = time.monotonic()
-
-    def tried(response: str) -> Trial:
-        return run_response(
-            response, task, limits=settings.limits, require_sandbox=settings.require_sandbox, earlier=earlier
-        )
-
-    pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="rlvr-discover")
-    trials: dict[int, Future[Trial]] = {}
-    at_once = False
-    try:
-        for segment in run.segments(round, phase=PHASE):
-            if segment.sample_index in slots:
-                trials[segment.sample_index] = pool.submit(tried, segment.response)
-        lacking = [slot for slot in slots if slot not in trials]
-        with run.activity.doing(f"round {round}", total=len(lacking), unit="responses"):
-            for slot, response in _answers(to_do, round, lacking, prompts):
-                trials[slot] = pool.submit(tried, response)
-        sampled = time.monotonic()
-        with run.activity.doing(f"round {round}: programs", total=len(trials), unit="programs"):
-            _wait(trials.values(), to_do)
-    except KeyboardInterrupt:  # another Ctrl-C
-        at_once = True
-        raise
-    finally:
-        pool.shutdown(wait=not at_once, cancel_futures=True)
+    trials, cost = _tried(to_do, known, round, slots, prompts)
     segments = {segment.sample_index: segment for segment in run.segments(round, phase=PHASE)}
     first = round * settings.num_samples
     rows = [
         row_of(
             segments[slot],
-            trials[slot].result(),
+            trials[slot],
             number=first + slot,
             parents=tuple(parent.number for parent in plans[slot].parents),
             island=plans[slot].island,
@@ -206,10 +205,48 @@ def _round(to_do: Search, known: Sequence[Known], round: int, slots: Sequence[in
         )
         for slot in slots
     ]
-    _store_points(run.path, [trials[slot].result().points for slot in slots])
-    tokens = sum(row.num_response_tokens for row in rows)
-    waited = sampled - started
-    run.commit_rollouts(PHASE, round, rows, cost=SamplingStats(tokens, waited, waited, time.monotonic() - sampled).cost)
+    _store_points(run.path, [trials[slot].points for slot in slots])
+    cost = replace(cost, tokens=sum(row.num_response_tokens for row in rows))
+    run.commit_rollouts(PHASE, round, rows, cost=cost.cost)
+
+
+def _tried(
+    to_do: Search, known: Sequence[Known], round: int, slots: Sequence[int], prompts: Mapping[int, str]
+) -> tuple[dict[int, Trial], SamplingStats]:
+    """Answer the prompts, run the programs in threads, and judge here what they gave. Returns trials by slot, and the time it took.
+
+    Args:
+        known: the attempts of earlier rounds.
+    """
+    run, settings = to_do.run, to_do.settings
+    started = time.monotonic()
+    programs: dict[int, Future[Ran]] = {}
+    pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="rlvr-discover")
+    at_once = False
+    begin = partial(
+        pool.submit,
+        run_response,
+        limits=settings.limits,
+        require_sandbox=settings.require_sandbox,
+        earlier={k.sha256: k for k in reversed(known) if k.sha256 is not None},
+    )
+    try:
+        for segment in run.segments(round, phase=PHASE):
+            if segment.sample_index in slots:
+                programs[segment.sample_index] = begin(segment.response)
+        lacking = [slot for slot in slots if slot not in programs]
+        with run.activity.doing(f"round {round}", total=len(lacking), unit="responses"):
+            for slot, response in _answers(to_do, round, lacking, prompts):
+                programs[slot] = begin(response)
+        waited = time.monotonic() - started
+        with run.activity.doing(f"round {round}: programs", total=len(programs), unit="programs"):
+            trials = {slot: judged(_result(programs[slot], to_do), to_do.task) for slot in slots}
+    except KeyboardInterrupt:  # another Ctrl-C
+        at_once = True
+        raise
+    finally:
+        pool.shutdown(wait=not at_once, cancel_futures=True)
+    return trials, SamplingStats(0, waited, waited, time.monotonic() - started - waited)
 
 
 def _answers(to_do: Search, round: int, slots: Sequence[int], prompts: Mapping[int, str]) -> Generator[tuple[int, str]]:
@@ -265,15 +302,13 @@ def _segment(completion: Completion, to_do: Search, *, round: int, slot: int, se
     )
 
 
-def _wait(trials: Collection[Future[Trial]], to_do: Search) -> None:
-    """Wait for programs, looking at Ctrl-C; those that run then end by their own time limit."""
-    left = set(trials)
-    while left:
-        done, left = wait(left, timeout=_POLL)
-        for future in done:
-            future.result()  # raises what went wrong here; what goes wrong in a program is in its trial
-            to_do.run.activity.progress()
+def _result(program: Future[Ran], to_do: Search) -> Ran:
+    """Wait for a program, looking at Ctrl-C; those that run then end by their own time limit."""
+    to_do.stop.check()
+    while not wait([program], timeout=_POLL).done:
         to_do.stop.check()
+    to_do.run.activity.progress()
+    return program.result()  # raises what went wrong here; what goes wrong in a program is in its execution
 
 
 # Files beside the rows

@@ -503,6 +503,42 @@ def test_a_verifier_that_fails_is_found_before_anything_is_asked(forks: Forks, t
     assert attempts_of(tmp_path / "runs/r") == []
 
 
+FIRST, REST = "def verify(points):\n    if points == [1]:\n        return 1\n", "points = [2, 3]"
+
+
+def test_a_verifier_has_the_main_thread_also_when_programs_run_at_once(forks: Forks, tmp_path: Path):
+    make_task(
+        tmp_path / "mine",
+        "import signal, threading\n"
+        "def verify(points):\n"
+        "    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # only the main thread may\n"
+        "    assert threading.current_thread() is threading.main_thread()\n"
+        "    return sum(points)\n",
+    )
+    write_responses(tmp_path / "r.jsonl", [fenced(f"points = [{number}]") for number in range(2, 6)])
+    done = discover(forks, tmp_path, "mine --proposer replay --replay-from r.jsonl --concurrency 4 --run r")
+    assert done.status == 0, done.said
+    assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [2, 3, 4, 5]
+
+
+def test_a_search_stops_after_a_round_in_which_the_verifier_failed_on_all_that_it_was_asked(
+    forks: Forks, tmp_path: Path
+):
+    make_task(tmp_path / "mine", f"{FIRST}    return points['x']\n")
+    responses = ["no code", fenced("points = [2]"), fenced("points = [3]"), fenced("points = [1]"), fenced(WRONG)]
+    write_responses(tmp_path / "r.jsonl", responses)
+    words = "mine --proposer replay --replay-from r.jsonl --num-samples 2 --run r"
+    done = discover(forks, tmp_path, words)
+    assert done.status == 1
+    for said in ("1 of the 2 responses of round 0 could not be graded", "TypeError", "verify.py:4", "--resume"):
+        assert said in done.err, said
+    assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [0, None], "what it has is kept"
+    assert "the verifier failed: TypeError" in (tmp_path / "runs/r/report.md").read_text()
+    done = discover(forks, tmp_path, "--resume r")
+    assert done.status == 0, "a round in which it judged something, and one in which it was not asked"
+    assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [0, None, None, 1, 0]
+
+
 def test_a_mutation_is_of_the_whole_program_however_long_and_with_any_fences(forks: Forks, tmp_path: Path):
     folder = make_task(tmp_path / "mine", "def verify(points):\n    return sum(points)\n")
     text = f'N = 1  # one of 1, 2\nFENCES = """\n```\n````\n"""\n# {"x" * 30_000}\npoints = [N]\n'
@@ -510,9 +546,6 @@ def test_a_mutation_is_of_the_whole_program_however_long_and_with_any_fences(for
     done = discover(forks, tmp_path, "mine --proposer mutate --num-samples 1 --rounds 2 --run r")
     assert done.status == 0, done.said
     assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [2, 1]
-
-
-FIRST, REST = "def verify(points):\n    if points == [1]:\n        return 1\n", "points = [2, 3]"
 
 
 VERDICTS = [  # what a verifier does, the reward, and what is said of it
