@@ -939,6 +939,7 @@ MATHEMATICS = [
         ("responses that are stored are asked for again", "if segment.sample_index in slots:", "if False:", f"{DISCOVER} not_bought_again"),
         ("a target that is not looked at", "best.score >= settings.target", "False", f"{DISCOVER} climbs_by", "target"),
         ("tokens that are not counted", "sum(k.tokens for k in known) >= settings.max_tokens", "False", f"{DISCOVER} tokens_are_spent", "max_tokens"),
+        ("a verifier that fails on everything is asked on", "if asked and all(", "if False and all(", f"{DISCOVER} stops_after"),
         ("the last round is whole", "max(0, min(self.num_samples, left))", "self.num_samples if left > 0 else 0", f"{DISCOVER} made_longer", "max_attempts"),
         ("islands that all are one", "islands=settings.islands,", "islands=1,", f"{DISCOVER} each_strategy", "islands"),
         ("a prompt with one parent", "parents=settings.parents,", "parents=1,", f"{DISCOVER} each_strategy", "parents"),
@@ -951,6 +952,9 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "discovery/strategies.py",
+        ("the program to start from is forgotten", "[*own, *start, *migrants]", "[*own, *migrants]", "tests/discovery/test_strategies.py -k competes_on_each_island"),
+        ("islands without slots", "if num_samples < islands else", "if False else", "tests/discovery/test_strategies.py -k go_round_them", "islands"),
+        ("any program is called the best", "and parent.score >= best else", "else", "tests/discovery/test_strategies.py -k called_the_best"),
         ("errors do not go back", "\\n{failed.error}\\n", "\\nsomething\\n", f"{DISCOVER} word_for_word"),
         ("the last of the best", "key=lambda k: (k.score, -k.number)", "key=lambda k: (-k.score, k.number)", "tests/discovery/test_strategies.py -k islands"),
     ),

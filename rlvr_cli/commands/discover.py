@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rlvr_cli.commands.discovering.proposer import chosen_engine, load_template, open_proposer, proposer_facts
+from rlvr_cli.commands.discovering.start import as_begun, competing, score_of_start
 from rlvr_cli.commands.discovering.words import print_result, say_inputs, say_plan
 from rlvr_cli.config.discover import DiscoverConfig
 from rlvr_cli.discovery.attempts import run_and_verify
@@ -91,8 +92,9 @@ def discover(config: DiscoverConfig, task: Task, settings: Settings, responses: 
                         proposer=proposer,
                         params=config.sampling_params,
                         template=template,
-                        settings=settings,
+                        settings=as_begun(settings, opened),
                         start_score=start_score,
+                        start=competing(opened, task),
                         stop=stop,
                         report=console.say,
                     )
@@ -145,25 +147,3 @@ def settings_from(config: DiscoverConfig, *, limits: Limits, responses: int) -> 
         max_tokens=config.max_tokens,
         target=config.target,
     )
-
-
-def score_of_start(run: RunDir, task: Task, settings: Settings) -> float | None:
-    """The score of the task's own program, measured when the run began; None if it is not valid.
-
-    Raises:
-        RlvrError: the verifier fails on it.
-    """
-    if "start" not in run.metadata:
-        trial = run_and_verify(task.program, task, limits=settings.limits, require_sandbox=settings.require_sandbox)
-        grade, error = trial.judgment.grade, trial.judgment.error
-        if grade.error is not None:
-            raise RlvrError(
-                f"The verifier fails on the program to start from: {grade.error}: {grade.error_detail}.",
-                "Correct verify.py: it must judge whatever a program may give.",
-            )
-        score = None if error is not None else grade.reward
-        run.update(start={"score": score, "error": error, "num_points": trial.judgment.num_points})
-    start = run.metadata["start"]
-    scored = f"not valid: {start['error']}" if start["score"] is None else f"a score of {start['score']:g}"
-    console.say(f"start    {scored}")
-    return start["score"]

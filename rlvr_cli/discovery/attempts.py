@@ -21,6 +21,8 @@ from rlvr_cli.types import Candidate, Grade, Rollout, Segment
 
 NO_CODE = "There is no Python program in the answer: write one complete program in a ```python block."
 CHANGING = {"timeout", "cpu", "memory"}  # failures that another run of the same program may not have
+STARTING = "the program to start from"
+START = -1  # number of the program to start from, where it stands among attempts
 COLUMNS = (
     "step",
     "sample_index",
@@ -34,7 +36,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What later rounds know of a committed attempt."""
+    """What later rounds know of a committed attempt, or of the program to start from, if that is valid."""
 
     number: int
     round: int
@@ -54,6 +56,10 @@ class Known:
     @property
     def is_valid(self) -> bool:
         return self.points_sha256 is not None
+
+    @property
+    def is_start(self) -> bool:
+        return self.number == START
 
     @property
     def score(self) -> float:
@@ -102,9 +108,37 @@ def known_of(rows: Iterable[Mapping[str, Any]]) -> list[Known]:
     return sorted(known, key=lambda attempt: attempt.number)
 
 
+def known_start(program: str, *, score: float, num_points: int | None, points_sha256: str) -> Known:
+    """The program to start from, which is valid, as what attempts compete with."""
+    return Known(
+        number=START,
+        round=START,
+        slot=START,
+        island=START,
+        parents=(),
+        program=program,
+        sha256=sha256_of(program),
+        reward=score,
+        failure_kind=None,
+        error=None,
+        num_points=num_points,
+        points_sha256=points_sha256,
+        tokens=0,
+    )
+
+
+def by_rank(known: Known) -> tuple[float, bool, int]:
+    """A key that sorts the highest score first, of several the first attempt, and the program to start from after attempts as good."""
+    return -known.score, known.is_start, known.number
+
+
 def best_of(known: Iterable[Known]) -> Known | None:
-    """The attempt with the highest score, the first of several; None if none is valid."""
-    return min((k for k in known if k.is_valid), key=lambda k: (-k.score, k.number), default=None)
+    """What has the highest score, the first by `by_rank`; None if nothing is valid."""
+    return min((k for k in known if k.is_valid), key=by_rank, default=None)
+
+
+def name_of(known: Known) -> str:
+    return STARTING if known.is_start else f"attempt {known.number}"
 
 
 def sha256_of(text: str) -> str:

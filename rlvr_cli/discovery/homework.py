@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlvr_cli.discovery.attempts import STARTING
 from rlvr_cli.discovery.search import PHASE
 from rlvr_cli.runs.readers import read_parts
 from rlvr_cli.runs.storage.files import atomic_write
@@ -81,6 +82,7 @@ def report(rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> st
     valid = [row for row in rows if row["candidate"]["points_sha256"]]
     first, best = (valid[0], gains[-1]) if valid else (None, None)
     start = (metadata.get("start") or {}).get("score")
+    final = _final(best, metadata.get("start") or {})
     counts = Counter(_category(row) for row in rows)
     lines = [
         f"# {facts['dataset']['name']}: a search with a verifier",
@@ -96,7 +98,7 @@ def report(rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> st
         "",
         f"- score of the program to start from: {'none' if start is None else f'{start:g}'}",
         f"- first valid score: {_scored(first)}",
-        f"- final score: {_scored(best)}",
+        f"- final score: {final}",
         "",
         *_table_of(gains),
         "What became of the attempts:",
@@ -106,20 +108,26 @@ def report(rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> st
         *(f"| {printable(kind, keep='')} | {count} |" for kind, count in counts.most_common()),
         "",
     ]
+    lines += _before_gains(gains, start)
+    where = "" if final == _scored(None) else " The program is best/program.py, its points best/points.json."
+    lines += ["## Result", "", f"Final score: {final}.{where}"]
+    if facts["dataset"].get("dim") == 11:
+        lines += ["", KNOWN]
+    return "\n".join(map(printable, lines)) + "\n"
+
+
+def _before_gains(gains: Sequence[Mapping[str, Any]], start: float | None) -> list[str]:
+    """The prompts before the largest gains over `start`, the score of the program to start from."""
     scores = [0.0 if start is None else start, *(row["reward"] for row in gains)]
     rises = [i for i in range(len(gains)) if scores[i + 1] > scores[i]]
     largest = sorted(rises, key=lambda i: scores[i] - scores[i + 1])[:SHOWN_PROMPTS]
-    lines += ["## Prompts before the largest gains", ""] if largest else []
+    lines = ["## Prompts before the largest gains", ""] if largest else []
     for i in sorted(largest):
         prompt = gains[i]["prompt"]
         cut = f"\n[{len(prompt) - SHOWN_CHARACTERS:,} characters more]" if len(prompt) > SHOWN_CHARACTERS else ""
         lines += [f"Attempt {gains[i]['candidate']['number']}, from {scores[i]:g} to {scores[i + 1]:g}:", ""]
         lines += [*(f"    {line}" for line in (prompt[:SHOWN_CHARACTERS] + cut).splitlines()), ""]
-    where = "" if best is None else " The program is best/program.py, its points best/points.json."
-    lines += ["## Result", "", f"Final score: {_scored(best)}.{where}"]
-    if facts["dataset"].get("dim") == 11:
-        lines += ["", KNOWN]
-    return "\n".join(map(printable, lines)) + "\n"
+    return lines
 
 
 def _table_of(gains: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -158,3 +166,10 @@ def _category(row: Mapping[str, Any]) -> str:
 
 def _scored(row: Mapping[str, Any] | None) -> str:
     return "nothing valid" if row is None else f"{row['reward']:g} (attempt {row['candidate']['number']})"
+
+
+def _final(best: Mapping[str, Any] | None, start: Mapping[str, Any]) -> str:
+    """The score of what is in best/: of the best row, or of the program to start from, if the search has it compete."""
+    if start.get("points_sha256") and (best is None or best["reward"] < start["score"]):
+        return f"{start['score']:g} ({STARTING})"
+    return _scored(best)

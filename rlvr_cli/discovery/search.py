@@ -27,6 +27,7 @@ from rlvr_cli.discovery.attempts import (
     best_of,
     judged,
     known_of,
+    name_of,
     row_of,
     run_response,
     sha256_of,
@@ -98,9 +99,14 @@ class Search:
     params: SamplingParams
     template: PromptTemplate  # around each prompt: a chat template, or nothing
     settings: Settings
-    start_score: float | None  # of the task's own program
+    start_score: float | None  # of the program to start from
+    start: tuple[Known, ...]  # that program, if it is valid: attempts compete with it
     stop: StopRequest
     report: Callable[[str], None]
+
+    def best(self, known: Sequence[Known]) -> Known | None:
+        """The best of these attempts and of the program to start from."""
+        return best_of([*self.start, *known])
 
 
 def search(to_do: Search) -> list[Known]:
@@ -112,21 +118,21 @@ def search(to_do: Search) -> list[Known]:
     """
     known = read_attempts(to_do.run)
     remove_leftovers(to_do.run.path)
-    keep_best(to_do.run.path, best_of(known))
+    keep_best(to_do.run.path, to_do.best(known))
     if known:
-        _log_round(to_do.run, known, known[-1].round)
+        _log_round(to_do, known, known[-1].round)
     for round in range(to_do.settings.rounds):
         committed = {k.slot for k in known if k.round == round}
         slots = [slot for slot in to_do.settings.slots(round) if slot not in committed]
         if committed and not slots:
             continue
-        if not slots or _is_done(known, to_do.settings):
+        if not slots or _is_done(to_do, known):
             break
         _round(to_do, [k for k in known if k.round < round], round, slots)
         known = read_attempts(to_do.run)
-        keep_best(to_do.run.path, best_of(known))
-        _log_round(to_do.run, known, round)
-        to_do.report(_line(known, round))
+        keep_best(to_do.run.path, to_do.best(known))
+        _log_round(to_do, known, round)
+        to_do.report(_line(to_do, known, round))
         _check_verifier(to_do, known, round)
     return known
 
@@ -139,13 +145,14 @@ def read_attempts(run: RunDir) -> list[Known]:
 def plan_round(
     known: Sequence[Known], settings: Settings, task: Task, *, round: int, slots: Sequence[int]
 ) -> dict[int, Plan]:
-    """Choose the parents of each slot. The random numbers of a slot are a function of seed, round and slot."""
+    """Choose the parents of each slot, as `plan_slot`. The random numbers of a slot are a function of seed, round and slot."""
     return {
         slot: plan_slot(
             known,
             strategy=settings.strategy,
             round=round,
             slot=slot,
+            num_samples=settings.num_samples,
             islands=settings.islands,
             parents=settings.parents,
             generator=random.Random(f"parents {seed_of(settings, task, round=round, slot=slot)}"),
@@ -158,8 +165,8 @@ def seed_of(settings: Settings, task: Task, *, round: int, slot: int) -> int:
     return request_seed(settings.seed, phase=PHASE, step=round, example_id=task.name, sample_index=slot)
 
 
-def _is_done(known: Sequence[Known], settings: Settings) -> bool:
-    best = best_of(known)
+def _is_done(to_do: Search, known: Sequence[Known]) -> bool:
+    settings, best = to_do.settings, to_do.best(known)
     reached = settings.target is not None and best is not None and best.score >= settings.target
     return reached or (settings.max_tokens is not None and sum(k.tokens for k in known) >= settings.max_tokens)
 
@@ -183,12 +190,8 @@ def _round(to_do: Search, known: Sequence[Known], round: int, slots: Sequence[in
         known: the attempts of earlier rounds.
     """
     run, task, settings = to_do.run, to_do.task, to_do.settings
-    plans = plan_round(known, settings, task, round=round, slots=slots)
-    whole = to_do.proposer.engine == "mutate"
-    prompts = {
-        slot: to_do.template.fill(prompt_of(task, plan.parents, start_score=to_do.start_score, whole=whole))
-        for slot, plan in plans.items()
-    }
+    plans = plan_round([*to_do.start, *known], settings, task, round=round, slots=slots)
+    prompts = {slot: _prompt(to_do, known, plan) for slot, plan in plans.items()}
     trials, cost = _tried(to_do, known, round, slots, prompts)
     segments = {segment.sample_index: segment for segment in run.segments(round, phase=PHASE)}
     first = round * settings.num_samples
@@ -197,7 +200,7 @@ def _round(to_do: Search, known: Sequence[Known], round: int, slots: Sequence[in
             segments[slot],
             trials[slot],
             number=first + slot,
-            parents=tuple(parent.number for parent in plans[slot].parents),
+            parents=tuple(parent.number for parent in plans[slot].parents if not parent.is_start),
             island=plans[slot].island,
             prompt=storable(prompts[slot]),
             proposer=to_do.proposer.engine,
@@ -205,9 +208,16 @@ def _round(to_do: Search, known: Sequence[Known], round: int, slots: Sequence[in
         )
         for slot in slots
     ]
-    _store_points(run.path, [trials[slot].points for slot in slots])
+    store_points(run.path, [trials[slot].points for slot in slots])
     cost = replace(cost, tokens=sum(row.num_response_tokens for row in rows))
     run.commit_rollouts(PHASE, round, rows, cost=cost.cost)
+
+
+def _prompt(to_do: Search, known: Sequence[Known], plan: Plan) -> str:
+    best, whole = to_do.best(known), to_do.proposer.engine == "mutate"
+    highest = 0.0 if best is None else best.score
+    said = prompt_of(to_do.task, plan.parents, start_score=to_do.start_score, best=highest, whole=whole)
+    return to_do.template.fill(said)
 
 
 def _tried(
@@ -223,8 +233,7 @@ def _tried(
     programs: dict[int, Future[Ran]] = {}
     pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="rlvr-discover")
     at_once = False
-    begin = partial(
-        pool.submit,
+    tried = partial(
         run_response,
         limits=settings.limits,
         require_sandbox=settings.require_sandbox,
@@ -233,11 +242,11 @@ def _tried(
     try:
         for segment in run.segments(round, phase=PHASE):
             if segment.sample_index in slots:
-                programs[segment.sample_index] = begin(segment.response)
+                programs[segment.sample_index] = pool.submit(tried, segment.response)
         lacking = [slot for slot in slots if slot not in programs]
         with run.activity.doing(f"round {round}", total=len(lacking), unit="responses"):
             for slot, response in _answers(to_do, round, lacking, prompts):
-                programs[slot] = begin(response)
+                programs[slot] = pool.submit(tried, response)
         waited = time.monotonic() - started
         with run.activity.doing(f"round {round}: programs", total=len(programs), unit="programs"):
             trials = {slot: judged(_result(programs[slot], to_do), to_do.task) for slot in slots}
@@ -314,8 +323,8 @@ def _result(program: Future[Ran], to_do: Search) -> Ran:
 # Files beside the rows
 
 
-def _store_points(run: Path, points: Sequence[str | None]) -> None:
-    """Write the points of valid attempts, each into a file named by its sha256."""
+def store_points(run: Path, points: Sequence[str | None]) -> None:
+    """Write the points of valid programs, each into a file named by its sha256."""
     for text in dict.fromkeys(text for text in points if text is not None):
         path = run / POINTS / f"{sha256_of(text)}.json"
         _make_folder(run, POINTS)
@@ -324,7 +333,7 @@ def _store_points(run: Path, points: Sequence[str | None]) -> None:
 
 
 def keep_best(run: Path, best: Known | None) -> None:
-    """Write best/program.py and best/points.json, unless they are those of this attempt already."""
+    """Write best/program.py and best/points.json, unless they are those of this program already."""
     if best is None or best.program is None or best.points_sha256 is None:
         return
     program = best.program.encode()
@@ -355,9 +364,10 @@ def _make_folder(run: Path, name: str) -> None:
 # What a round was like
 
 
-def _log_round(run: RunDir, known: Sequence[Known], round: int) -> None:
+def _log_round(to_do: Search, known: Sequence[Known], round: int) -> None:
+    run, best = to_do.run, to_do.best(known)
     parts = read_parts(run.path, phase=PHASE, step=round, columns=AVERAGED)
-    best, of_round = best_of(known), [k for k in known if k.round == round]
+    of_round = [k for k in known if k.round == round]
     metrics = generation_metrics(row for part in parts for row in part.to_pylist())
     metrics |= SamplingStats.of_cost(run.cost(PHASE, round)).metrics
     metrics |= {"discover/valid_share": sum(k.is_valid for k in of_round) / len(of_round)}
@@ -365,7 +375,7 @@ def _log_round(run: RunDir, known: Sequence[Known], round: int) -> None:
     run.commit_metrics(round, PHASE, metrics)
 
 
-def _line(known: Sequence[Known], round: int) -> str:
-    of_round, best = [k for k in known if k.round == round], best_of(known)
-    found = "nothing valid yet" if best is None else f"best {best.score:g} (attempt {best.number})"
+def _line(to_do: Search, known: Sequence[Known], round: int) -> str:
+    of_round, best = [k for k in known if k.round == round], to_do.best(known)
+    found = "nothing valid yet" if best is None else f"best {best.score:g} ({name_of(best)})"
     return f"round {round}: {sum(k.is_valid for k in of_round)} of {len(of_round)} valid, {found}"

@@ -1,7 +1,7 @@
 """Strategies: which earlier programs a prompt shows, and what it says of them.
 
-Enters: the attempts of earlier rounds, and a slot with its own random numbers. Leaves: the parents, and the prompt. Nothing here depends
-on the order in which attempts finish.
+Enters: the program to start from and the attempts of earlier rounds, and a slot with its own random numbers. Leaves: the parents, and the
+prompt. Nothing here depends on the order in which attempts finish. The program to start from competes with the attempts, if it is valid.
 """
 
 import random
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlvr_cli.config.discover import Strategy
-from rlvr_cli.discovery.attempts import Known, best_of
+from rlvr_cli.discovery.attempts import Known, best_of, by_rank
 from rlvr_cli.discovery.tasks import Task
 from rlvr_cli.graders.answers.extraction import fenced
 
@@ -20,7 +20,7 @@ SHOWN_CHARACTERS = 20_000  # of a program in a prompt
 class Plan(NamedTuple):
     """What one slot of a round will show."""
 
-    parents: tuple[Known, ...]  # in the order of the prompt; none: the task's own program
+    parents: tuple[Known, ...]  # in the order of the prompt; none: the program to start from
     island: int
 
 
@@ -30,6 +30,7 @@ def plan_slot(
     strategy: Strategy,
     round: int,
     slot: int,
+    num_samples: int,
     islands: int,
     parents: int,
     generator: random.Random,
@@ -37,7 +38,8 @@ def plan_slot(
     """Choose the parents of a slot.
 
     Args:
-        known: the attempts of earlier rounds, by number.
+        known: the program to start from, if it is valid, and the attempts of earlier rounds, by number.
+        num_samples: slots of a round.
         generator: of this slot alone.
     """
     match strategy:
@@ -46,8 +48,13 @@ def plan_slot(
         case "refine":
             return Plan(_refined(known, slot=slot), 0)
         case "islands":
-            island = slot % islands
-            return Plan(_of_island(known, island, round=round, count=parents, generator=generator), island)
+            turn, island = turn_of(round, slot, num_samples=num_samples, islands=islands)
+            return Plan(_of_island(known, island, turn=turn, count=parents, generator=generator), island)
+
+
+def turn_of(round: int, slot: int, *, num_samples: int, islands: int) -> tuple[int, int]:
+    """How often the island of a slot has had its turn before, and the island. Fewer slots than islands go round these in several rounds."""
+    return divmod(round * num_samples + slot, islands) if num_samples < islands else (round, slot % islands)
 
 
 def _refined(known: Sequence[Known], *, slot: int) -> tuple[Known, ...]:
@@ -61,15 +68,17 @@ def _refined(known: Sequence[Known], *, slot: int) -> tuple[Known, ...]:
 
 
 def _of_island(
-    known: Sequence[Known], island: int, *, round: int, count: int, generator: random.Random
+    known: Sequence[Known], island: int, *, turn: int, count: int, generator: random.Random
 ) -> tuple[Known, ...]:
-    """Draw distinct valid programs of an island, the i-th best (from 0) with weight 2^-i; the best of them last."""
+    """Draw distinct valid programs of an island, the i-th best (from 0) with weight 2^-i; the best of them last.
+
+    The program to start from is one of them until the island has one as good.
+    """
+    own = [k for k in known if k.is_valid and k.island == island]
+    start = [k for k in known if k.is_start and all(mine.score < k.score for mine in own)]
     best = best_of(known)
-    migrants = [best] if best is not None and round % MIGRATION == MIGRATION - 1 else []
-    ranked = sorted(
-        (k for k in [*known, *migrants] if k.is_valid and (k.island == island or k in migrants)),
-        key=lambda k: (-k.score, k.number),
-    )
+    migrants = [best] if best is not None and turn % MIGRATION == MIGRATION - 1 else []
+    ranked = sorted([*own, *start, *migrants], key=by_rank)
     first: dict[str | None, Known] = {}
     for attempt in ranked:
         first.setdefault(attempt.sha256, attempt)
@@ -81,10 +90,13 @@ def _of_island(
     return tuple(sorted(drawn, key=lambda k: (k.score, -k.number)))
 
 
-def prompt_of(task: Task, parents: Sequence[Known], *, start_score: float | None, whole: bool = False) -> str:
+def prompt_of(
+    task: Task, parents: Sequence[Known], *, start_score: float | None, best: float = 0.0, whole: bool = False
+) -> str:
     """Write a prompt: the task, the programs with their scores, and of a program that failed its error, word for word.
 
     Args:
+        best: the highest score so far; a program with a lower one is not called the best.
         whole: show long programs to their end, for a proposer that answers with what it is shown.
     """
 
@@ -92,17 +104,14 @@ def prompt_of(task: Task, parents: Sequence[Known], *, start_score: float | None
         return fenced((program or "") if whole else shortened(program or ""))
 
     parts = [task.prompt.rstrip()]
-    if not parents:
+    if all(parent.is_start for parent in parents):
         scored = "" if start_score is None else f", with a score of {start_score:g}"
         parts.append(f"Here is a program to start from{scored}:\n\n{block(task.program)}")
         return "\n\n".join([*parts, "Write one with a higher score.\n"])
     valid = [parent for parent in parents if parent.is_valid]
-    for parent in valid[:-1]:
-        parts.append(f"This program is valid and has a score of {parent.score:g}:\n\n{block(parent.program)}")
-    if valid:
-        parts.append(
-            f"The best program so far is valid and has a score of {valid[-1].score:g}:\n\n{block(valid[-1].program)}"
-        )
+    for parent in valid:
+        said = "The best program so far" if parent is valid[-1] and parent.score >= best else "This program"
+        parts.append(f"{said} is valid and has a score of {parent.score:g}:\n\n{block(parent.program)}")
     if parents[-1].is_valid:
         parts.append("This is great! Now, can you improve on it, and write a program with a higher score?\n")
         return "\n\n".join(parts)

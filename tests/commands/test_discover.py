@@ -22,6 +22,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.rollouts.requests import request_seed
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_run
+from rlvr_cli.runs.run_dir import RunDir
 from searches import AXES, CODE, ROOTS, TOO_NEAR, WRONG, attempts_of, fenced, files_of, write_responses
 
 RESPONSES = [
@@ -99,6 +100,7 @@ def test_the_best_program_stands_alone_and_its_points_are_what_it_gives(whole: P
     done = discover(forks, whole, f"--verify {program} --dim 11")
     assert (done.status, json.loads(done.out)["num_points"], json.loads(done.out)["validity"]) == (0, 582, 1.0)
     stored = {row["candidate"]["points_sha256"] for row in attempts_of(whole)} - {None}
+    stored |= {read_run(whole).metadata["start"]["points_sha256"]}
     assert {path.stem for path in (whole / "points").iterdir()} == stored
 
 
@@ -387,10 +389,10 @@ def test_a_model_that_cannot_program_says_so_in_its_rows(forks: Forks, tmp_path:
     assert [row["failure_kind"] for row in rows] == ["no_code"] * 2
     assert all(row["response_ids"] for row in rows)
     assert "attempt_errors" in done.err
-    assert not (tmp_path / "runs/tiny/best").exists()
+    assert (tmp_path / "runs/tiny/best/program.py").exists(), "the program to start from"
     report = (tmp_path / "runs/tiny/report.md").read_text()
-    assert "Final score: nothing valid.\n" in report
-    assert not re.search(r"best/|best score|Prompts before", report), "it names nothing that is not there"
+    assert "Final score: 22 (the program to start from)." in report
+    assert not re.search(r"best score|Prompts before", report), "it names nothing that is not there"
     assert forks.run("analyze", "report", tmp_path / "runs/tiny", cwd=tmp_path).status == 0
     page = (tmp_path / "runs/tiny/report.html").read_text()
     assert "tiny has found nothing valid" in page
@@ -439,6 +441,49 @@ def test_a_program_of_ones_own_is_where_the_search_starts(forks: Forks, tmp_path
     assert len(rows) == 2, "--rounds ends it"
     assert "with a score of 220:\n\n```python\n# mine\n" in rows[0]["prompt"]
     assert json.loads((tmp_path / "runs/r/conversation_log.json").read_text())["start"]["score"] == 220
+
+
+def test_the_program_to_start_from_is_the_best_until_an_attempt_is(forks: Forks, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(f"# mine\n{ROOTS}")
+    done = replayed(forks, tmp_path, run="r", words="--start mine.py --max-attempts 4")
+    assert "best 220 (the program to start from)" in done.err
+    rows = attempts_of(tmp_path / "runs/r")
+    assert [row["candidate"]["parents"] for row in rows] == [[], [], [0], [1]]
+    assert all("a score of 220:\n\n```python\n# mine\n" in row["prompt"] for row in rows), "also beside a failure"
+    assert (tmp_path / "runs/r/best/program.py").read_text() == f"# mine\n{ROOTS}"
+    assert len(json.loads((tmp_path / "runs/r/best/points.json").read_text())) == 220
+    done = discover(forks, tmp_path, "--resume r --max-attempts 8")
+    assert done.status == 0, done.said
+    assert len(json.loads((tmp_path / "runs/r/best/points.json").read_text())) == 582
+
+
+def test_a_start_with_the_target_is_all_that_is_asked_for(forks: Forks, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(f"# mine\n{ROOTS}")
+    done = replayed(forks, tmp_path, run="r", words="--start mine.py --target 220")
+    assert done.status == 0, done.said
+    assert "has the score --target" in done.err
+    assert attempts_of(tmp_path / "runs/r") == []
+    assert (tmp_path / "runs/r/best/program.py").read_text() == f"# mine\n{ROOTS}"
+    assert "Final score: 220 (the program to start from). The program is" in (tmp_path / "runs/r/report.md").read_text()
+
+
+def test_a_search_of_an_earlier_version_goes_on_as_it_began(forks: Forks, tmp_path: Path):
+    """Its start does not compete, and it has no more islands than slots."""
+    (tmp_path / "mine.py").write_text(f"# mine\n{ROOTS}")
+    words = "--strategy islands --start mine.py --max-attempts {}"
+    responses = [fenced(AXES)] * 4
+    assert replayed(forks, tmp_path, run="r", words=words.format(2), responses=responses).status == 0
+    with RunDir.resume(tmp_path / "runs/r") as run:
+        run.update(start={name: run.metadata["start"][name] for name in ("score", "error", "num_points")})
+    done = discover(forks, tmp_path, "--resume r --max-attempts 4")
+    assert done.status == 0, done.said
+    rows = attempts_of(tmp_path / "runs/r")
+    assert [row["candidate"]["island"] for row in rows] == [0, 1, 0, 1]
+    assert [row["candidate"]["parents"] for row in rows] == [[], [], [0], [1]]
+    assert (tmp_path / "runs/r/best/program.py").read_text() == AXES
+    assert "Final score: 22 (attempt 0)" in (tmp_path / "runs/r/report.md").read_text()
+    assert replayed(forks, tmp_path, run="new", words=words.format(4), responses=responses).status == 0
+    assert [row["candidate"]["island"] for row in attempts_of(tmp_path / "runs/new")] == [0, 1, 2, 3]
 
 
 def test_a_program_has_the_memory_that_it_is_given(forks: Forks, tmp_path: Path):

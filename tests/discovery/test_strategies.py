@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from rlvr_cli.discovery.attempts import Known, best_of, known_of
-from rlvr_cli.discovery.strategies import SHOWN_CHARACTERS, plan_slot, prompt_of
+from rlvr_cli.discovery.attempts import START, Known, best_of, known_of, known_start, name_of
+from rlvr_cli.discovery.strategies import SHOWN_CHARACTERS, plan_slot, prompt_of, turn_of
 from rlvr_cli.discovery.tasks import load_task
 
 TASK = load_task("kissing", dim=11, start="", searches=False, seconds=10.0)
@@ -35,12 +35,17 @@ def known(
     )
 
 
-def parents(attempts, strategy="refine", *, slot=0, round=9, islands=2, count=2, seed=0):
+def start(score):
+    return known_start("points = 'start'", score=score, num_points=None, points_sha256="p")
+
+
+def parents(attempts, strategy="refine", *, slot=0, round=9, num_samples=8, islands=2, count=2, seed=0):
     plan = plan_slot(
         attempts,
         strategy=strategy,
         round=round,
         slot=slot,
+        num_samples=num_samples,
         islands=islands,
         parents=count,
         generator=random.Random(seed),
@@ -76,6 +81,31 @@ def test_islands_draw_from_their_own_but_every_fifth_round_also_from_the_best():
     assert parents(same, "islands", round=3) == [0], "one program is shown once"
 
 
+def test_the_program_to_start_from_is_a_parent_until_an_attempt_is_as_good():
+    assert parents([start(582.0), known(0, 22.0)]) == [START]
+    assert parents([start(582.0), known(0, 22.0), known(1, None)]) == [START, 1]
+    assert parents([start(22.0), known(0, 22.0)]) == [0]
+    assert parents([start(22.0), known(0, 22.0)], "best-of-n") == []
+    assert name_of(start(22.0)) == "the program to start from"
+
+
+def test_the_program_to_start_from_competes_on_each_island_until_that_has_one_as_good():
+    attempts = [start(30.0), known(0, 22.0, island=0), known(1, 220.0, island=1)]
+    assert parents(attempts, "islands", slot=0, round=3) == [0, START], "the best last"
+    assert parents(attempts, "islands", slot=1, round=3) == [1]
+    assert parents(attempts, "islands", slot=2, round=3, islands=3) == [START], "an island without a valid attempt"
+    assert parents([start(582.0), *attempts[1:]], "islands", slot=0, round=4, count=3) == [0, START], "drawn once"
+
+
+def test_fewer_slots_than_islands_go_round_them_in_several_rounds():
+    turns = [turn_of(round, slot, num_samples=2, islands=4) for round in range(4) for slot in range(2)]
+    assert turns == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
+    assert [turn_of(3, slot, num_samples=4, islands=3) for slot in range(4)] == [(3, 0), (3, 1), (3, 2), (3, 0)]
+    attempts = [known(0, 22.0, island=0), known(1, 220.0, island=1)]
+    shown = [parents(attempts, "islands", round=round, num_samples=1, islands=2) for round in (2, 3, 8, 9)]
+    assert shown == [[0], [1], [0, 1], [1]], "each island has its turn with the best of all"
+
+
 def test_better_programs_are_drawn_more_often():
     attempts = [known(i, float(i + 1)) for i in range(4)]
     drawn = [parents(attempts, "islands", islands=1, round=3, count=1, seed=seed)[0] for seed in range(400)]
@@ -88,6 +118,15 @@ def test_the_first_prompt_has_the_program_to_start_from():
     prompt = prompt_of(TASK, [], start_score=22.0)
     assert prompt.startswith(TASK.prompt.rstrip())
     assert f"with a score of 22:\n\n```python\n{TASK.program.rstrip()}\n```" in prompt
+
+
+def test_only_the_best_program_is_called_the_best():
+    assert prompt_of(TASK, [start(582.0)], start_score=582.0) == prompt_of(TASK, [], start_score=582.0)
+    prompt = prompt_of(TASK, [known(0, 22.0)], start_score=582.0, best=582.0)
+    assert "This program is valid and has a score of 22" in prompt
+    assert "best program" not in prompt
+    prompt = prompt_of(TASK, [start(582.0), known(0, None)], start_score=582.0, best=582.0)
+    assert "The best program so far is valid and has a score of 582:\n\n```python\npoints = 'start'\n```" in prompt
 
 
 def test_an_error_goes_back_word_for_word():

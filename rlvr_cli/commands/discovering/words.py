@@ -57,7 +57,11 @@ def print_result(config: DiscoverConfig, path: Path, known: list[Known], start_s
         sum(attempt.tokens for attempt in known),
     )
     tables.print_table(columns, [row], output=config.format)
-    if best is None:
+    if not known:
+        console.say("nothing was asked: the program to start from has the score --target")
+    elif best is None:
         console.say(f"nothing valid was found; why: rlvr analyze attempt_errors {path}")
+    elif start_score is not None and best.score < start_score:
+        console.say(f"nothing is better than the program to start from; why: rlvr analyze attempts {path}")
     else:
         console.say(f"program  {path / 'best' / 'program.py'}; its ancestors: rlvr analyze lineage {path}")
