@@ -144,6 +144,6 @@ def settings_from(config: DiscoverConfig, *, limits: Limits, responses: int) -> 
         require_sandbox=config.require_sandbox,
         concurrency=config.concurrency,
         max_attempts=min(bounds, default=None),
-        max_tokens=config.max_tokens,
+        max_tokens=(config.max_tokens or None) if config.proposer == "model" else None,
         target=config.target,
     )

@@ -80,7 +80,8 @@ class DiscoverConfig(RunOptions, SamplingOptions, EndpointOptions):
         None, "Stop after this many attempts.", group="Algorithm", common=True, free_on_resume=True, at_least=1
     )
     max_tokens: int | None = knob(
-        None, "Begin no round after prompts and responses have this many tokens.", group="Algorithm", common=True, free_on_resume=True, at_least=1,
+        None, "Begin no round after prompts and responses have this many tokens; 0: no limit.", group="Algorithm", common=True, free_on_resume=True,
+        at_least=0,
     )  # fmt: skip
     target: float | None = knob(
         None, "Begin no round after an attempt has this score.", group="Algorithm", common=True, free_on_resume=True

@@ -52,6 +52,7 @@ class Known:
     points_sha256: str | None
     tokens: int  # of prompt and response
     judged: bool = False  # whether the verifier was asked
+    counted: bool = True  # whether `tokens` are all; some endpoints count none
 
     @property
     def is_valid(self) -> bool:
@@ -102,6 +103,8 @@ def known_of(rows: Iterable[Mapping[str, Any]]) -> list[Known]:
             points_sha256=row["candidate"]["points_sha256"],
             tokens=row["num_prompt_tokens"] + row["num_response_tokens"],
             judged=row["candidate"]["status"] == "ok",
+            counted=row["num_prompt_tokens"] > 0
+            and (row["num_response_tokens"] > 0 or row["candidate"]["program"] is None),
         )
         for row in rows
     ]

@@ -114,7 +114,8 @@ def search(to_do: Search) -> list[Known]:
 
     Raises:
         Interrupted: `stop` was requested; responses that have arrived are stored.
-        RlvrError: the proposer failed for good, as an endpoint does that refuses the key, or the verifier did in all of a round; likewise.
+        RlvrError: the proposer failed for good, as an endpoint does that refuses the key, or the verifier did in all of a round; likewise. Or
+            there is a limit on tokens, and nobody counts them.
     """
     known = read_attempts(to_do.run)
     remove_leftovers(to_do.run.path)
@@ -128,6 +129,7 @@ def search(to_do: Search) -> list[Known]:
             continue
         if not slots or _is_done(to_do, known):
             break
+        _check_counts(to_do, known)
         _round(to_do, [k for k in known if k.round < round], round, slots)
         known = read_attempts(to_do.run)
         keep_best(to_do.run.path, to_do.best(known))
@@ -169,6 +171,16 @@ def _is_done(to_do: Search, known: Sequence[Known]) -> bool:
     settings, best = to_do.settings, to_do.best(known)
     reached = settings.target is not None and best is not None and best.score >= settings.target
     return reached or (settings.max_tokens is not None and sum(k.tokens for k in known) >= settings.max_tokens)
+
+
+def _check_counts(to_do: Search, known: Sequence[Known]) -> None:
+    """Raise RlvrError if tokens are limited, and those of an attempt are not known."""
+    most = to_do.settings.max_tokens
+    if most is not None and not all(k.counted for k in known):
+        raise RlvrError(
+            f"The endpoint does not count tokens: its answers have no usage, and --max-tokens {most} would never take effect.",
+            f"Limit attempts instead: rlvr discover --resume {to_do.run.place} --max-tokens 0 --max-attempts N",
+        )
 
 
 def _check_verifier(to_do: Search, known: Sequence[Known], round: int) -> None:

@@ -503,6 +503,26 @@ def test_no_round_begins_once_the_tokens_are_spent_and_each_request_is_as_asked(
     assert served.paths[0].endswith("/chat/completions")
 
 
+def test_an_endpoint_that_counts_no_tokens_is_not_asked_on_with_a_limit_on_them(forks: Forks, tmp_path: Path):
+    pytest.importorskip("aiohttp")
+
+    def uncounted(body: dict) -> Reply:
+        choice = {"index": 0, "message": {"role": "assistant", "content": fenced(AXES)}, "finish_reason": "stop"}
+        return Reply({"choices": [choice]})
+
+    with serving(uncounted) as served:
+        done = asked(forks, tmp_path, served, "--max-tokens 11 --rounds 3 --run r")
+        assert (done.status, "Traceback" in done.said) == (1, False)
+        assert "does not count tokens" in done.err
+        assert len(served.bodies) == 1
+        assert discover(forks, tmp_path, "--resume r").status == 1
+        assert len(served.bodies) == 1, "nothing more is paid for"
+        assert len(attempts_of(tmp_path / "runs/r")) == 1
+        done = discover(forks, tmp_path, "--resume r --max-tokens 0 --max-attempts 2")
+        assert done.status == 0, done.said
+    assert len(attempts_of(tmp_path / "runs/r")) == 2
+
+
 def make_task(folder: Path, verify: str) -> Path:
     folder.mkdir()
     (folder / "prompt.md").write_text("Write a program whose `points` is a list of different small numbers.\n")
