@@ -960,6 +960,11 @@ MATHEMATICS = [
         ("the last of the best", "key=lambda k: (k.score, -k.number)", "key=lambda k: (-k.score, k.number)", "tests/discovery/test_strategies.py -k islands"),
     ),
     *mutations_of(
+        "commands/discovering/proposer.py",
+        ("prompts that no context holds", "return len(ids) <= room", "return True", f"{DISCOVER} models_context"),
+        ("an endpoint's context is not known", "tokens + config.sampling_max_tokens <= context", "True", f"{DISCOVER} does_not_take"),
+    ),
+    *mutations_of(
         "commands/discover.py",
         ("programs have all the memory", "memory_bytes=int(config.program_memory_gb * 2**30)", "memory_bytes=2**31", f"{DISCOVER} memory", "program_memory_gb"),
         ("programs have all the time", "seconds=config.program_timeout, memory", "seconds=60.0, memory", f"{DISCOVER} out_of_time", "program_timeout"),

@@ -9,11 +9,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rlvr_cli.commands.discovering.proposer import chosen_engine, load_template, open_proposer, proposer_facts
+from rlvr_cli.commands.discovering.proposer import (
+    chosen_engine,
+    load_template,
+    open_proposer,
+    prompt_fits,
+    proposer_facts,
+)
 from rlvr_cli.commands.discovering.start import as_begun, competing, score_of_start
 from rlvr_cli.commands.discovering.words import print_result, say_inputs, say_plan
 from rlvr_cli.config.discover import DiscoverConfig
 from rlvr_cli.discovery.attempts import run_and_verify
+from rlvr_cli.discovery.fitting import Fitting
 from rlvr_cli.discovery.homework import write_homework
 from rlvr_cli.discovery.proposers import mutated, read_responses
 from rlvr_cli.discovery.search import Search, Settings, read_attempts, search
@@ -92,6 +99,7 @@ def discover(config: DiscoverConfig, task: Task, settings: Settings, responses: 
                         proposer=proposer,
                         params=config.sampling_params,
                         template=template,
+                        fitting=Fitting(prompt_fits(config, proposer), console.say),
                         settings=as_begun(settings, opened),
                         start_score=start_score,
                         start=competing(opened, task),

@@ -32,6 +32,7 @@ from rlvr_cli.discovery.attempts import (
     run_response,
     sha256_of,
 )
+from rlvr_cli.discovery.fitting import Fitting
 from rlvr_cli.discovery.strategies import Plan, plan_slot, prompt_of
 from rlvr_cli.discovery.tasks import Task
 from rlvr_cli.errors import Interrupted, RlvrError
@@ -98,6 +99,7 @@ class Search:
     proposer: Sampler
     params: SamplingParams
     template: PromptTemplate  # around each prompt: a chat template, or nothing
+    fitting: Fitting  # of each prompt to the model's context
     settings: Settings
     start_score: float | None  # of the program to start from
     start: tuple[Known, ...]  # that program, if it is valid: attempts compete with it
@@ -226,10 +228,14 @@ def _round(to_do: Search, known: Sequence[Known], round: int, slots: Sequence[in
 
 
 def _prompt(to_do: Search, known: Sequence[Known], plan: Plan) -> str:
-    best, whole = to_do.best(known), to_do.proposer.engine == "mutate"
+    best = to_do.best(known)
     highest = 0.0 if best is None else best.score
-    said = prompt_of(to_do.task, plan.parents, start_score=to_do.start_score, best=highest, whole=whole)
-    return to_do.template.fill(said)
+
+    def written(shown: int | None) -> str:
+        said = prompt_of(to_do.task, plan.parents, start_score=to_do.start_score, best=highest, shown=shown)
+        return to_do.template.fill(said)
+
+    return written(None) if to_do.proposer.engine == "mutate" else to_do.fitting.prompt(written)
 
 
 def _tried(

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from rlvr_cli.config.discover import Strategy
 from rlvr_cli.discovery.attempts import Known, best_of, by_rank
+from rlvr_cli.discovery.fitting import SHOWN_CHARACTERS
 from rlvr_cli.discovery.tasks import Task
 from rlvr_cli.graders.answers.extraction import fenced
 
 MIGRATION = 5  # rounds between those in which an island also sees the best program of all
-SHOWN_CHARACTERS = 20_000  # of a program in a prompt
 
 
 class Plan(NamedTuple):
@@ -91,17 +91,22 @@ def _of_island(
 
 
 def prompt_of(
-    task: Task, parents: Sequence[Known], *, start_score: float | None, best: float = 0.0, whole: bool = False
+    task: Task,
+    parents: Sequence[Known],
+    *,
+    start_score: float | None,
+    best: float = 0.0,
+    shown: int | None = SHOWN_CHARACTERS,
 ) -> str:
     """Write a prompt: the task, the programs with their scores, and of a program that failed its error, word for word.
 
     Args:
         best: the highest score so far; a program with a lower one is not called the best.
-        whole: show long programs to their end, for a proposer that answers with what it is shown.
+        shown: characters of each program; None: all, for a proposer that answers with what it is shown.
     """
 
     def block(program: str | None) -> str:
-        return fenced((program or "") if whole else shortened(program or ""))
+        return fenced(shortened(program or "", shown))
 
     parts = [task.prompt.rstrip()]
     if all(parent.is_start for parent in parents):
@@ -125,7 +130,7 @@ def prompt_of(
     return "\n\n".join(parts)
 
 
-def shortened(program: str) -> str:
-    """A program without its end, if it is long."""
-    more = len(program) - SHOWN_CHARACTERS
-    return program if more <= 0 else f"{program[:SHOWN_CHARACTERS]}\n# ... and {more:,} characters more"
+def shortened(program: str, shown: int | None) -> str:
+    """A program without its end, if it has more characters than `shown`."""
+    more = 0 if shown is None else len(program) - shown
+    return program if more <= 0 else f"{program[:shown]}\n# ... and {more:,} characters more"

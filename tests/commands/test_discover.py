@@ -287,6 +287,36 @@ def test_the_key_is_nowhere(forks: Forks, tmp_path: Path):
     assert {row["failure_kind"] for row in attempts_of(tmp_path / "runs/r")} == {"exception"}
 
 
+def test_a_prompt_that_an_endpoint_does_not_take_is_shortened(forks: Forks, tmp_path: Path):
+    pytest.importorskip("aiohttp")
+
+    def answer(body: dict) -> Reply:
+        if not body:
+            return Reply({"data": [{"id": "m", "max_model_len": 3000}]})
+        if len(body["messages"][0]["content"]) > 4 * 3000:
+            return error(400, "This model's maximum context length is 3000 tokens.")
+        return chat(fenced(f"{ROOTS}\n# {'much of it ' * 1500}"))
+
+    with serving(answer) as served:
+        done = asked(forks, tmp_path, served, "--sampling-max-tokens 500 --rounds 4 --run r")
+    assert done.status == 0, done.said
+    assert done.err.count("note: prompts show only the first") == 1
+    rows = attempts_of(tmp_path / "runs/r")
+    assert len(rows) == 4
+    assert "characters more\n```" in rows[1]["prompt"]
+    assert served.paths.count("/v1/models") == 1
+
+
+def test_a_prompt_that_the_models_context_does_not_hold_is_shortened(forks: Forks, tmp_path: Path):
+    folder = make_task(tmp_path / "mine", "def verify(points):\n    return sum(points)\n")
+    (folder / "program.py").write_text(f"points = [1]\n# {'long ' * 3000}\n")
+    done = discover(forks, tmp_path, "mine --rounds 1 --num-samples 2 --sampling-max-tokens 5 --run r")
+    assert done.status == 0, done.said
+    rows = attempts_of(tmp_path / "runs/r")
+    assert all("points = [1]" in row["prompt"] and "characters more\n```" in row["prompt"] for row in rows)
+    assert done.err.count("note: prompts show only the first") == 1
+
+
 # Kills
 
 

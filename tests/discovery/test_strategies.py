@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from rlvr_cli.discovery.attempts import START, Known, best_of, known_of, known_start, name_of
-from rlvr_cli.discovery.strategies import SHOWN_CHARACTERS, plan_slot, prompt_of, turn_of
+from rlvr_cli.discovery.fitting import SHOWN_CHARACTERS
+from rlvr_cli.discovery.strategies import plan_slot, prompt_of, turn_of
 from rlvr_cli.discovery.tasks import load_task
 
 TASK = load_task("kissing", dim=11, start="", searches=False, seconds=10.0)
