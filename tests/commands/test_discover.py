@@ -682,7 +682,7 @@ def test_whatever_a_verifier_does_is_a_verdict(forks: Forks, judged: Path):
         assert reward or row["candidate"]["error"], does
     points = [json.loads(path.read_text()) for path in (judged / "runs/r").glob("*/*.json")]
     assert points
-    assert all(len(each) == 2 for each in points)
+    assert all(len(each) == 2 or each == [1] for each in points), "of the program to start from: [1]"
 
 
 @pytest.mark.parametrize("number", [3, 4, 7, 10])

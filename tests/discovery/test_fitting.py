@@ -28,7 +28,7 @@ def test_what_fits_is_not_changed_and_what_never_fits_shows_nothing():
 def test_tokens_are_estimated_and_rather_too_many():
     assert estimated_tokens("") == 0
     assert estimated_tokens("for i in range(11):") == 10
-    assert estimated_tokens("[1, -1, 0]") == 11
+    assert estimated_tokens("[1, -1, 0]") == 10
     assert estimated_tokens("größer") == 6
     text = "Write a program. Some of the words are longer than others, and numbers are 12 and 345.\n"
     assert estimated_tokens(text) >= len(text.split())
