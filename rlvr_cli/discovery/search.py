@@ -63,7 +63,7 @@ _POLL = 0.2  # seconds between looks at a Ctrl-C while programs run
 
 @dataclass(frozen=True)
 class Settings:
-    """How to search; as the options of these names."""
+    """How to search; as the options of these names, but the last."""
 
     strategy: Strategy
     rounds: int
@@ -77,6 +77,7 @@ class Settings:
     max_attempts: int | None = None
     max_tokens: int | None = None
     target: float | None = None
+    only_best_is_best: bool = True  # whether prompts call no other program the best
 
     @property
     def planned_attempts(self) -> int:
@@ -229,7 +230,7 @@ def _round(to_do: Search, known: Sequence[Known], round: int, slots: Sequence[in
 
 def _prompt(to_do: Search, known: Sequence[Known], plan: Plan) -> str:
     best = to_do.best(known)
-    highest = 0.0 if best is None else best.score
+    highest = best.score if best is not None and to_do.settings.only_best_is_best else 0.0
 
     def written(shown: int | None) -> str:
         said = prompt_of(to_do.task, plan.parents, start_score=to_do.start_score, best=highest, shown=shown)

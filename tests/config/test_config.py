@@ -305,9 +305,9 @@ MINIMUMS = {  # of each command
     ],
     "discover": [
         {"above 0": "request_timeout program_timeout program_memory_gb"},
-        {"at_least 0": "seed stall_minutes sampling_temperature sampling_min_tokens"},
+        {"at_least 0": "seed stall_minutes sampling_temperature sampling_min_tokens max_tokens"},
         {"at_least 1": "sampling_max_tokens max_batch_size max_model_len samplers dim rounds num_samples parents islands"},
-        {"at_least 1": "max_attempts max_tokens concurrency"},
+        {"at_least 1": "max_attempts concurrency"},
     ],
     "grpo": [
         *(SHOWN, SAMPLED, GRADED, PLAYED, TRAINED, HELD_OUT),

@@ -51,7 +51,7 @@ def competing(run: RunDir, task: Task) -> tuple[Known, ...]:
 
 
 def as_begun(settings: Settings, run: RunDir) -> Settings:
-    """The settings with which the run goes on: in a search that an earlier version began, slots do not go round the islands."""
+    """The settings with which the run goes on: a search that an earlier version began keeps its islands and the words of its prompts."""
     if "points_sha256" in run.metadata["start"]:
         return settings
-    return replace(settings, islands=min(settings.islands, settings.num_samples))
+    return replace(settings, islands=min(settings.islands, settings.num_samples), only_best_is_best=False)
