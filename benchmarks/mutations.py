@@ -1253,7 +1253,8 @@ EPISODES = [
     Mutation("phases that were not reached are graded as before", "commands/store/grade.py", 'if p in begun else {"again": True}', 'if True else {"again": True}', "tests/commands/store/test_grade.py -k again"),
     Mutation("an interrupted evaluation of several runs starts over", "commands/evaluation/several_runs.py", ' | {"run": config.run}', "", "tests/commands/test_end_to_end.py -k interrupted"),
     Mutation("runs that do not fit a page are left out unsaid", "analysis/live/server.py", "[MAX_RUNS:])", "[:0])", "tests/analysis/live/test_server.py -k do_not_fit"),
-    Mutation("a tie in the list is a loss", "analysis/queries/run_list.py", '(SEARCH, COMPARISON)', "(SEARCH,)", "tests/commands/store/test_runs.py -k wins"),
+    Mutation("a tie is a loss", "analysis/summary.py", ', COMPARISON: "a comparison with wins and ties"}', "}", "tests/commands/store/test_runs.py tests/commands/test_pairwise.py -k wins"),
+    Mutation("a label is of every step", "analysis/statistics/judge_agreement.py", "if (run, step) != (other, at) and", "if False and", "tests/analysis/statistics/test_judge_agreement.py -k of_one_response"),
     Mutation("rollouts of verifiers go on when their episode has ended", "environments/worker.py", "                give_up()\n", "                pass\n", "tests/environments/test_verifiers.py -k has_ended_ends"),
     Mutation("rubrics of verifiers lose what they measure", "environments/verifiers.py", 'output.get("metrics") or {}', "{}", "tests/environments/test_verifiers.py"),
     *mutations_of(

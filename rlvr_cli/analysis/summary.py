@@ -21,6 +21,7 @@ AT_END_SECONDS = 3600.0  # time limit of each query of a summary at the end of a
 SEARCH = "discover"  # the command whose runs are searches
 COMPARISON = "pairwise"  # the command whose runs are comparisons of two others
 SEARCH_TABLES = ("searches", "attempt_errors", "best_score_at_k")  # the named queries that are the summary of a search
+WITHOUT_ACCURACY = {SEARCH: "a search with scores", COMPARISON: "a comparison with wins and ties"}
 HANDOUT_CATEGORIES = ("format_1_answer_1", "format_1_answer_0", "format_0_answer_0")
 
 
@@ -111,21 +112,21 @@ def summarize(
         RlvrError: the run has no such rollouts, or cannot be read.
     """
     info = run if isinstance(run, RunInfo) else read_run(run)
-    without_searches([info])
+    with_accuracy([info])
     query = named_queries()["summary"]
     ask = partial(_summary, query=query, info=info, phase=phase, step=step)
     return ask_spilling([info], ask, timeout_seconds=timeout_seconds)
 
 
-def without_searches(infos: Sequence[RunInfo]) -> list[RunInfo]:
-    """The runs that have answers, which are right or wrong. Raises RlvrError if all are searches, which have scores."""
-    answered = [info for info in infos if info.metadata["command"] != SEARCH]
+def with_accuracy(infos: Sequence[RunInfo]) -> list[RunInfo]:
+    """The runs that have answers, which are right or wrong. Raises RlvrError if none has: searches and comparisons have not."""
+    answered = [info for info in infos if info.metadata["command"] not in WITHOUT_ACCURACY]
     if infos and not answered:
-        first, are = (
-            infos[0].id,
-            "is a search: it has scores" if len(infos) == 1 else "and the others are searches: they have scores",
+        first = infos[0]
+        raise RlvrError(
+            f"{first.id} is {WITHOUT_ACCURACY[first.metadata['command']]}, and has no accuracy.",
+            f"rlvr analyze {first.id} shows what it has.",
         )
-        raise RlvrError(f"{first} {are}, and no accuracy.", f"rlvr analyze {SEARCH_TABLES[0]} {first}")
     return answered
 
 

@@ -154,7 +154,7 @@ def test_all_that_reads_runs_reads_a_search(whole: Path, forks: Forks, tmp_path:
     assert len(summary["attempt_errors"]) == len(set(filter(None, KINDS)))
     [listed] = json.loads(ask("runs", whole, "--format", "json"))
     assert (listed["done"], listed["best_score"], listed["accuracy"]) == (8, 582, None)
-    with pytest.raises(RlvrError, match="is a search: it has scores"):
+    with pytest.raises(RlvrError, match="is a search with scores"):
         summarize(whole)
     ask("check", whole)
     ask("analyze", "report", whole, "--out", tmp_path / "page.html")

@@ -8,6 +8,7 @@ from checks import findings
 from endpoint import serving
 from factories import a_rollout
 from judging import PAIRS, asked, said, write_rubric
+from rlvr_cli.analysis.report.build import summary_tables
 from rlvr_cli.analysis.statistics.estimators import share_of
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -96,6 +97,18 @@ def test_the_summary_of_a_comparison_is_its_table_in_which_a_tie_is_half_a_win(p
     done = forks.run("analyze", "r", "--format", "json", cwd=tmp_path, status=0)
     assert json.loads(done.out) == [{"run_id": "r", **row}]
     assert json.loads(forks.run("analyze", "r", "first", "--format", "json", cwd=tmp_path, status=0).out)["measures"]
+
+
+def test_wins_and_ties_are_no_accuracy(pairwise, forks, tmp_path):
+    pairwise("first", "second", "--run", "r")
+    alone = forks.run("analyze", "at_k", "r", cwd=tmp_path, status=1)
+    assert "r is a comparison with wins and ties, and has no accuracy." in alone.err
+    both = forks.run("analyze", "pass_at_k", "r", "first", "--format", "json", cwd=tmp_path, status=0)
+    assert {row["run_id"] for row in json.loads(both.out)} == {"first"}
+    assert "passed over, since searches and comparisons have no accuracy: r" in both.err
+    assert "do not have: r." in forks.run("analyze", "compare", "r", "first", cwd=tmp_path, status=1).err
+    (table,) = summary_tables([read_run(tmp_path / "runs/r")], timeout_seconds=60, left_out=[])
+    assert dict(zip(table.columns, table.rows[0], strict=True))["a_wins"] == pytest.approx(3 / 5)
 
 
 def test_eval_pairwise_is_the_same_command(pairwise, forks, judge, tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rlvr_cli.analysis.queries.database import open_runs, open_table
-from rlvr_cli.analysis.summary import COMPARISON, SEARCH, Estimate, share_of
+from rlvr_cli.analysis.summary import SEARCH, WITHOUT_ACCURACY, Estimate, share_of
 from rlvr_cli.config import config_of
 from rlvr_cli.config.parsing.options import options
 from rlvr_cli.config.store.runs import Order
@@ -60,7 +60,6 @@ _ORDERS: Mapping[Order, str] = {
     "longest": "wall_seconds DESC NULLS LAST",
     "largest": "bytes DESC NULLS LAST",
 }
-_WITHOUT_ACCURACY = (SEARCH, COMPARISON)  # a search has scores, and a comparison of two runs has wins and ties
 _TOLD = ("model", "engine", "sft_epochs", "n_sft_steps")  # a resumed run may change them, and yet they tell runs apart
 assert set(_ORDERS) == set(get_args(Order))
 _KINDS_SQL = """
@@ -102,7 +101,7 @@ def list_runs(paths: Sequence[Path], *, sizes: bool = False) -> list[dict[str, A
             last = _last_parts(info.entries)
             check_sums(path, {entry.path: entry.sha256 for entry in last})
             infos[path] = info
-            if info.metadata["command"] not in _WITHOUT_ACCURACY:
+            if info.metadata["command"] not in WITHOUT_ACCURACY:
                 evaluated[path] = _only(info, last)
         except RlvrError as error:
             problems[path] = error.problem

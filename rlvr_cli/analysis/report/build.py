@@ -23,7 +23,7 @@ from rlvr_cli.analysis.statistics.alarms import run_alarms
 from rlvr_cli.analysis.statistics.comparison import held_out_intervals
 from rlvr_cli.analysis.statistics.estimators import Estimate
 from rlvr_cli.analysis.statistics.progress import read_progress
-from rlvr_cli.analysis.summary import SEARCH, RunSummary, summarize
+from rlvr_cli.analysis.summary import COMPARISON, SEARCH, WITHOUT_ACCURACY, RunSummary, summarize
 from rlvr_cli.faults import fault_point
 from rlvr_cli.runs.readers import RunInfo, read_run
 from rlvr_cli.runs.storage.files import atomic_write
@@ -162,17 +162,24 @@ def first_and_last(info: RunInfo) -> list[tuple[str, str, int]]:
 
 
 def summary_tables(infos: Sequence[RunInfo], *, timeout_seconds: float, left_out: list[LeftOut]) -> list[Grid]:
-    """Summaries of the first and the last evaluation of each run; without evaluations, of its first and last training rollouts."""
+    """Summaries of the first and the last evaluation of each run; without evaluations, of its first and last training rollouts.
+
+    Of a comparison of two runs, its table.
+    """
     summaries = []
     for info in infos:
-        for place in first_and_last(info) if info.metadata["command"] != SEARCH else []:
+        for place in first_and_last(info) if info.metadata["command"] not in WITHOUT_ACCURACY else []:
             _, phase, step = place
             command = _asked("summary", [info], f"--phase {phase} --step {step}")
             with said_if_too_much(left_out, "Summary", f"The summary of {phase} {step} of {info.id} is", command):
                 chosen = of_steps(info, {place})
                 summaries.append(summarize(chosen, phase=phase, step=step, timeout_seconds=timeout_seconds))
-    if not summaries:
-        return []
+    compared = [
+        grid
+        for info in infos
+        if info.metadata["command"] == COMPARISON
+        for grid in _comparison(info, timeout_seconds=timeout_seconds)
+    ]
 
     def named(summary: RunSummary) -> tuple[Any, ...]:
         return summary.run_id if len(infos) > 1 else None, f"{summary.phase} {summary.step}"
@@ -209,7 +216,14 @@ def summary_tables(infos: Sequence[RunInfo], *, timeout_seconds: float, left_out
             ],
         ),
     ]  # fmt: skip
-    return [_without_empty_columns(grid) for grid in grids if grid.rows]
+    return [_without_empty_columns(grid) for grid in [*compared, *grids] if grid.rows]
+
+
+def _comparison(info: RunInfo, *, timeout_seconds: float) -> list[Grid]:
+    from rlvr_cli.analysis.statistics.pairwise import comparison_tables  # here: it imports pyarrow
+
+    tables = comparison_tables(info, timeout_seconds=timeout_seconds)
+    return [Grid(f"Comparison {info.id}", table.columns, table.rows) for table in tables]
 
 
 def _without_empty_columns(grid: Grid) -> Grid:

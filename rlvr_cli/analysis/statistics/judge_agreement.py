@@ -6,7 +6,7 @@ or the rule could not grade is left out, and counted: it is no verdict.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +66,9 @@ def agreement_tables(database: Database, parameters: Mapping[str, Any], *, label
             "rlvr grade RUN --grader judge:RUBRIC.md --judge-url URL --judge-model NAME",
         )
     if labels:
-        pairs = _with(rows, labels, _label_of(read_labels(labels)))
+        label_of = _label_of(read_labels(labels))
+        _check_labels(rows, label_of)
+        pairs = _with(rows, labels, label_of)
     else:
         pairs = [
             (row["run_id"], row["judge"], row["rule"], _pair(row, row["rule_reward"])) for row in rows if row["rule"]
@@ -218,5 +220,18 @@ def _rows(path: str) -> Iterator[Row]:
         yield row
 
 
-def _label_of(labels: Mapping[tuple[str, int | None], float]) -> Any:
+def _check_labels(rows: Sequence[Mapping[str, Any]], label_of: Callable[[Place], float | None]) -> None:
+    """Raise RlvrError if a label may be of several responses: those of other steps or runs are other ones."""
+    first: dict[Place, Place] = {}
+    for place in map(_place, rows):
+        run, step = place[:2]
+        other, at = first.setdefault(place[2:], place)[:2]
+        if (run, step) != (other, at) and label_of(place) is not None:
+            raise RlvrError(
+                f"The label of {place[2]} is of one response, and there are several: of {other} at step {at} and of {run} at step {step}.",
+                "Name the run and the step whose responses were labeled: --step N.",
+            )
+
+
+def _label_of(labels: Mapping[tuple[str, int | None], float]) -> Callable[[Place], float | None]:
     return lambda place: labels.get((place[2], place[3]), labels.get((place[2], None)))

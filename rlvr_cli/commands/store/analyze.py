@@ -15,8 +15,7 @@ from rlvr_cli.analysis.queries.named_queries import NamedQuery, named_queries
 from rlvr_cli.analysis.statistics.at_k import at_k_table
 from rlvr_cli.analysis.statistics.mismatch import mismatch_sentences
 from rlvr_cli.analysis.statistics.objective import objective_sentences
-from rlvr_cli.analysis.statistics.pairwise import comparison_tables
-from rlvr_cli.analysis.summary import COMPARISON, SEARCH, combined_tables, search_tables, summarize, without_searches
+from rlvr_cli.analysis.summary import COMPARISON, SEARCH, combined_tables, search_tables, summarize, with_accuracy
 from rlvr_cli.commands.store.analyzing.asked import (
     REPORT,
     check_order,
@@ -43,7 +42,7 @@ from rlvr_cli.types import Table
 OF_ANSWERS = (
     *("at_k", "best_at_k", "categories", "curves", "hardest", "learned_and_forgotten", "migration", "pass_at_k"),
     "thinking_budget",
-)  # queries of right and wrong answers, which searches do not have
+)  # queries of right and wrong answers, which searches and comparisons do not have
 
 
 def run(config: AnalyzeConfig) -> None:
@@ -120,10 +119,10 @@ def answer(query: NamedQuery, config: AnalyzeConfig, parameters: Mapping[str, An
 
 def answered(infos: Sequence[RunInfo]) -> list[RunInfo]:
     """Return the runs that answer questions, and say which are passed over."""
-    kept = without_searches(infos)
+    kept = with_accuracy(infos)
     if len(kept) < len(infos):
         passed = ", ".join(info.id for info in infos if info not in kept)
-        console.say(f"passed over, since a search has scores and no accuracy: {passed}")
+        console.say(f"passed over, since searches and comparisons have no accuracy: {passed}")
     return kept
 
 
@@ -143,6 +142,12 @@ def report(config: AnalyzeConfig) -> None:
 
 def summarize_runs(infos: Sequence[RunInfo], config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
     """Print the summary of each run; several runs share the same tables."""
+
+    def comparison_tables(info: RunInfo, *, timeout_seconds: float) -> list[Table]:
+        from rlvr_cli.analysis.statistics import pairwise  # here: it imports pyarrow
+
+        return pairwise.comparison_tables(info, timeout_seconds=timeout_seconds)
+
     phase, step = parameters["phase"], parameters["step"]
     tables_of = {SEARCH: search_tables, COMPARISON: comparison_tables}  # of runs without an accuracy
     others = [(info, tables_of[command]) for info in infos if (command := info.metadata["command"]) in tables_of]
@@ -189,11 +194,10 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
             "compare needs at least one run in each arm, and each run only once.",
             "To compare steps of one run: rlvr analyze migration RUN",
         )
-    if len(without_searches(runs)) < len(runs):
-        searches = ", ".join(info.id for info in runs if info.metadata["command"] == SEARCH)
+    if left_out := [info.id for info in runs if info not in with_accuracy(runs)]:
         raise RlvrError(
-            f"compare is of right and wrong answers, and a search has scores: {searches}.",
-            f"rlvr analyze searches {searches}",
+            f"compare is of right and wrong answers, which searches and comparisons do not have: {', '.join(left_out)}.",
+            f"rlvr analyze {' '.join(left_out)}",
         )
     ids = [[info.id for info in arm] for arm in infos]
     where = {"phase": parameters["phase"], "step": parameters["step"]}

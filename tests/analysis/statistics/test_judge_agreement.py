@@ -1,6 +1,7 @@
 """A judge beside a rule and beside labels: counts by hand, what has no verdict left out, and where they differ."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -201,3 +202,22 @@ def test_what_cannot_be_compared_says_what_to_do(made, capsys, tmp_path):
         ask(made, capsys, rule="nothing")
     with pytest.raises(RlvrError, match="option of judge_agreement"):
         ask(made, capsys, query="graders", labels="x.jsonl")
+
+
+def test_a_label_is_of_one_response_and_not_of_those_of_other_steps_and_runs(made, capsys, tmp_path):
+    file = tmp_path / "labels.jsonl"
+    file.write_text(json.dumps({"example_id": "a", "label": 1}))
+    other = make(tmp_path, "s", {})
+    with pytest.raises(RlvrError, match=r"The label of a is of one response, .* of r at step 0 and of s at step 0"):
+        ask(made, capsys, other, labels=str(file))
+    with RunDir.create(tmp_path, "grpo", name="t", metadata={}) as run:
+        for step in (0, 5):
+            run.commit_rollouts(
+                "eval", step, [replace(rollout("a", 0, 1.0, "7", run_id="t", prompt="3 + 4?"), step=step)]
+            )
+    with pytest.raises(RlvrError, match="of t at step 0 and of t at step 5"):
+        ask(run.path, capsys, labels=str(file))
+    (row,) = ask(run.path, capsys, labels=str(file), step=5)["agreement"]
+    assert row["samples"] == 1
+    file.write_text(json.dumps({"example_id": "elsewhere", "label": 1}))
+    ask(made, capsys, other, labels=str(file))

@@ -320,16 +320,16 @@ def test_a_search_has_scores_and_no_accuracy(tmp_path, analyze):
     assert values["Held-out reward"] == [[1.0]]
     own = {"runs_dir": str(tmp_path), "format": "json"}
     for query in OF_ANSWERS:
-        with pytest.raises(RlvrError, match="found is a search: it has scores, and no accuracy"):
+        with pytest.raises(RlvrError, match="found is a search with scores, and has no accuracy"):
             analyze(query=query, runs=("found",), **own)
         if query == "thinking_budget":
             continue
         captured = analyze(query=query, runs=("found", "old"), **own)
-        assert "passed over, since a search has scores and no accuracy: found" in captured.err
+        assert "passed over, since searches and comparisons have no accuracy: found" in captured.err
         assert {row.get("run_id", "old") for row in json.loads(captured.out)} <= {"old"}
     rows = json.loads(analyze(query="curves", runs=("found", "old"), **own).out)
     assert [row["eval_reward"] for row in rows] == [1.0]
-    with pytest.raises(RlvrError, match="a search has scores: found"):
+    with pytest.raises(RlvrError, match="searches and comparisons do not have: found"):
         analyze(query="compare", runs=("found", "old"), **own)
 
 
