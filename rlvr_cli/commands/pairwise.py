@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.analysis.statistics.pairwise import pairwise_table
+from rlvr_cli.analysis.summary import AT_END_SECONDS
 from rlvr_cli.config.pairwise import PairwiseConfig
 from rlvr_cli.config.parsing.options import JUDGE
 from rlvr_cli.errors import RlvrError
@@ -87,7 +88,7 @@ def compare(opened: RunDir, judge: JudgePool, pairs: Sequence[Comparison], *, se
 
 def report(path: Path, *, names: Sequence[str], output: str) -> None:
     """Print who wins. Raises RlvrError if the judge failed on every pair."""
-    table, sentence = pairwise_table(read_run(path), names=names)
+    table, sentence = pairwise_table(read_run(path), names=names, timeout_seconds=AT_END_SECONDS)
     tables.print_tables([table], output=output)
     console.say(sentence)
     hint = "Correct the rubric or the judge, and compare again under another --run."

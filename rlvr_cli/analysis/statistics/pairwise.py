@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.statistics.estimators import Estimate, share_interval, share_of
-from rlvr_cli.analysis.summary import AT_END_SECONDS
 from rlvr_cli.rollouts.comparisons import ORDERS
 from rlvr_cli.runs.readers import RunInfo, fact_of
 from rlvr_cli.types import Table
@@ -31,7 +30,7 @@ def comparison_tables(run: RunInfo, *, timeout_seconds: float) -> list[Table]:
     return [pairwise_table(run, names=names, timeout_seconds=timeout_seconds)[0]]
 
 
-def pairwise_table(run: RunInfo, *, names: Sequence[str], timeout_seconds: float = AT_END_SECONDS) -> tuple[Table, str]:
+def pairwise_table(run: RunInfo, *, names: Sequence[str], timeout_seconds: float) -> tuple[Table, str]:
     """The table of a comparison, and its result in a sentence.
 
     A pair counts once, as the mean of its two orders, so that a preference for what is shown first cancels; a tie is half a win. The
