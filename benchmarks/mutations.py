@@ -1408,6 +1408,8 @@ EPISODES = [
         ("whoever asked never hears of a report that fails", "one.future.set_exception(failed) if failed else one", "one", "tests/environments/test_pool.py -k report_that_fails"),
         ("what is canceled is asked all the same", "for one in [one for one in waiting if one.future.cancelled()]:", "for one in []:", "tests/environments/test_pool.py -k is_canceled"),
     ),
+    Mutation("what a script prints at its exit is lost", "sandbox/unit_tests.py", "    atexit._run_exitfuncs()\n", "", "tests/graders/test_python.py -k standard_output_counts"),
+    Mutation("a script's runs keep each other's memory", "sandbox/unit_tests.py", "gc.collect()", "pass", "tests/graders/test_python.py -k each_others_memory"),
     Mutation("a program whose time is a year ends the run", "sandbox/run.py", "selector.select(min(left, LONGEST_WAIT))", "selector.select(left)", "tests/sandbox/test_run.py -k year"),
     *mutations_of(
         "parallel/worker.py",

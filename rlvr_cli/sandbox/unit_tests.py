@@ -5,49 +5,112 @@ the right answers are not here, where the program could read them. `graders.pyth
 gives its arguments beside it.
 """
 
+import atexit
+import gc
 import io
 import os
 import sys
 import threading
+from contextlib import suppress
+from types import CodeType
 from typing import Any
 
 Result = dict[str, str]  # {"output": ...}, {"value": a literal} or {"error": the name of an exception}
 
 
 MAX_PRINTED_BYTES = 8 << 20  # by one run
+_CHUNK = 1 << 16
+_PAUSE = 0.001  # seconds
 
 
 class OutputTooLarge(Exception):
     """A run has printed more than it may."""
 
 
-class _Printed(io.BytesIO):
-    def write(self, data: Any) -> int:
-        if self.tell() + len(data) > MAX_PRINTED_BYTES:
+class _Printed:
+    """What one run writes to file descriptor 1: a pipe, which a thread empties."""
+
+    def __init__(self) -> None:
+        self._bytes, self._ended = bytearray(), threading.Event()
+        self._read, write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.dup2(write, 1)
+        os.close(write)
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        """Empty the pipe now and then: a thread that is woken by each write would slow the program down."""
+        try:
+            while len(self._bytes) <= MAX_PRINTED_BYTES and not self._ended.wait(_PAUSE):
+                self._empty()
+            self._empty()
+        finally:
+            os.close(self._read)  # who goes on writing gets a BrokenPipeError
+
+    def _empty(self) -> None:
+        with suppress(BlockingIOError):
+            while len(self._bytes) <= MAX_PRINTED_BYTES and (chunk := os.read(self._read, _CHUNK)):
+                self._bytes += chunk
+
+    def stream(self) -> io.TextIOWrapper:
+        return open(1, "w", encoding="utf-8", errors="replace", closefd=False)
+
+    def end(self) -> str:
+        """All that was written until now; what still has the pipe open is not waited for."""
+        self._ended.set()
+        self._thread.join()
+        if len(self._bytes) > MAX_PRINTED_BYTES:
             raise OutputTooLarge
-        return super().write(data)
+        return self._bytes.decode("utf-8", "replace")
 
 
 def outputs(program: str, inputs: list[str]) -> list[Result]:
     """Run the program once for each standard input, as a script, and return its standard output."""
-    code, results = compile(program, "program.py", "exec", dont_inherit=True), list[Result]()
-    real = sys.stdin, sys.stdout
-    for text in inputs:
-        buffer = _Printed()
-        printed = io.TextIOWrapper(buffer, encoding="utf-8", errors="replace", write_through=True)
-        sys.stdin, sys.stdout = _feed(text), printed
-        error = None
-        try:
-            exec(code, {"__name__": "__main__"})  # what this file is for; it runs in the sandbox alone
-        except SystemExit:
-            pass
-        except Exception as raised:  # whatever the program raises is its result
-            error = type(raised).__name__
-        finally:
-            sys.stdin, sys.stdout = real
-        output = buffer.getvalue().decode("utf-8", "replace")
-        results.append({"output": output} if error is None else {"error": error})
-    return results
+    code = compile(program, "program.py", "exec", dont_inherit=True)
+    return [_run_script(code, text) for text in inputs]
+
+
+def _run_script(code: CodeType, text: str) -> Result:
+    """One run: what it wrote to standard output until its end, or the error that ended it."""
+    threading.stack_size(0)  # the last run may have set it
+    real, kept = (sys.stdin, sys.stdout, sys.__stdin__, sys.__stdout__), os.dup(1)
+    printed = _Printed()
+    sys.stdin = sys.__stdin__ = _feed(text)
+    sys.stdout = sys.__stdout__ = printed.stream()
+    names, error = {"__name__": "__main__"}, None
+    try:
+        exec(code, names)  # what this file is for; it runs in the sandbox alone
+    except SystemExit:
+        pass
+    except Exception as raised:  # whatever the program raises is its result
+        error = type(raised).__name__
+    finally:
+        _end(names)
+        sys.stdin, sys.stdout, sys.__stdin__, sys.__stdout__ = real
+        gc.collect()  # files that the program has left open are written
+        gc.freeze()  # what is left now would cost the next run time
+        for number in (0, 1):  # the program may have closed them
+            os.dup2(kept, number)
+        os.close(kept)
+    try:
+        output = printed.end()
+    except OutputTooLarge as raised:  # its program got another error, or none
+        error = type(raised).__name__
+    return {"output": output} if error is None else {"error": error}
+
+
+def _end(names: dict[str, Any]) -> None:
+    """End a script as its interpreter would: its threads, what it registered for the end, its streams and its names."""
+    left = {threading.main_thread(), *getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", ())}
+    while threads := [t for t in threading.enumerate() if not t.daemon and t not in left]:
+        threads[0].join()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.__stdout__):
+        with suppress(BaseException):  # the program may have closed or replaced it
+            if stream is not None:
+                stream.flush()
+    names.clear()
 
 
 def values(program: str, setup: str, expressions: list[str]) -> list[Result]:
@@ -68,9 +131,8 @@ def values(program: str, setup: str, expressions: list[str]) -> list[Result]:
 def _feed(text: str) -> io.TextIOWrapper:
     """Standard input with this text, also for a program that reads file descriptor 0 itself."""
     read, write = os.pipe()
-    if read != 0:  # the last run may have closed 0
-        os.dup2(read, 0)
-        os.close(read)
+    os.dup2(read, 0)
+    os.close(read)
 
     def feed() -> None:
         try:

@@ -168,6 +168,57 @@ def test_kinds_of_scripts(program, kind):
     assert kind_of(program, SUMS, seconds=0.5 if kind == "timeout" else SECONDS) == kind
 
 
+SUM = "sum(map(int, sys.stdin.readline().split()))"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        f'os.write(1, b"%d" % {SUM})',
+        f'open(1, "w").write(str({SUM}))',
+        f'out = open(1, "w")\ndef main(): out.write(str({SUM}))\nmain()',  # written when the script's names go
+        f"with open(1, 'wb') as out: out.write(b'%d' % {SUM})",
+        f'os.fdopen(os.dup(1), "w").write(str({SUM}))',
+        f"kept = os.dup(1)\nos.write(kept, b'%d' % {SUM})",
+        f"print({SUM}, file=sys.__stdout__)",
+        f"assert sys.stdout.fileno() == 1\nprint({SUM})",
+        f'sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8")\nprint({SUM})',
+        f'sys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding="utf-8")\nprint({SUM})',
+        f"print({SUM})\nsys.stdout.flush()\nsys.stdout.close()",
+        f"print({SUM}, flush=True)\nos.close(0)\nos.close(1)",
+        f"atexit.register(lambda total: print(total), {SUM})",
+        f"threading.Thread(target=lambda: print({SUM})).start()",
+        f"class Late:\n    def write(self, text): self.text = text\n    def flush(self): os.write(1, self.text)\n"
+        f"sys.stdout = Late()\nsys.stdout.write(b'%d' % {SUM})",
+    ],
+)
+def test_all_that_a_script_writes_to_standard_output_counts(write):
+    assert kind_of(f"import atexit, io, os, sys, threading\n{write}", SUMS) is None
+
+
+def test_a_script_that_leaves_a_pool_of_threads_ends():
+    program = "from concurrent.futures import ThreadPoolExecutor as Pool\npool = Pool(1)\ndef main(): print(pool.submit(int, 3).result())\nmain()"
+    assert kind_of(program, json.dumps([{"input": "", "output": "3"}] * 3)) is None
+
+
+@pytest.mark.parametrize(
+    "keep", ["memory.append(memory)", "sys.stdin = memory", "sys.stdin = memory\nmemory.append(memory)"]
+)
+def test_runs_of_one_script_do_not_keep_each_others_memory(keep):
+    program = f"import sys\nmemory = [bytearray(200 << 20)]\ndef f(): return memory\n{keep}\nprint(3)"
+    assert kind_of(program, json.dumps([{"input": "", "output": "3"}] * 8)) is None
+
+
+def test_much_is_written_in_its_order_and_a_flood_is_stopped():
+    program = "import os\nfor i in range(20_000): print(i, flush=True); os.write(1, b'x\\n')"
+    assert kind_of(program, json.dumps([{"input": "", "output": "".join(f"{i}\nx\n" for i in range(20_000))}])) is None
+    assert kind_of("import os\nwhile True: os.write(1, b'x' * 100_000)", SUMS) == "output_too_large"
+    assert (
+        kind_of("import os\ntry:\n    while True: os.write(1, b'x' * 100_000)\nexcept OSError: pass", SUMS)
+        == "output_too_large"
+    )
+
+
 def test_a_response_without_a_program():
     assert grade("", DOUBLE).failure_kind == "empty"
     assert grade("I do not know.", DOUBLE).failure_kind == "no_code"
