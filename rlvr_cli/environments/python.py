@@ -8,7 +8,6 @@ from rlvr_cli.sandbox.run import OUTPUT_BYTES, Limits, run_program
 
 NAME = "python"
 LIMITS = Limits(seconds=5.0, memory_bytes=1 << 30)
-_DONE = "_rlvr_done"
 
 
 def run_python(program: str) -> str:
@@ -23,7 +22,7 @@ def run_python(program: str) -> str:
     Raises:
         ToolError: with what it printed before, if it fails.
     """
-    execution = run_program(f"{program.strip()}\n{_DONE} = True\n", entry=(_DONE,), limits=LIMITS)
+    execution = run_program(program.strip(), entry=None, limits=LIMITS)
     printed = execution.output.rstrip("\n")
     if execution.num_printed > OUTPUT_BYTES:
         printed = f"[cut: {execution.num_printed - OUTPUT_BYTES:,} bytes]\n{printed}"

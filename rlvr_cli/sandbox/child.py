@@ -7,6 +7,7 @@ wrong. Whatever the program does to this interpreter, such as to write that line
 The interpreter has no site and an empty environment. This file imports nothing of rlvr but its neighbor `layers`.
 """
 
+import atexit
 import builtins
 import json
 import os
@@ -16,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 _CHARACTERS = 2_000  # of a message
+_SCRIPT_ENDED = b'{"status": "ok", "value": null}'
 _SPARE_BYTES = 4 << 20  # of memory, kept to say that there is no more
 _SYSTEM_FILES = (
     "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/localtime", "/etc/ld.so.cache",
@@ -44,28 +46,45 @@ def main() -> None:
     _write(answer, dumps(active).encode())
     if setup["require_sandbox"] and layers.missing(active):
         return
-    module = ModuleType("program")
+    is_script = setup["entry"] is None
+    module = ModuleType("__main__" if is_script else "program")
     module.__dict__.update(setup["given"])
     said = _run(module, setup["program"], entry=setup["entry"], output_bytes=setup["output_bytes"], spare=spare)
-    for stream in (sys.stdout, sys.stderr):
+    if is_script:
+        _end_script()
+    for stream in (sys.stdout, sys.__stdout__, sys.stderr):
         try:
-            stream.flush()
+            if stream is not None:
+                stream.flush()
         except BaseException:  # the program may have replaced it
             continue
     _write(answer, said)
-    os._exit(0)  # neither its threads nor what it registered for the end are waited for
+    os._exit(0)  # of a program that is no script, neither its threads nor what it registered for the end are waited for
 
 
-def _run(module: ModuleType, program: str, *, entry: list[str], output_bytes: int, spare: list[bytearray]) -> bytes:
+def _end_script() -> None:
+    """Wait for the script's threads, and run what it registered for the end."""
+    threading: Any = sys.modules.get("threading")
+    if threading is not None:
+        threading._shutdown()
+    atexit._run_exitfuncs()
+
+
+def _run(
+    module: ModuleType, program: str, *, entry: list[str] | None, output_bytes: int, spare: list[bytearray]
+) -> bytes:
     """Run the program in a module and return the line that says what came of it.
 
     Args:
+        entry: None for a script.
         spare: memory that is given up when there is no other left.
     """
-    sys.modules["program"] = module
+    sys.modules[module.__name__] = module
     try:
         # The sandbox's one program; `layers.apply` has bound this process.
         exec(compile(program, "<program>", "exec", dont_inherit=True), module.__dict__)
+        if entry is None:
+            return _SCRIPT_ENDED
         name = next((name for name in entry if name in module.__dict__), None)
         if name is None:
             return _line("no_answer", f"the program defines none of: {', '.join(entry)}" if entry else "no answer")
@@ -76,8 +95,10 @@ def _run(module: ModuleType, program: str, *, entry: list[str], output_bytes: in
         spare.clear()
         error.__traceback__ = None  # it keeps the program's variables
         return _line("memory", "the program needs more memory than it may have")
-    except SystemExit:
-        return _line("no_answer", "the program exited before it gave an answer")
+    except SystemExit as error:
+        if entry is not None:
+            return _line("no_answer", "the program exited before it gave an answer")
+        return _SCRIPT_ENDED if error.code in (None, 0) else _line("exception", _described(error))
     except BaseException as error:
         return _line("exception", _described(error))
     try:

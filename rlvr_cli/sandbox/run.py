@@ -115,7 +115,7 @@ def check_sandbox() -> None:
 def run_program(
     program: str,
     *,
-    entry: Sequence[str],
+    entry: Sequence[str] | None,
     given: Mapping[str, Any] | None = None,
     limits: Limits = DEFAULT_LIMITS,
     require_sandbox: bool = False,
@@ -123,9 +123,10 @@ def run_program(
     """Run a program to its end and return its answer. Blocks; may be called from several threads.
 
     Args:
-        program: Python. Its `__name__` is "program".
+        program: Python. Its `__name__` is "program", or of a script "__main__".
         entry: names of globals. The first that the program defines gives the answer: called without arguments if it is callable, else
-            taken as it is. A numpy array or scalar is converted exactly (`tolist`); a tuple becomes a list.
+            taken as it is. A numpy array or scalar is converted exactly (`tolist`); a tuple becomes a list. None: the program is a
+            script, which answers nothing: it runs to its end as Python would run it, and fails by an exception or an exit status other than 0.
         given: globals that the program finds, as JSON has them.
 
     Raises:
@@ -137,7 +138,7 @@ def run_program(
         return Execution("exception", None, f"the program is larger than {MAX_PROGRAM_BYTES >> 20} MiB", "", 0.0, ())
     setup = {
         "program": program,
-        "entry": list(entry),
+        "entry": None if entry is None else list(entry),
         "given": dict(given or {}),
         "cpu_seconds": _cpu_seconds(limits),
         "memory_bytes": limits.memory_bytes,

@@ -85,6 +85,35 @@ def test_a_program_sees_nothing_of_the_one_before():
         run_python("print('begun')\nprint(x)")
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def main(): print(7)\nif __name__ == '__main__': main()",
+        "import sys\nprint(7)\nsys.exit(0)",
+        "print(7)\nexit()",
+        "import pickle\nclass A: x = 7\nprint(pickle.loads(pickle.dumps(A())).x)",
+        "import atexit\natexit.register(print, 7)",
+        "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print(7))).start()",
+    ],
+)
+def test_a_program_runs_as_a_script(program):
+    assert run_python(program) == "7"
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("import sys\nprint(7)\nsys.exit(3)", "7\nSystemExit: 3 (line 3)"),
+        ("import sys\nsys.exit('no root')", "SystemExit: no root (line 2)"),
+        ("import atexit\natexit.register(print, 7)\n1 / 0", "7\nZeroDivisionError: division by zero (line 3)"),
+    ],
+)
+def test_a_program_that_exits_with_an_error_has_failed(program, said):
+    with pytest.raises(ToolError) as failed:
+        run_python(program)
+    assert str(failed.value) == said
+
+
 def test_a_program_that_prints_much_is_cut_and_says_so():
     assert run_python("print('x' * 10_000 + 'end')") == f"[cut: {10_004 - 4_096:,} bytes]\n{'x' * 4_092}end"
     assert run_python("import sys\nsys.stdout.buffer.write(b'\\xff\\xfe!')") == "\ufffd\ufffd!"

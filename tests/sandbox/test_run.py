@@ -110,6 +110,16 @@ def test_the_program_is_a_module_named_program():
     assert found.value == ["program", 1, ["program.py"], True]
 
 
+def test_a_program_without_an_entry_is_a_script():
+    for program in ("assert __name__ == '__main__'", "import sys; sys.exit()"):
+        found = answer(program, entry=None)
+        assert (found.status, found.value, found.entry) == ("ok", None, None), found
+    found = answer("raise SystemExit(1)", entry=None)
+    assert (found.status, found.message) == ("exception", "SystemExit: 1 (line 1)")
+    found = answer("import sys\nsys.exit(0)")
+    assert (found.status, found.message) == ("no_answer", "the program exited before it gave an answer")
+
+
 def test_the_same_program_gives_the_same_answer():
     """Sets of strings are in the order of their hashes, which are random unless they are told not to be."""
     program = "points = list({str(i) for i in range(100)})"
