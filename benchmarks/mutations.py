@@ -1411,6 +1411,7 @@ EPISODES = [
     Mutation("what a script prints at its exit is lost", "sandbox/unit_tests.py", "    atexit._run_exitfuncs()\n", "", "tests/graders/test_python.py -k standard_output_counts"),
     Mutation("a script's runs keep each other's memory", "sandbox/unit_tests.py", "gc.collect()", "pass", "tests/graders/test_python.py -k each_others_memory"),
     Mutation("a script that ends with exit(0) has failed", "sandbox/child.py", "if error.code in (None, 0)", "if False", "tests/environments/test_tools.py -k runs_as_a_script"),
+    Mutation("long right outputs are too large", "graders/python.py", " + 2 * right", "", "tests/graders/test_python.py -k may_be_long_together"),
     Mutation("a program whose time is a year ends the run", "sandbox/run.py", "selector.select(min(left, LONGEST_WAIT))", "selector.select(left)", "tests/sandbox/test_run.py -k year"),
     *mutations_of(
         "parallel/worker.py",

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 from rlvr_cli import sandbox
 from rlvr_cli.graders.answers.extraction import last_code_block, tagged_answer, without_thinking
-from rlvr_cli.sandbox.run import Execution, Limits, Status, run_program
+from rlvr_cli.sandbox.run import DEFAULT_LIMITS, Execution, Limits, Status, run_program
+from rlvr_cli.sandbox.unit_tests import MAX_PRINTED_BYTES
 from rlvr_cli.types import Grade
 
 KINDS: dict[Status, str] = {
@@ -35,6 +36,7 @@ KINDS: dict[Status, str] = {
     "output_too_large": "output_too_large",
 }
 _MEMORY_BYTES = 1 << 30
+_MAX_OUTPUT_BYTES = 32 << 20  # of the right outputs of all tests
 _LONGER = 400  # times: no value is written longer than an equal one; the worst is 1e308 as an int
 _FORMS = 'a JSON list of {"input": ..., "output": ...}, or lines such as: assert f(2) == 4'
 
@@ -76,10 +78,16 @@ def grade(response: str, ground_truth: str, *, seconds: float = 4.0) -> Grade:
         f"{_runner()}\nresults = {call}\n",
         entry=("results",),
         given={"program": program, **given},
-        limits=Limits(seconds=seconds, memory_bytes=_MEMORY_BYTES),
+        limits=Limits(seconds=seconds, memory_bytes=_MEMORY_BYTES, output_bytes=_answer_bytes(tests)),
     )
     kind = failure(tests, execution)
     return Grade(1.0, float(kind is None), float(kind is None), program, kind)
+
+
+def _answer_bytes(tests: ScriptTests | AssertTests) -> int:
+    """How long the answer of all tests may be: of long right outputs, twice as long, with white space that does not count."""
+    right = len(json.dumps(tests.outputs)) if isinstance(tests, ScriptTests) else 0
+    return DEFAULT_LIMITS.output_bytes + 2 * right
 
 
 def program_of(response: str) -> str | None:
@@ -133,8 +141,18 @@ def tests_of(ground_truth: str) -> ScriptTests | AssertTests:
         case [_, *_] if all(
             isinstance(c, dict) and _is_text(c.get("input")) and _is_text(c.get("output")) for c in cases
         ):
-            return ScriptTests([c["input"] for c in cases], [c["output"] for c in cases])
+            return _script_tests([c["input"] for c in cases], [c["output"] for c in cases])
     raise ValueError(f"unit tests are {_FORMS}; not {ground_truth[:80]!r}")
+
+
+def _script_tests(inputs: list[str], outputs: list[str]) -> ScriptTests:
+    sizes = [len(output.encode("utf-8", "replace")) for output in outputs]
+    if max(sizes) > MAX_PRINTED_BYTES or sum(sizes) > _MAX_OUTPUT_BYTES:
+        raise ValueError(
+            f"no program passes these tests: their longest output has {max(sizes):,} bytes, all have {sum(sizes):,}; a program may "
+            f"print {MAX_PRINTED_BYTES >> 20} MiB in a test, and {_MAX_OUTPUT_BYTES >> 20} MiB in all"
+        )
+    return ScriptTests(inputs, outputs)
 
 
 def _is_text(value: Any) -> bool:

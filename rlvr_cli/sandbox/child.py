@@ -148,9 +148,9 @@ def _line(status: str, message: str) -> bytes:
 
 
 def _write(answer: int, line: bytes) -> None:
-    line += b"\n"
-    while line:
-        line = line[os.write(answer, line) :]
+    rest = memoryview(line + b"\n")  # a slice of bytes would copy the rest each time
+    while rest:
+        rest = rest[os.write(answer, rest) :]
 
 
 if __name__ == "__main__":

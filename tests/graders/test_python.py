@@ -219,6 +219,22 @@ def test_much_is_written_in_its_order_and_a_flood_is_stopped():
     )
 
 
+@pytest.mark.parametrize("text", ["x" * 500_000, "é" * 100_000, "1 \n" * 200_000])
+def test_right_outputs_may_be_long_together(text):
+    truth = json.dumps([{"input": "", "output": text.replace(" ", "")}] * 20)
+    program = f"print({text[:3]!r} * {len(text) // 3} + {text[: len(text) % 3]!r})"
+    assert kind_of(program, truth) is None
+    assert kind_of("print('y' * 4_000_000)", truth) == "output_too_large"
+
+
+def test_right_outputs_that_no_program_may_print_are_no_unit_tests():
+    for number, characters in ((1, (8 << 20) + 1), (5, 7 << 20)):
+        truth = json.dumps([{"input": "", "output": "x" * characters}] * number)
+        with pytest.raises(ValueError, match=r"a program may print 8 MiB in a test, and 32 MiB in all"):
+            unit_tests_of(truth)
+    unit_tests_of(json.dumps([{"input": "", "output": "x" * (8 << 20)}]))
+
+
 def test_a_response_without_a_program():
     assert grade("", DOUBLE).failure_kind == "empty"
     assert grade("I do not know.", DOUBLE).failure_kind == "no_code"
