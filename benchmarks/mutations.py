@@ -1204,6 +1204,7 @@ MATHEMATICS = [
         ("the axis of shares is always from 0", "(0.0 if low < high / 2 else min(low, (1 - LEAST_SPAN) * high)), high", "0.0, high", "tests/analysis/pictures/test_picture.py -k differ_little"),
         ("an axis exaggerates noise", "min(low, (1 - LEAST_SPAN) * high)", "low", "tests/analysis/pictures/test_picture.py -k differ_little"),
         ("a color for each panel's line", "number = line.series if len(self.series) > 1 else line.variant", "number = line.series + line.variant", "tests/analysis/pictures/test_picture.py -k one_color"),
+        ("a logarithmic axis has no ticks", "sorted(between) if len(between) >= 2 else (low, high)", "ticks", "tests/analysis/pictures/test_picture.py -k without_powers_of_ten"),
     ),
     *mutations_of(
         "analysis/statistics/at_k.py",

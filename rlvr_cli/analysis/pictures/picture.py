@@ -314,7 +314,7 @@ def _padded(label: str, low: float, high: float, ticks: Sequence[float], *, flus
 
 
 def _log_axis(label: str, low: float, high: float, *, values: Sequence[float]) -> Axis:
-    """Ticks at the values if they are few, such as k = 1, 2, 4, 8, else at powers of ten, or at 1, 2 and 5 of each."""
+    """Ticks at the values if they are few, such as k = 1, 2, 4, 8, else at powers of ten, or at 1, 2 and 5 of each, or at what is round."""
     if low == high:
         low, high = low / 2, high * 2
     ratio = (high / low) ** PAD
@@ -334,11 +334,15 @@ def _log_axis_from_0(label: str, values: Sequence[float]) -> Axis:
 
 
 def _log_ticks(low: float, high: float, values: Sequence[float]) -> Sequence[float]:
+    """The ticks: where fewer than two powers of ten, or 1, 2 and 5 of each, are between the ends, other round numbers."""
     if 0 < len(values) <= MAX_TICKED:
         return values
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     every = math.ceil(len(decades) / 8)
     ticks = [10.0**d for d in decades[::every]]
     if sum(low <= v <= high for v in ticks) < 3:
-        return [m * 10.0**d for d in decades for m in (1, 2, 5)]
-    return ticks
+        ticks = [m * 10.0**d for d in decades for m in (1, 2, 5)]
+    if sum(low <= v <= high for v in ticks) >= 2:
+        return ticks
+    between = {v for v in _ticks(low, high) if low <= v <= high}
+    return sorted(between) if len(between) >= 2 else (low, high)

@@ -182,6 +182,25 @@ def test_a_logarithmic_axis_leaves_out_what_is_not_above_0():
     assert 0 < y.low < 0.001
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.52, 0.95), (210, 450), (55, 95), (1.1, 1.9), (2.1, 4.9), (0.9, 1.9)])
+def test_a_logarithmic_axis_without_powers_of_ten_has_round_numbers(low, high):
+    many = [low + i * (high - low) / 20 for i in range(21)]
+    for xs in (many, [0, *many]):
+        found = Panel("t", "x", "y", (Line(xs, [*many, high][: len(xs)]),), log="xy")
+        x, y = Picture((found,)).axes(found)
+        for axis in (x, y):
+            shown = [tick for tick, _ in axis.ticks if tick]
+            assert len(shown) >= 2
+            assert all(low <= tick <= high and len(text) <= 4 for tick, text in axis.ticks if tick)
+
+
+@given(st.floats(1e-90, 1e90), st.floats(1, 50))
+def test_a_logarithmic_axis_always_has_ticks(low, times):
+    _, y = Picture((found := panel([low, low * times], log="y"),)).axes(found)
+    assert len(y.ticks) >= 2
+    assert all(y.low <= tick <= y.high for tick, _ in y.ticks)
+
+
 def test_a_logarithmic_axis_of_what_begins_at_0_begins_there():
     found = Panel("t", "updates", "y", (Line(range(0, 701), [0.5] * 701), Line(range(41), [0.5] * 41)), log="x")
     x, _ = Picture((found,)).axes(found)

@@ -290,6 +290,7 @@ def test_the_ticks_are_those_of_the_description(tmp_path):
     assert found[: found.index("step")] == ["1", "2", "4", "8"]
     assert {"0", "0.1", "0.2", "0.3", "0.4", "0.5"} <= set(found)
     assert {"0.001", "0.01", "0.1"} <= set(svg_texts(tmp_path, one(Line([0, 1], [0.0005, 0.2]), log="y")))
+    assert {"0.6", "0.7", "0.8", "0.9"} <= set(svg_texts(tmp_path, one(Line([0, 1], [0.52, 0.95]), log="y")))
 
 
 def test_numbers_of_any_size(tmp_path):
