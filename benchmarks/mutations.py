@@ -608,6 +608,7 @@ WIRING = [
     ),
     *mutations_of(
         "training/evaluation.py",
+        ("a resumed run forgets how long evaluations take", "each = seconds / new if new == len(examples) else self._stored_seconds_per_question(updates)", "each = seconds / new if new == len(examples) else 0.0", "tests/training/test_evaluation.py -k knows_how_long"),
         ("no grade of an evaluation may stop a run", "        if not updates:\n", "        if False:\n", FAILING, "max_grade_errors"),
         ("no evaluation between first and last", "return updates == 0 or bool(every and updates % every == 0)", "return updates == 0", replays("grpo-on-policy"), "grpo.eval_every sft.eval_every dpo.eval_every ppo.eval_every distill.eval_every"),
         ("1,024 evaluation questions", "return min(final or self.config.eval_examples,", "return min(final or 1024,", replays("grpo-on-policy"), "eval_examples"),

@@ -9,7 +9,7 @@ from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.process import StopRequest
-from rlvr_cli.rollouts.collect import log_generations
+from rlvr_cli.rollouts.collect import log_generations, stored_stats
 from rlvr_cli.rollouts.grading import check_grade_errors, grader_hint, stored_errors
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.samplers.episodes.turns import environment_spec
@@ -21,7 +21,7 @@ class Evaluator:
     """Evaluates the policy and measures how long that takes.
 
     Attributes:
-        seconds_per_question: that of the slowest evaluation so far.
+        seconds_per_question: that of the slowest evaluation so far, also of an earlier session.
     """
 
     def __init__(
@@ -80,9 +80,17 @@ class Evaluator:
                 hint=grader_hint(self.run.path, phase="eval"),
                 environment=environment_spec(self.config).title,
             )
-        if new == len(examples):  # with only a few questions left, the fixed cost would dominate the average
-            self.seconds_per_question = max(self.seconds_per_question, seconds / new)
+        each = seconds / new if new == len(examples) else self._stored_seconds_per_question(updates)
+        self.seconds_per_question = max(self.seconds_per_question, each)
         return seconds, averages
+
+    def _stored_seconds_per_question(self, updates: int) -> float:
+        """Those of an evaluation that earlier sessions asked, in part or whole; 0 in runs that did not store them.
+
+        The questions that were left would not tell: of few, the fixed cost dominates the average.
+        """
+        stats = stored_stats(self.run, phase="eval", step=updates)
+        return (stats.waiting_seconds + stats.grading_seconds) / len(self.run.committed_keys("eval", updates))
 
     def num_questions(self, *, last: bool) -> int:
         """How many questions an evaluation asks."""
