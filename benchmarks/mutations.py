@@ -1111,6 +1111,7 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "analysis/pictures/figures.py",
+        ("a missing value takes its neighbors away", "around = [v for v in values[i - reach : i + reach + 1] if math.isfinite(v)]", "around = values[i - reach : i + reach + 1]", "tests/analysis/pictures/test_figures.py -k neighbors_of_a_missing"),
         ("updates whatever --x says", 'value, asked = row[self.columns.x], self.wishes.x', 'value, asked = row[self.columns.x], "updates"', "tests/analysis/pictures/test_figures.py -k test_x"),
         ("seeds are not averaged over the same steps", "if len({p.arm for p in here}) == 1 and len(asked) > 1 and len(here) < len(asked):", "if False:", "tests/analysis/pictures/test_figures.py -k mean_of_its_seeds"),
         ("an arm has the interval of one seed", "if len(here) == 1 else seed_interval([p.y for p in here])", "", "tests/analysis/pictures/test_figures.py -k mean_of_its_seeds"),

@@ -494,12 +494,16 @@ class _Maker:
 
 
 def running_mean(values: Sequence[float], width: int) -> list[float]:
-    """The mean over up to `width` points around each one; at an end over those that are there, as many on both sides."""
+    """The mean over up to `width` points around each one; at an end over those that are there, as many on both sides.
+
+    Points that are not finite are in no mean, and stay as they are.
+    """
     half = max(width - 1, 0) // 2
     means = []
-    for i in range(len(values)):
+    for i, value in enumerate(values):
         reach = min(half, i, len(values) - 1 - i)
-        means.append(math.fsum(values[i - reach : i + reach + 1]) / (2 * reach + 1))
+        around = [v for v in values[i - reach : i + reach + 1] if math.isfinite(v)]
+        means.append(math.fsum(around) / len(around) if math.isfinite(value) else value)
     return means
 
 

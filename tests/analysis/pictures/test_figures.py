@@ -509,6 +509,12 @@ def test_panels_by_name_in_the_order_asked_for():
     assert [p.name for p in of("metrics", columns, rows, "a", panels=("train",)).panels] == ["loss train"]
 
 
+def test_smooth_leaves_the_neighbors_of_a_missing_value():
+    nan = math.nan
+    assert running_mean([1, 2, nan, 4, 5, 6, 7], 3) == pytest.approx([1, 1.5, nan, 4.5, 5, 6, 7], nan_ok=True)
+    assert running_mean([nan, 2, math.inf, 4], 3) == pytest.approx([nan, 2, math.inf, 4], nan_ok=True)
+
+
 def test_smooth_averages_neighbors_of_each_run_and_keeps_the_points():
     rows = [("a", s, float(v)) for s, v in enumerate((0, 3, 6, 0, 9))]
     (line,) = of("", ("run_id", "step", "loss"), rows, "a", smooth=3).panels[0].lines
