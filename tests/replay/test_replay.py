@@ -1,5 +1,7 @@
 """A replay refuses what it cannot compute, names what differs, and knows its own rounding; the formulas worked by hand."""
 
+import csv
+import io
 import json
 import math
 import shutil
@@ -68,8 +70,35 @@ def test_a_run_that_is_as_it_says(run, capsys):
     assert "give the logged objective and gradient norm of its first 1 updates to 1e-6" in table
     check.run(CheckConfig(runs=(str(run),), replay="all"))
     assert "objective, gradient norm and weights to" in capsys.readouterr().out
-    check.run(CheckConfig(runs=(str(run),), replay="9", format="json"))
-    assert len(json.loads(capsys.readouterr().out.partition("]")[2])) == 4
+
+
+@pytest.mark.parametrize("replayed", ["2", "9"])
+def test_what_a_replay_found_is_one_document(run, capsys, replayed):
+    check.run(CheckConfig(runs=(str(run),), replay=replayed, format="json"))
+    found = json.loads(capsys.readouterr().out)
+    assert found["problems"] == []
+    assert [u["update"] for u in found["updates"]] == list(range(min(int(replayed), 4)))
+    assert "the stored rollouts and options give" in found["result"][0]["verdict"]
+    check.run(CheckConfig(runs=(str(run),), replay=replayed, format="csv"))
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["table"] for row in rows] == ["updates"] * len(found["updates"]) + ["result"]
+    assert rows[-1]["verdict"] == found["result"][0]["verdict"]
+
+
+def test_the_document_of_a_replay_says_what_is_wrong(run, capsys):
+    change(run, learning_rate=2e-3)
+    with pytest.raises(RlvrError, match="do not give what it logged"):
+        check.run(CheckConfig(runs=(str(run),), replay="2", format="json"))
+    found = json.loads(capsys.readouterr().out)
+    assert "update 0 differs" in found["problems"][0]["problem"]
+    assert (len(found["updates"]), found["result"]) == (2, [])
+    part = next(iter((run / "rollouts").iterdir()))
+    part.write_bytes(b"nothing")
+    with pytest.raises(RlvrError, match="is not as it was committed"):
+        check.run(CheckConfig(runs=(str(run),), replay="2", format="json"))
+    damaged = json.loads(capsys.readouterr().out)
+    assert str(part) in damaged["problems"][0]["problem"]
+    assert (damaged["updates"], damaged["result"]) == ([], [])
 
 
 def test_rounding_alone_is_no_difference(run):

@@ -2,11 +2,13 @@
 updates again.
 
 Enters: a CheckConfig. Leaves: on stdout what is wrong, one sentence each, or a sentence that nothing is, and what a replay
-found; exit status 1 or 0. Of several runs, all are checked, whatever is wrong with one.
+found, as JSON or CSV in one document; exit status 1 or 0. Of several runs, all are checked, whatever is wrong with one.
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlvr_cli.config.store.check import CheckConfig
 from rlvr_cli.errors import RlvrError
@@ -17,8 +19,13 @@ from rlvr_cli.runs.readers import latest_run, resolve_runs
 from rlvr_cli.runs.remote.views import remote_run
 from rlvr_cli.runs.storage.files import shown
 from rlvr_cli.terminal import console, tables
+from rlvr_cli.types import Table
+
+if TYPE_CHECKING:
+    from rlvr_cli.replay.run import Replay
 
 SHOWN_PROBLEMS = 5
+REPLAYED = ("update", "objective", "replayed", "gradient norm", "replayed norm", "difference")
 
 
 def run(config: CheckConfig) -> None:
@@ -57,9 +64,9 @@ def check(path: Path, config: CheckConfig) -> None:
         console.say(f"it is being written by {description(holder)}")
     for sentence in found.pending:
         console.say(sentence)
-    if problems or config.format != "table":
-        tables.print_table(["problem"], [[problem] for problem in problems], output=config.format)
-    else:
+    if problems or not config.replay:
+        print_found(problems, None, config)
+    if not problems and config.format == "table":
         console.print_text(
             f"every byte of {files} files is as it was committed; the keys, seeds and steps of {found.rows} rollouts fit"
         )
@@ -72,6 +79,19 @@ def check(path: Path, config: CheckConfig) -> None:
         replay(path, config)
 
 
+def print_found(problems: Sequence[str], replayed: "Replay | None", config: CheckConfig) -> None:
+    """Print what is wrong and, with --replay, the updates and the verdict. The format table shows one of these tables, others all."""
+    updates = replayed.updates if replayed else []
+    rows = [(u.number, u.logged_objective, u.objective, u.logged_norm, u.norm, u.difference) for u in updates]
+    wrong = Table(("problem",), [(problem,) for problem in problems], "problems" if config.replay else "")
+    compared = Table(REPLAYED, rows, "updates")
+    result = Table(("verdict",), [(replayed.verdict,)] if replayed and not problems else [], "result")
+    if config.format != "table":
+        tables.print_tables([wrong, compared, result] if config.replay else [wrong], output=config.format)
+    elif replayed or problems:
+        tables.print_tables([compared if replayed else wrong])
+
+
 def replay(path: Path, config: CheckConfig) -> None:
     """Replay a run's updates and print them. Raises RlvrError when they are not what the run logged."""
     from rlvr_cli.replay.run import replay_run  # imports torch: only if needed
@@ -80,9 +100,7 @@ def replay(path: Path, config: CheckConfig) -> None:
     stored, most = read_stored(path), config.replayed_updates
     with console.progress("updates", min(len(stored.logged), most or len(stored.logged))) as bar:
         found = replay_run(stored, most=most, advance=bar.advance)
-    columns = ("update", "objective", "replayed", "gradient norm", "replayed norm", "difference")
-    rows = [(u.number, u.logged_objective, u.objective, u.logged_norm, u.norm, u.difference) for u in found.updates]
-    tables.print_table(columns, rows, output=config.format)
+    print_found(found.problems, found, config)
     console.say(
         f"largest difference {found.difference:.2g}; {found.rows} rollouts have the log-probabilities of their policies"
     )
