@@ -1202,6 +1202,7 @@ MATHEMATICS = [
         ("--title is lost", "title=config.title,", "", "tests/commands/store/test_analyze_pictures.py -k options_of_a_picture"),
     ),
     Mutation("a replay is a second document", "commands/store/check.py", "if problems or not config.replay:", "if True:", "tests/replay/test_replay.py -k one_document"),
+    Mutation("a run whose accuracy takes too long is broken", "analysis/queries/run_list.py", "except LimitReached as error:", "except ZeroDivisionError as error:", "tests/commands/store/test_runs.py -k cannot_be_counted"),
     *mutations_of(
         "analysis/pictures/picture.py",
         ("the axis of shares is always from 0", "(0.0 if low < high / 2 else min(low, (1 - LEAST_SPAN) * high)), high", "0.0, high", "tests/analysis/pictures/test_picture.py -k differ_little"),

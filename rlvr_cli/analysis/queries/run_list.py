@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
-from rlvr_cli.analysis.queries.database import open_runs, open_table
+from rlvr_cli.analysis.queries.database import LimitReached, open_runs, open_table
 from rlvr_cli.analysis.summary import SEARCH, WITHOUT_ACCURACY, Estimate, share_of
 from rlvr_cli.config import config_of
 from rlvr_cli.config.parsing.options import options
@@ -47,7 +47,7 @@ COLUMNS = {
     "created_at": "TIMESTAMP",
     "wall_seconds": "DOUBLE",
     "bytes": "BIGINT",  # of all files, if asked for
-    "problem": "VARCHAR",  # of a broken run
+    "problem": "VARCHAR",  # of a broken run; of another why its accuracy is not known, if it took too long
     "config": "JSON",
 }
 _ORDERS: Mapping[Order, str] = {
@@ -112,6 +112,8 @@ def list_runs(paths: Sequence[Path], *, sizes: bool = False) -> list[dict[str, A
         for path, info in evaluated.items():
             try:
                 measured |= _measured({path: info})
+            except LimitReached as error:
+                problems[path] = f"its accuracy is not known: {error.problem}"
             except RlvrError as error:
                 problems[path] = error.problem
                 del infos[path]

@@ -1,7 +1,7 @@
 """`rlvr runs`: the list of runs.
 
-Enters: a RunsConfig. Leaves: a row for each run on stdout; on stderr what is wrong with damaged ones. As a table and in
-Markdown it has the columns for reading, as JSON and CSV all of `analysis.queries.run_list.COLUMNS`.
+Enters: a RunsConfig. Leaves: a row for each run on stdout; on stderr what is wrong with damaged ones, and why an accuracy is not known.
+As a table and in Markdown it has the columns for reading, as JSON and CSV all of `analysis.queries.run_list.COLUMNS`.
 """
 
 import sys
@@ -46,7 +46,7 @@ def run(config: RunsConfig) -> None:
         tables.print_tables([Table(columns, cells)], output=config.format, missing="–")
     for row in shown:
         if row["problem"]:
-            console.say(f"broken: {row['problem']}")
+            console.say(f"{'broken' if row['status'] == 'broken' else row['run_id']}: {row['problem']}")
     if len(shown) < len(rows):
         console.say(f"only the first {config.limit} of {len(rows)} runs are shown; --limit 0 shows all of them")
     if not rows:

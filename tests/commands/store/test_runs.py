@@ -6,12 +6,14 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 import pytest
 
 from factories import a_rollout, a_segment
-from rlvr_cli.analysis.queries import run_list
+from rlvr_cli.analysis.live import pages
+from rlvr_cli.analysis.queries import database, run_list
 from rlvr_cli.analysis.queries.run_list import COLUMNS, list_runs
 from rlvr_cli.analysis.summary import summarize
 from rlvr_cli.cli import invoke
@@ -223,6 +225,29 @@ def test_a_run_that_is_deleted_meanwhile_does_not_hide_the_others(tmp_path, monk
         "b": ("finished", 0.5),
     }
     assert "No such file" in rows["a"]["problem"]
+
+
+@contextmanager
+def open_with_no_memory(infos):
+    with pytest.MonkeyPatch.context() as limits:
+        limits.setattr(database, "MEMORY_LIMIT", "1KB")
+        with database.open_runs(infos) as opened:
+            yield opened
+
+
+def test_a_run_whose_accuracy_cannot_be_counted_is_sound(tmp_path, monkeypatch, run_command):
+    make(tmp_path, "a")
+    damaged = make(tmp_path, "b")
+    (damaged / "run.json").write_text("{")
+    monkeypatch.setattr(run_list, "open_runs", open_with_no_memory)
+    said = run_command(format="json")
+    rows = {row["run_id"]: row for row in json.loads(said.out)}
+    assert (rows["a"]["status"], rows["a"]["command"], rows["a"]["accuracy"]) == ("finished", "grpo", None)
+    assert "a: its accuracy is not known: The query needed more than 1KB of memory." in said.err
+    assert said.err.count("broken: ") == 1
+    page = pages.runs_page(pages.run_rows({"a": tmp_path / "a"}), {"a": ""}, title="t", given="", order="", state="")
+    assert "its accuracy is not known: The query needed" in page
+    assert ">finished<" in page
 
 
 def test_what_the_list_does_not_show_is_not_read(tmp_path):
