@@ -1203,6 +1203,7 @@ MATHEMATICS = [
     ),
     Mutation("a replay is a second document", "commands/store/check.py", "if problems or not config.replay:", "if True:", "tests/replay/test_replay.py -k one_document"),
     Mutation("a run whose accuracy takes too long is broken", "analysis/queries/run_list.py", "except LimitReached as error:", "except ZeroDivisionError as error:", "tests/commands/store/test_runs.py -k cannot_be_counted"),
+    Mutation("a large group has the rewards of a part", "analysis/live/rollouts.py", 'row["reward"] > 0.5 for row in rows)', 'row["reward"] > 0.5 for row in kept)', "tests/analysis/live/test_server.py -k large_group"),
     *mutations_of(
         "analysis/pictures/picture.py",
         ("the axis of shares is always from 0", "(0.0 if low < high / 2 else min(low, (1 - LEAST_SPAN) * high)), high", "0.0, high", "tests/analysis/pictures/test_picture.py -k differ_little"),

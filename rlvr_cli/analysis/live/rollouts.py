@@ -160,7 +160,10 @@ def page(databases: Databases, runs: Sequence[RunInfo], asked: Mapping[str, str]
 
 
 def group(databases: Databases, runs: Sequence[RunInfo], asked: Mapping[str, str]) -> dict[str, Any]:
-    """The samples of one question at one step, whole; of more than `MAX_GROUP` the first ones, and the one that is asked for."""
+    """The samples of one question at one step, whole; of more than `MAX_GROUP` the first ones, and the one that is asked for.
+
+    Also how many there are, and how many of all of them have a reward above 0.5.
+    """
     where = Group(*(_value(asked, name) for name in ("run_id", "phase", "step", "example_id")), rows=0, tokens=0)  # type: ignore[arg-type]
     sample = _value(asked, "sample_index")
     info = next((info for info in runs if info.id == where.run), None)
@@ -174,7 +177,8 @@ def group(databases: Databases, runs: Sequence[RunInfo], asked: Mapping[str, str
         list_entry(row, template=template) | detail_of(row, pieces=pieces) | {"has_tokenizer": bool(pieces)}
         for row in kept
     ]
-    return {"rows": shown, "samples": len(rows)}
+    right = sum(row["reward"] is not None and row["reward"] > 0.5 for row in rows)
+    return {"rows": shown, "samples": len(rows), "right": right}
 
 
 def places(databases: Databases, runs: Sequence[RunInfo], asked: Mapping[str, str]) -> dict[str, Any]:

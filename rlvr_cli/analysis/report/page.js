@@ -1,12 +1,13 @@
 // The rollout browser. Text that a model wrote is only ever put into text nodes: nothing here parses markup.
 //
 // A source answers what the list and the open rollout ask: of a report, from the blocks in the page (`embedded`), or of a
-// running `rlvr view`, from its server (`remote`). A row is an object with the columns of the list and its `key`.
+// running `rlvr view`, from its server (`remote`). A row is an object with the columns of the list and its `key`. A group is
+// {rows, samples, right}: its rows, or the first of them and the open one; how many there are; how many of these were rewarded.
 "use strict";
 (() => {
   const PAGE_ROWS = 25;
   const MOST_OF_NAME = 16; // characters of a run's name in the list
-  const GROUP_CARDS = 16; // samples of a group shown before "the other ... samples" is clicked
+  const GROUP_CARDS = 16; // samples of a group shown, besides the open one, before "the other ... samples" is clicked
   const KEPT_BLOCKS = 24; // unpacked blocks kept in memory, of each kind
   const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/u; // characters that `text.printable` escapes, plus newline and tab
   const LONG_TURN = 400; // characters of what an environment said that are shown unfolded
@@ -138,7 +139,10 @@
         sorted(found, order);
         return { rows: found.slice(first, first + PAGE_ROWS).map(listed), found: found.length, total: index.rows };
       },
-      group: (row) => Promise.all(matching(Object.fromEntries(GROUP.map((name) => [name, row[name]]))).map(whole)),
+      async group(row) {
+        const rows = await Promise.all(matching(Object.fromEntries(GROUP.map((name) => [name, row[name]]))).map(whole));
+        return { rows, samples: rows.length, right: rows.filter((other) => other.reward > 0.5).length };
+      },
       async places(row) {
         const places = new Map();
         for (const other of matching({ example_id: row.example_id }).map(listed)) {
@@ -175,7 +179,10 @@
         const answer = await ask("rollouts", { ...wanted, ...(reward && { reward }), ...(words && { words }), ...sort, first });
         return isCurrent() ? { ...answer, rows: answer.rows.map(keyed) } : null;
       },
-      group: async (row) => (await ask("group", columns(row))).rows.map(keyed),
+      async group(row) {
+        const answer = await ask("group", columns(row));
+        return { ...answer, rows: answer.rows.map(keyed) };
+      },
       places: async (row) => (await ask("places", { example_id: JSON.stringify(row.example_id) })).places,
       tokenizers: null,
     };
@@ -396,14 +403,14 @@
       if (line.dataset.key === row.key) line.setAttribute("aria-current", "true");
       else line.removeAttribute("aria-current");
     }
-    let members, places;
+    let ours, places;
     try {
-      [members, places] = await Promise.all([source.group(row), source.places(row)]);
+      [ours, places] = await Promise.all([source.group(row), source.places(row)]);
     } catch (error) {
       return say(error.message);
     }
     if (opened !== row) return;
-    const all = members.find((member) => member.key === row.key);
+    const all = ours.rows.find((member) => member.key === row.key);
     const title = element("h3", { tabindex: "-1" }, ...visible(row.example_id), ` · sample ${row.sample_index}`);
     const facts = {
       run: row.run_id, phase: row.phase, step: row.step, category: row.category,
@@ -429,8 +436,8 @@
     detail.replaceChildren(title, moves(row), element("h4", {}, "Prompt"),
       element("pre", { class: "prompt", tabindex: "0", "aria-label": "prompt" }, ...visible(all.prompt)),
       element("h4", {}, "Response"), ...response(all), ...judged(all), element("dl", { class: "facts" }, ...entries),
-      ...elsewhere(row, members, places, samples), samples);
-    group(row, members, samples);
+      ...elsewhere(row, ours, places, samples), samples);
+    group(ours, samples);
     layout.classList.add("open");
     detail.scrollTop = 0;
     title.focus({ preventScroll: true });
@@ -570,7 +577,7 @@
   }
 
   // The same question at other steps and in other runs: one button each, which puts its samples beside those of this step.
-  function elsewhere(row, members, places, samples) {
+  function elsewhere(row, ours, places, samples) {
     if (places.length < 2) return [];
     const lines = new Map(); // run and phase -> its buttons
     for (const place of places) {
@@ -584,10 +591,10 @@
           for (const button of event.currentTarget.closest(".places").querySelectorAll("button")) button.setAttribute("aria-pressed", "false");
           event.currentTarget.setAttribute("aria-pressed", "true");
           beside = place;
-          if (isHere) return group(row, members, samples);
+          if (isHere) return group(ours, samples);
           try {
-            const others = await source.group({ sample_index: row.sample_index, ...place, example_id: row.example_id });
-            if (opened === row && beside === place) pairs(members, others, samples);
+            const theirs = await source.group({ sample_index: row.sample_index, ...place, example_id: row.example_id });
+            if (opened === row && beside === place) pairs(ours, theirs, samples);
           } catch (error) {
             samples.replaceChildren(element("p", { class: "note" }, error.message));
           }
@@ -599,29 +606,35 @@
   }
 
   // The samples of this question at this step.
-  function group(row, members, samples) {
+  function group(ours, samples) {
     samples.replaceChildren();
-    if (members.length < 2) return;
-    const cards = element("div", { class: "group" });
-    const show = (from, to) => cards.append(...members.slice(from, to).map((member) => card(member, member.key === row.key)));
-    show(0, GROUP_CARDS);
-    const more = element("button", { type: "button", onclick: () => { more.remove(); show(GROUP_CARDS); } },
-      `the other ${members.length - GROUP_CARDS} samples`);
-    const rewarded = members.filter((member) => member.reward > 0.5).length;
-    samples.append(element("h4", {}, `The group: ${members.length} samples, ${rewarded} with a reward above 0.5`), cards,
-      ...(members.length > GROUP_CARDS ? [more] : []));
+    if (ours.samples > 1) samples.append(element("h4", {}, `The group: ${counted(ours)}`), ...cards([ours], []));
   }
 
   // Two groups side by side, sample by sample.
   function pairs(ours, theirs, samples) {
-    const cards = element("div", { class: "group pairs" });
-    const heading = ([one]) => element("h4", {}, ...visible(`${one.run_id}, ${one.phase}, step ${one.step}`));
-    cards.append(heading(ours), heading(theirs));
-    const shownPairs = Math.min(Math.max(ours.length, theirs.length), GROUP_CARDS);
-    for (let i = 0; i < shownPairs; i++) {
-      for (const side of [ours, theirs]) cards.append(side[i] ? card(side[i], side[i].key === opened.key) : element("span"));
-    }
-    samples.replaceChildren(cards);
+    const heading = (of) => element("h4", {}, ...visible(`${of.rows[0].run_id}, ${of.rows[0].phase}, step ${of.rows[0].step}: ${counted(of)}`));
+    samples.replaceChildren(...cards([ours, theirs], [heading(ours), heading(theirs)]));
+  }
+
+  function counted({ samples, right }) {
+    return `${samples} sample${samples === 1 ? "" : "s"}, ${right} with a reward above 0.5`;
+  }
+
+  // The cards of some groups, beside each other below their headings: at first those of the first samples and of the open one.
+  function cards(groups, headings) {
+    const cell = (row) => (row ? card(row, row.key === opened.key) : element("span"));
+    const every = [...Array(Math.max(...groups.map(({ rows }) => rows.length))).keys()];
+    const some = every.filter((i) => i < GROUP_CARDS || groups[0].rows[i]?.key === opened.key);
+    const shown = element("div", { class: groups.length > 1 ? "group pairs" : "group" });
+    const show = (which) => shown.replaceChildren(...headings, ...which.flatMap((i) => groups.map(({ rows }) => cell(rows[i]))));
+    show(some);
+    const others = every.length - some.length;
+    const more = element("button", { type: "button", onclick: () => { more.remove(); show(every); } },
+      `the other ${others} sample${others === 1 ? "" : "s"}`);
+    const missing = Math.max(...groups.map(({ rows, samples }) => samples - rows.length));
+    const note = element("p", { class: "note" }, `${missing} more sample${missing === 1 ? " is" : "s are"} in the list alone.`);
+    return [shown, ...(others ? [more] : []), ...(missing ? [note] : [])];
   }
 
   function card(row, isOpen) {

@@ -145,8 +145,21 @@ def test_the_same_question_in_two_runs_is_shown_side_by_side(browser, served, tm
     assert [e.text for e in page.all(".place")] == ["0 0/2", "1 1/2", "0 0/2", "1 1/2"]
     page.all(".place")[0].click()
     page.until(lambda: page.all(".pairs"))
-    assert [e.text for e in page.all(".pairs h4")] == ["b, train, step 1", "a, train, step 0"]
+    assert [e.text.partition(":")[0] for e in page.all(".pairs h4")] == ["b, train, step 1", "a, train, step 0"]
     assert [e.text for e in page.all(".card pre")] == ["step 1 of b says q1", "step 0 of a says q1"] * 2
+
+
+@pytest.mark.slow
+def test_a_group_that_is_not_whole_says_how_large_it_is(browser, served, tmp_path):
+    with RunDir.create(tmp_path, "grpo", name="a", metadata={}) as run:
+        run.commit_rollouts("train", 0, [rollout("a", "q", s, right=s > 60) for s in range(70)])
+    enter(browser, served)
+    page = Page(browser, f"{served}view?run=a")
+    page.open(0)
+    assert page.text("#samples h4") == "The group: 70 samples, 9 with a reward above 0.5"
+    assert page.text("#samples > p.note") == "6 more samples are in the list alone."
+    page.one("#samples > button").click()
+    assert len(page.all(".card")) == 64
 
 
 def test_hostile_rollouts_of_a_server_are_only_text(browser, served, tmp_path):

@@ -473,12 +473,13 @@ def test_a_group_has_its_samples_whole(client):
 
 def test_a_large_group_is_cut_but_has_the_sample_that_is_asked_for(tmp_path):
     with RunDir.create(tmp_path, "eval", name="r", metadata=metadata()) as run:
-        commit(run, 0, [rollout("r", "q", s, phase="eval") for s in range(100)], phase="eval")
+        rows = [rollout("r", "q", s, phase="eval", reward=float(s >= 60)) for s in range(100)]
+        commit(run, 0, rows, phase="eval")
     with open_app(Library(tmp_path), token="") as app:
         client = TestClient(app, base_url="http://127.0.0.1")
         key = {"run_id": '"r"', "phase": '"eval"', "step": 0, "example_id": '"q"', "sample_index": 90}
         answer = client.get("/group", params={"run": "r", **key}).json()
-    assert answer["samples"] == 100
+    assert (answer["samples"], answer["right"]) == (100, 40)
     assert [row["sample_index"] for row in answer["rows"]] == [*range(64), 90]
 
 

@@ -370,7 +370,10 @@ def test_the_same_question_at_other_steps_and_in_the_other_run_is_shown_side_by_
     assert [e.text for e in page.all(".card pre")] == ["a0 q0 0", "a0 q0 1"]
     page.all(".place")[3].click()
     page.until(lambda: page.all(".pairs"))
-    assert [e.text for e in page.all(".pairs h4")] == ["a, train, step 0", "b, train, step 1"]
+    assert [e.text for e in page.all(".pairs h4")] == [
+        "a, train, step 0: 2 samples, 0 with a reward above 0.5",
+        "b, train, step 1: 2 samples, 2 with a reward above 0.5",
+    ]
     assert [e.text for e in page.all(".card pre")] == ["a0 q0 0", "b1 q0 0", "a0 q0 1", "b1 q0 1"]
     tops = page.js("return [...document.querySelectorAll('.card')].map(e => Math.round(e.getBoundingClientRect().top))")
     assert tops[0] == tops[1] < tops[2] == tops[3]
@@ -380,6 +383,31 @@ def test_the_same_question_at_other_steps_and_in_the_other_run_is_shown_side_by_
     page.until(lambda: page.all(".pairs"))
     page.all(".card button")[1].click()  # opens the other step's first sample
     page.until(lambda: page.text("pre.response") == "a1 q0 0")
+    assert page.is_unharmed()
+
+
+@pytest.mark.slow
+def test_of_large_groups_the_first_samples_and_the_open_one_are_shown_at_first(browser, tmp_path):
+    runs = [
+        make_run(tmp_path, run, [rollout(run, "q", s, reward=float(s < 3), response=f"{run} {s}") for s in range(count)])
+        for run, count in (("a", 20), ("b", 22))
+    ]  # fmt: skip
+    page = opened(browser, write_report(runs, tmp_path / "report.html"))
+    page.open(18)  # a, sample 18
+    first = [*range(16), 18]
+    assert page.text("#samples h4") == "The group: 20 samples, 3 with a reward above 0.5"
+    assert [e.text for e in page.all(".card pre")] == [f"a {s}" for s in first]
+    page.all(".place")[1].click()
+    page.until(lambda: page.all(".pairs"))
+    assert page.all(".pairs h4")[1].text == "b, eval, step 0: 22 samples, 3 with a reward above 0.5"
+    assert [e.text for e in page.all(".card pre")] == [f"{run} {s}" for s in first for run in ("a", "b")]
+    more = page.one("#samples > button")
+    assert more.text == "the other 5 samples"
+    more.click()
+    assert [e.text for e in page.all(".card pre")] == [
+        f"{run} {s}" for s in range(22) for run in ("a", "b") if (run, s) not in {("a", 20), ("a", 21)}
+    ]
+    assert not page.all("#samples > button")
     assert page.is_unharmed()
 
 
