@@ -1821,6 +1821,7 @@ VIEW = [
     ),
     *mutations_of(
         "analysis/live/rollouts.py",
+        ("a long search is cut", "if len(words) > MAX_WORDS:", "if False:", "tests/analysis/live/test_server.py -k bad_request"),
         ("filters of the view find equal values only, and NULL none", "IS NOT DISTINCT FROM", "=", f"{SERVED}filters_are_sql"),
         ("NULLs change sides from page to page", 'nulls = "FIRST" if is_reversed else "LAST"', 'nulls = "LAST"', f"{SERVED}pages_follow"),
         ("a database of one step is lent for all", "info.fingerprint, tuple(info.parts))", "info.fingerprint)", f"{SERVED}leaves_the_others"),

@@ -213,7 +213,9 @@ def _condition(asked: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
         if reward not in _REWARDS:
             raise RlvrError(f"reward is {reward!r}.", f"It is one of: {', '.join(_REWARDS)}.")
         parts.append(_REWARDS[reward])
-    if words := asked.get("words", "")[:MAX_WORDS]:
+    if words := asked.get("words", ""):
+        if len(words) > MAX_WORDS:
+            raise RlvrError(f"The search has {len(words)} characters.", f"Search for {MAX_WORDS} at most.")
         parts.append(_WORDS)
         parameters["words"] = storable(words)
     return " AND ".join(parts) or "true", parameters

@@ -502,12 +502,22 @@ def test_places_are_where_a_question_was_asked(client):
         ("/rollouts?first=1e9", "not a whole number"), ("/group", "run_id is missing"), ("/places", "example_id is missing"),
         ("/group?run_id=%22z%22&phase=1&step=1&example_id=1&sample_index=1", "There is no run"),
         (f"/rollouts?step={'[' * 20_000}", "is not JSON"),
+        (f"/rollouts?words={'a' * 501}", "The search has 501 characters. Search for 500 at most"),
     ],
 )  # fmt: skip
 def test_a_bad_request_says_what_is_wrong(client, path, words):
     answer = client.get(f"{path}{'&' if '?' in path else '?'}run=a")
     assert answer.status_code == 400
     assert words in answer.json()["error"]
+
+
+def test_a_long_search_is_searched_for_whole(tmp_path):
+    long = "a" * 499
+    with RunDir.create(tmp_path, "grpo", name="r", metadata=metadata()) as run:
+        commit(run, 0, [rollout("r", "q", s, response=long + end) for s, end in enumerate("bc")])
+    with open_app(Library(tmp_path), token="") as app:
+        answer = TestClient(app, base_url="http://127.0.0.1").get("/rollouts", params={"run": "r", "words": f"{long}c"})
+    assert [row["sample_index"] for row in answer.json()["rows"]] == [1]
 
 
 @pytest.mark.parametrize("words", ["'; DROP TABLE rollouts; --", "%", "_", "\\", "\x00", '"', "$words", "\ud800"])
