@@ -5,7 +5,8 @@ Enters: a run. Leaves: both files in it. They say nothing that the rows do not.
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,11 @@ def conversation_log(rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, A
 def report(rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> str:
     """The report: method, process, result."""
     config, facts = metadata["config"], metadata["facts"]
-    gains = _gains(rows)
+    started = metadata.get("start") or {}
+    start, competes = started.get("score"), bool(started.get("points_sha256"))
     valid = [row for row in rows if row["candidate"]["points_sha256"]]
-    first, best = (valid[0], gains[-1]) if valid else (None, None)
-    start = (metadata.get("start") or {}).get("score")
-    final = _final(best, metadata.get("start") or {})
+    gains = _gains(valid, at_least=start if competes else 0.0)
+    final = f"{start:g} ({STARTING})" if competes and not gains else _scored(gains[-1] if gains else None)
     counts = Counter(_category(row) for row in rows)
     lines = [
         f"# {facts['dataset']['name']}: a search with a verifier",
@@ -97,7 +98,7 @@ def report(rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> st
         "## Process",
         "",
         f"- score of the program to start from: {'none' if start is None else f'{start:g}'}",
-        f"- first valid score: {_scored(first)}",
+        f"- first valid score: {_scored(valid[0] if valid else None)}",
         f"- final score: {final}",
         "",
         *_table_of(gains),
@@ -117,15 +118,16 @@ def report(rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> st
 
 
 def _before_gains(gains: Sequence[Mapping[str, Any]], start: float | None) -> list[str]:
-    """The prompts before the largest gains over `start`, the score of the program to start from."""
-    scores = [0.0 if start is None else start, *(row["reward"] for row in gains)]
-    rises = [i for i in range(len(gains)) if scores[i + 1] > scores[i]]
-    largest = sorted(rises, key=lambda i: scores[i] - scores[i + 1])[:SHOWN_PROMPTS]
+    """The prompts before the largest gains over all earlier scores, of which `start`, that of the program to start from, is the first."""
+    scores = [row["reward"] for row in gains]
+    before = list(accumulate(scores, max, initial=start or 0.0))
+    rises = [i for i, score in enumerate(scores) if score > before[i]]
+    largest = sorted(rises, key=lambda i: before[i] - scores[i])[:SHOWN_PROMPTS]
     lines = ["## Prompts before the largest gains", ""] if largest else []
     for i in sorted(largest):
         prompt = gains[i]["prompt"]
         cut = f"\n[{len(prompt) - SHOWN_CHARACTERS:,} characters more]" if len(prompt) > SHOWN_CHARACTERS else ""
-        lines += [f"Attempt {gains[i]['candidate']['number']}, from {scores[i]:g} to {scores[i + 1]:g}:", ""]
+        lines += [f"Attempt {gains[i]['candidate']['number']}, from {before[i]:g} to {scores[i]:g}:", ""]
         lines += [*(f"    {line}" for line in (prompt[:SHOWN_CHARACTERS] + cut).splitlines()), ""]
     return lines
 
@@ -149,11 +151,12 @@ def _proposer(config: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     return f"{facts['model']['name']}, sampled at temperature {config['sampling_temperature']:g}"
 
 
-def _gains(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The rows with a higher score than all before."""
+def _gains(valid: Iterable[Mapping[str, Any]], *, at_least: float) -> list[Mapping[str, Any]]:
+    """The valid rows with a higher score than all before, and with this score or a higher one. The last is the best."""
     gains: list[Mapping[str, Any]] = []
-    for row in rows:
-        if row["candidate"]["points_sha256"] and (not gains or row["reward"] > gains[-1]["reward"]):
+    for row in valid:
+        is_gain = row["reward"] > gains[-1]["reward"] if gains else row["reward"] >= at_least
+        if is_gain:
             gains.append(row)
     return gains
 
@@ -166,10 +169,3 @@ def _category(row: Mapping[str, Any]) -> str:
 
 def _scored(row: Mapping[str, Any] | None) -> str:
     return "nothing valid" if row is None else f"{row['reward']:g} (attempt {row['candidate']['number']})"
-
-
-def _final(best: Mapping[str, Any] | None, start: Mapping[str, Any]) -> str:
-    """The score of what is in best/: of the best row, or of the program to start from, if the search has it compete."""
-    if start.get("points_sha256") and (best is None or best["reward"] < start["score"]):
-        return f"{start['score']:g} ({STARTING})"
-    return _scored(best)
