@@ -85,6 +85,7 @@ def discover(config: DiscoverConfig, task: Task, settings: Settings, responses: 
             console.say(notice)
         say_inputs(config, task, settings, engine)
         start_score = score_of_start(opened, task, settings)
+        start = competing(opened, task)
         proposer = open_proposer(config, engine, responses)
         try:
             planned = {
@@ -102,14 +103,14 @@ def discover(config: DiscoverConfig, task: Task, settings: Settings, responses: 
                         fitting=Fitting(prompt_fits(config, proposer), console.say),
                         settings=as_begun(settings, opened),
                         start_score=start_score,
-                        start=competing(opened, task),
+                        start=start,
                         stop=stop,
                         report=console.say,
                     )
                 )
         finally:
             proposer.close()
-    print_result(config, opened.path, known, start_score)
+    print_result(config, opened.path, known, start=start, start_score=start_score)
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def report(rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> st
     started = metadata.get("start") or {}
     start, competes = started.get("score"), bool(started.get("points_sha256"))
     valid = [row for row in rows if row["candidate"]["points_sha256"]]
-    gains = _gains(valid, at_least=start if competes else 0.0)
+    gains = _gains(valid, at_least=(competes and start) or 0.0)
     final = f"{start:g} ({STARTING})" if competes and not gains else _scored(gains[-1] if gains else None)
     counts = Counter(_category(row) for row in rows)
     lines = [

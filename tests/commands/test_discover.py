@@ -17,7 +17,9 @@ import pytest
 from endpoint import Endpoint, Reply, error, serving
 from forks import Done, Forks
 from killed import KILLS
-from rlvr_cli.analysis.summary import summarize
+from rlvr_cli.analysis.queries.run_list import list_runs
+from rlvr_cli.analysis.report.build import write_report
+from rlvr_cli.analysis.summary import search_tables, summarize
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.rollouts.requests import request_seed
 from rlvr_cli.runs.check import check_run
@@ -138,7 +140,7 @@ def test_all_that_reads_runs_reads_a_search(whole: Path, forks: Forks, tmp_path:
 
     rows = json.loads(ask("analyze", "attempts", whole, "--format", "json"))
     rows = rows if isinstance(rows, list) else rows["rows"]
-    assert [row["best_score"] for row in rows] == [None, None, 22, 22, 220, 220, 582, 582]
+    assert [row["best_score"] for row in rows] == [22, 22, 22, 22, 220, 220, 582, 582]
     lineage = json.loads(ask("analyze", "lineage", whole, "--format", "json"))
     lineage = lineage if isinstance(lineage, list) else lineage["rows"]
     assert [row["attempt"] for row in lineage] == [0, 2, 4, 6]
@@ -425,7 +427,7 @@ def test_a_model_that_cannot_program_says_so_in_its_rows(forks: Forks, tmp_path:
     assert not re.search(r"best score|Prompts before", report), "it names nothing that is not there"
     assert forks.run("analyze", "report", tmp_path / "runs/tiny", cwd=tmp_path).status == 0
     page = (tmp_path / "runs/tiny/report.html").read_text()
-    assert "tiny has found nothing valid" in page
+    assert "Best program of tiny: a score of 22, the program to start from" in page
     assert "no_code" in page
 
 
@@ -487,12 +489,36 @@ def test_the_program_to_start_from_is_the_best_until_an_attempt_is(forks: Forks,
     assert len(json.loads((tmp_path / "runs/r/best/points.json").read_text())) == 582
 
 
+def test_all_outputs_name_the_program_to_start_from_where_it_is_the_best(forks: Forks, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(f"# mine\n{CODE}")
+    responses = [fenced(AXES), fenced(ROOTS)]
+    done = replayed(forks, tmp_path, run="r", words="--start mine.py --format json", responses=responses)
+    assert done.status == 0, done.said
+    [row] = json.loads(done.out)
+    assert (row["valid"], row["start_score"], row["best_score"], row["best_attempt"]) == (2, 582, 582, None)
+    assert "nothing is better than the program to start from" in done.err
+    assert best_scores(tmp_path / "runs/r") == (582, 582)
+    page = write_report([tmp_path / "runs/r"]).read_text()
+    assert "Best program of r: a score of 582, the program to start from</h3>\n<pre># mine\n" in page
+    report = (tmp_path / "runs/r/report.md").read_text()
+    assert not re.search(r"best score|Prompts before", report), "no gain is a gain over it"
+
+
+def best_scores(run: Path) -> tuple[float, float]:
+    """The best score of a search as its summary and the list of runs have it."""
+    [table] = [table for table in search_tables(read_run(run)) if table.title == "searches"]
+    [summarized], [listed] = table.records(), list_runs([run])
+    return summarized["best_score"], listed["best_score"]
+
+
 def test_a_start_with_the_target_is_all_that_is_asked_for(forks: Forks, tmp_path: Path):
     (tmp_path / "mine.py").write_text(f"# mine\n{ROOTS}")
     done = replayed(forks, tmp_path, run="r", words="--start mine.py --target 220")
     assert done.status == 0, done.said
     assert "has the score --target" in done.err
     assert attempts_of(tmp_path / "runs/r") == []
+    assert best_scores(tmp_path / "runs/r") == (220, 220)
+    assert "a score of 220, the program to start from" in write_report([tmp_path / "runs/r"]).read_text()
     assert (tmp_path / "runs/r/best/program.py").read_text() == f"# mine\n{ROOTS}"
     assert "Final score: 220 (the program to start from). The program is" in (tmp_path / "runs/r/report.md").read_text()
 

@@ -97,6 +97,11 @@ _DATASET_COLUMNS: tuple[str, ...] = ("id", "question", "ground_truth")
 _POLICY_TOKENS = (
     "CREATE MACRO policy_tokens(episode, tokens) AS coalesce(struct_extract(episode, 'num_policy_tokens'), tokens)"
 )
+# The score of a search's program to start from, with which attempts compete; NULL if it is not valid, or an earlier version began the search.
+_COMPETING_START = """
+CREATE MACRO competing_start(metadata) AS
+CASE WHEN metadata ->> '$.start.points_sha256' IS NOT NULL THEN (metadata ->> '$.start.score')::DOUBLE END
+"""
 # The interval of a share, as in `estimators.share_interval`; n is the effective number of trials.
 _MACROS = """
     CREATE MACRO share_center(share, n) AS (share * n + 1.959963984540054 ** 2 / 2) / (n + 1.959963984540054 ** 2);
@@ -463,6 +468,7 @@ def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunInf
     connection.execute(_WHY_GRADED)
     connection.execute(_MACROS)
     connection.execute(_POLICY_TOKENS)
+    connection.execute(_COMPETING_START)
     sampled = {
         "rollouts": (Rollout, [p for r in runs for p in r.parts]),
         "segments": (Segment, [p for r in runs for p in r.segments]),

@@ -213,7 +213,7 @@ def _described(
         "created_at": _time(metadata["created_at"]),
         "wall_seconds": float(metadata.get("wall_seconds", 0.0)),
         "config": json.dumps(config),
-        "best_score": max(_metric(info, "discover/best"), default=None) if metadata["command"] == SEARCH else None,
+        "best_score": _best_score(info) if metadata["command"] == SEARCH else None,
     }
     if measured is not None:
         estimate = measured.accuracy
@@ -249,6 +249,13 @@ def _progress(info: RunInfo) -> tuple[int | None, int | None, str | None]:
 def _updates(info: RunInfo) -> int:
     """Count the updates that the committed metrics tell of."""
     return len(_metric(info, "update/skipped"))
+
+
+def _best_score(info: RunInfo) -> float | None:
+    """Return the best score of a search's attempts and of its program to start from, if that competes with them."""
+    start = info.metadata.get("start") or {}
+    of_start = [start["score"]] if start.get("points_sha256") else []
+    return max([*_metric(info, "discover/best"), *of_start], default=None)
 
 
 def _metric(info: RunInfo, name: str) -> list[float]:

@@ -24,9 +24,10 @@ from rlvr_cli.analysis.statistics.comparison import held_out_intervals
 from rlvr_cli.analysis.statistics.estimators import Estimate
 from rlvr_cli.analysis.statistics.progress import read_progress
 from rlvr_cli.analysis.summary import COMPARISON, SEARCH, WITHOUT_ACCURACY, RunSummary, summarize
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.runs.readers import RunInfo, read_run
-from rlvr_cli.runs.storage.files import atomic_write
+from rlvr_cli.runs.storage.files import atomic_write, read_regular
 from rlvr_cli.runs.storage.sources import place_of, source_of
 
 SECONDS = 300.0  # time limit of each query
@@ -277,7 +278,7 @@ def charts_of(
 
 
 def searches_of(database: Database, infos: Sequence[RunInfo]) -> list[Search]:
-    """Of each run of `rlvr discover` with attempts: its best program, where it comes from, what failed, and its scores."""
+    """Of each run of `rlvr discover`: its best program, where it comes from, what failed, and its scores."""
     if not any(info.metadata["command"] == SEARCH for info in infos):
         return []  # without going through the rollouts
     queries = named_queries()
@@ -298,10 +299,20 @@ def searches_of(database: Database, infos: Sequence[RunInfo]) -> list[Search]:
             if rows:
                 grids.setdefault(info.id, []).append(_without_empty_columns(Grid(title, result.columns[1:], rows)))
     return [
-        Search(info.id, row["best_attempt"], row["best_score"], row["program"], grids.get(info.id, []))
+        Search(info.id, row["best_attempt"], row["best_score"], _program(info, row), grids.get(info.id, []))
         for info in infos
         if (row := programs.get(info.id)) is not None
     ]
+
+
+def _program(info: RunInfo, row: Mapping[str, Any]) -> str | None:
+    """The best program of a search: an attempt's is in its row, the one to start from in best/."""
+    if row["best_attempt"] is not None or row["best_score"] is None:
+        return row["program"]
+    try:
+        return read_regular(info.path, "best/program.py").decode(errors="replace")
+    except RlvrError:
+        return None
 
 
 def _cell(value: Any) -> Any:

@@ -118,9 +118,9 @@ class Search:
     """What a run of `rlvr discover` found."""
 
     run: str
-    attempt: int | None  # the best one; None: nothing valid was found
-    score: float | None
-    program: str | None
+    attempt: int | None  # the best one; None: the program to start from is the best, or nothing is valid
+    score: float | None  # None: nothing is valid
+    program: str | None  # None also if it is in no file that can be read
     tables: Sequence[Grid]
 
 

@@ -3,6 +3,7 @@
 Enters: a DiscoverConfig, its task and settings, attempts. Leaves: lines on stderr, the result on stdout.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlvr_cli.commands.discovering.proposer import chosen_engine
@@ -45,23 +46,30 @@ def say_plan(config: DiscoverConfig, task: Task, settings: Settings) -> None:
     console.print_text(prompt_of(task, (), start_score=None))
 
 
-def print_result(config: DiscoverConfig, path: Path, known: list[Known], start_score: float | None) -> None:
-    best = best_of(known)
+def print_result(
+    config: DiscoverConfig, path: Path, known: list[Known], *, start: Sequence[Known], start_score: float | None
+) -> None:
+    """Print the scores, and say where the best program is.
+
+    Args:
+        start: the program to start from, if it competes with the attempts `known`.
+    """
+    best, any_valid = best_of([*start, *known]), any(attempt.is_valid for attempt in known)
     columns = ("attempts", "valid", "start_score", "best_score", "best_attempt", "tokens")
     row = (
         len(known),
         sum(attempt.is_valid for attempt in known),
         start_score,
         best and best.score,
-        best and best.number,
+        None if best is None or best.is_start else best.number,
         sum(attempt.tokens for attempt in known),
     )
     tables.print_table(columns, [row], output=config.format)
     if not known:
         console.say("nothing was asked: the program to start from has the score --target")
-    elif best is None:
+    elif best is None or not any_valid:
         console.say(f"nothing valid was found; why: rlvr analyze attempt_errors {path}")
-    elif start_score is not None and best.score < start_score:
+    elif best.is_start or (start_score is not None and best.score < start_score):
         console.say(f"nothing is better than the program to start from; why: rlvr analyze attempts {path}")
     else:
         console.say(f"program  {path / 'best' / 'program.py'}; its ancestors: rlvr analyze lineage {path}")

@@ -45,22 +45,23 @@ def row(example, sample=0, reward=1.0, *, step=0, phase="eval", **changes):
 def ask(tmp_path):
     """Makes runs and asks a named query of them: the rows as dicts."""
 
-    def make(name, rows, metrics=None, metadata=None):
+    def make(name, rows, metrics=None, metadata=None, command="grpo"):
         def place(r):
             return r["phase"], r["step"]
 
-        with RunDir.create(tmp_path, "grpo", name=name, metadata=metadata or {}) as run:
+        with RunDir.create(tmp_path, command, name=name, metadata=metadata or {}) as run:
             for (phase, step), of_step in groupby(sorted(rows, key=place), key=place):
                 run.commit_rollouts(phase, step, [a_rollout(run_id=name, **r) for r in of_step])
             for (phase, step), values in (metrics or {}).items():
                 run.commit_metrics(step, phase, values)
 
-    def call(query, runs, *, metrics=None, metadata=None, **parameters):
+    def call(query, runs, *, metrics=None, metadata=None, searches=(), **parameters):
         if not isinstance(runs, dict):
             runs = {"r": runs}
         for name, rows in runs.items():
             if not (tmp_path / name).exists():
-                make(name, rows, (metrics or {}).get(name), (metadata or {}).get(name))
+                command = "discover" if name in searches else "grpo"
+                make(name, rows, (metrics or {}).get(name), (metadata or {}).get(name), command)
         chosen = named_queries()[query]
         with open_runs([read_run(tmp_path / name) for name in runs]) as database:
             table = database.select(chosen.sql, {**chosen.parameters, **parameters})
@@ -280,14 +281,47 @@ def attempt(number, score):
     }
 
 
+def start_of(score, *, competes=True):
+    """What run.json has of the program to start from."""
+    return {"start": {"score": score, "points_sha256": "c0ffee" if competes else None}}
+
+
 def test_searches(ask):
     first = [attempt(0, None), attempt(1, 22.0), attempt(2, 220.0), attempt(3, 220.0), attempt(4, None)]
-    start = {"a": {"start": {"score": 20.0}}, "c": {"start": {"score": None}}}
-    found = ask("searches", {"a": first, "b": [row("q")], "c": [attempt(0, None)]}, metadata=start)
-    assert [tuple(r.values()) for r in found] == [
+    runs = {"a": first, "b": [row("q")], "c": [attempt(0, None)]}
+    metadata = {"a": {"start": {"score": 20.0}}, "c": start_of(None, competes=False)}
+    assert [tuple(r.values()) for r in ask("searches", runs, metadata=metadata, searches="ac")] == [
         ("a", 5, 3, 0.6, 20.0, 22.0, 220.0, 2, 200, 1.5),
         ("c", 1, 0, 0.0, None, None, None, None, 40, None),
     ]
+
+
+def test_the_program_to_start_from_is_the_best_of_a_search_until_an_attempt_is_as_good(ask):
+    rows = [attempt(0, None), attempt(1, 22.0), attempt(2, 220.0)]
+    runs = {"above": rows, "equal": rows, "alone": [], "earlier": rows, "failed": rows[:1]}
+    metadata = {
+        "above": start_of(582.0),
+        "equal": start_of(220.0),
+        "alone": start_of(582.0),
+        "earlier": {"start": {"score": 582.0}},  # by a version in which it did not compete
+        "failed": start_of(582.0),
+    }
+
+    def asked(query, *names):
+        return columns(ask(query, runs, metadata=metadata, searches=runs), "run_id", *names)
+
+    assert asked("searches", "attempts", "valid", "start_score", "best_score", "best_attempt") == [
+        ("above", 3, 2, 582.0, 582.0, None),
+        ("alone", 0, 0, 582.0, 582.0, None),
+        ("earlier", 3, 2, 582.0, 220.0, 2),
+        ("equal", 3, 2, 220.0, 220.0, 2),
+        ("failed", 1, 0, 582.0, 582.0, None),
+    ]
+    scores = {"above": [582.0] * 3, "earlier": [None, 22.0, 220.0], "equal": [220.0] * 3, "failed": [582.0]}
+    assert asked("attempts", "best_score") == [(run, score) for run, of_run in scores.items() for score in of_run]
+    assert asked("lineage", "attempt") == [("earlier", 2), ("equal", 2)]
+    chosen = ask("lineage", runs, metadata=metadata, searches=runs, attempt=1)
+    assert columns(chosen, "run_id", "attempt") == [("above", 1), ("earlier", 1), ("equal", 1)]
 
 
 @given(st.lists(st.sampled_from([None, 1.0, 2.0, 5.5]), min_size=1, max_size=6))

@@ -1,4 +1,4 @@
--- Best score against attempts of a search (rlvr discover): each attempt's score, the best one so far, tokens and seconds.
+-- Best score against attempts of a search (rlvr discover): each one's score, the best so far with that of the start, tokens and seconds.
 -- plot: x=attempt y=best_score+score points=score title="Scores of the attempts" y_label="score"
 
 WITH tried AS (
@@ -20,11 +20,11 @@ SELECT
     number AS attempt,
     round,
     CASE WHEN valid THEN reward END AS score,
-    max(CASE WHEN valid THEN reward END) OVER before AS best_score,
+    greatest(max(CASE WHEN valid THEN reward END) OVER before, competing_start(metadata)) AS best_score,
     failure_kind,
     same_as,
     sum(tokens) OVER before AS tokens,
     seconds
-FROM tried
+FROM tried JOIN runs USING (run_id)
 WINDOW before AS (PARTITION BY run_id ORDER BY number)
 ORDER BY run_id, number;

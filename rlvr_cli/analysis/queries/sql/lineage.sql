@@ -1,4 +1,4 @@
--- Where the best program of a search comes from (rlvr discover): it and the attempts that led to it, or to $attempt, the oldest first.
+-- Where the best program of a search comes from (rlvr discover): it and the attempts that led to it, or to $attempt, the oldest first; none for the start.
 -- :attempt = null
 -- plot: none
 
@@ -15,8 +15,13 @@ WITH RECURSIVE tried AS (
     FROM rollouts
     WHERE candidate IS NOT NULL
 ), ends AS (
-    SELECT run_id, coalesce($attempt::BIGINT, arg_min(number, (-score, number)) FILTER (score IS NOT NULL)) AS number
-    FROM tried
+    SELECT
+        run_id,
+        coalesce(
+            $attempt::BIGINT,
+            arg_min(number, (-score, number)) FILTER (score >= coalesce(competing_start(metadata), score))
+        ) AS number
+    FROM tried JOIN runs USING (run_id)
     GROUP BY run_id
 ), chain AS (
     SELECT run_id, number FROM ends WHERE number IS NOT NULL

@@ -13,15 +13,17 @@ WITH tried AS (
 )
 SELECT
     run_id,
-    count(*) AS attempts,
+    count(number) AS attempts,
     count(score) AS valid,
-    count(score) / count(*) AS valid_share,
+    count(score) / nullif(count(number), 0) AS valid_share,
     any_value(metadata ->> '$.start.score')::DOUBLE AS start_score,
     arg_min(score, number) AS first_score,
-    max(score) AS best_score,
-    arg_min(number, (-score, number)) FILTER (score IS NOT NULL) AS best_attempt,
+    greatest(max(score), any_value(competing_start(metadata))) AS best_score,
+    -- NULL: it is the program to start from
+    arg_min(number, (-score, number)) FILTER (score >= coalesce(competing_start(metadata), score)) AS best_attempt,
     sum(tokens)::BIGINT AS tokens,
     sum(seconds) AS program_seconds
-FROM tried JOIN runs USING (run_id)
+FROM runs LEFT JOIN tried USING (run_id)
+WHERE command = 'discover'
 GROUP BY run_id
 ORDER BY run_id;
