@@ -106,16 +106,17 @@ def check_run(path: Path | str, *, seed_of: SeedOf | None = None) -> Check:
         except RlvrError as error:
             problems.append(error.problem)
     rows = sum(e.rows for e in entries if e.folder == ROLLOUTS)
-    points = _points_of(path, entries) if metadata["command"] == "discover" and not unread else set()
+    points = _points_of(path, [] if unread else entries, metadata) if metadata["command"] == "discover" else set()
     problems += [problem for name in sorted(points) if (problem := _points_problem(path, name))]
     return Check(len({e.path for e in entries}) + len(trained) + len(points), rows, problems, pending)
 
 
-def _points_of(run: Path, entries: Sequence[Entry]) -> set[str]:
-    """The files of points/ that a search's rows name."""
+def _points_of(run: Path, entries: Sequence[Entry], metadata: dict[str, Any]) -> set[str]:
+    """The files of points/ that a search's rows name, and run.json for the program to start from."""
     tables = part_tables(run, entries, phase=None, step=None, columns=["candidate"])
-    candidates = [row["candidate"] for table in tables for row in table.to_pylist()]
-    return {f"{c['points_sha256']}.json" for c in candidates if c is not None and c["points_sha256"] is not None}
+    tried = [row["candidate"] for table in tables for row in table.to_pylist()]
+    named = [found.get("points_sha256") for found in (*tried, metadata.get("start")) if found is not None]
+    return {f"{sha256}.json" for sha256 in named if sha256 is not None}
 
 
 def _points_problem(run: Path, name: str) -> str:

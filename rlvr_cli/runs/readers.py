@@ -115,7 +115,7 @@ def read_metadata(run: Path) -> dict[str, Any]:
 
 def _check_values(path: Path, metadata: dict[str, Any]) -> None:
     """Raise RlvrError if a field that every command may have written has another type: the file may come from someone else."""
-    for name in ("config", "sources", "facts", "environment", "sampler", "policy"):
+    for name in ("config", "sources", "facts", "environment", "sampler", "policy", "start"):
         if not isinstance(metadata.get(name, {}), dict):
             raise damaged_file(path, f"its {name} is not an object")
     if type(metadata.get("wall_seconds", 0.0)) not in (int, float):

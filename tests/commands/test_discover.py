@@ -119,6 +119,19 @@ def test_damaged_and_missing_points_are_found(whole: Path, tmp_path: Path):
         assert any(name in problem and said in problem for problem in found), (name, found)
 
 
+def test_damaged_points_of_the_program_to_start_from_are_found(forks: Forks, tmp_path: Path):
+    """A search that goes on needs them."""
+    (tmp_path / "mine.py").write_text(ROOTS)
+    assert replayed(forks, tmp_path, run="r", words="--start mine.py --target 220").status == 0
+    run = tmp_path / "runs/r"
+    assert (check_run(run).files, check_run(run).problems) == (1, [])
+    [points] = (run / "points").iterdir()
+    points.write_text("[]")
+    assert [points.name in problem for problem in check_run(run).problems] == [True]
+    points.unlink()
+    assert [points.name in problem for problem in check_run(run).problems] == [True]
+
+
 def test_the_homeworks_files(whole: Path):
     log = json.loads((whole / "conversation_log.json").read_text())
     attempts = [attempt for one in log["rounds"] for attempt in one["attempts"]]
