@@ -940,7 +940,7 @@ MATHEMATICS = [
         ("responses that are stored are asked for again", "if segment.sample_index in slots:", "if False:", f"{DISCOVER} not_bought_again"),
         ("a target that is not looked at", "best.score >= settings.target", "False", f"{DISCOVER} climbs_by", "target"),
         ("tokens that are not counted", "sum(k.tokens for k in known) >= settings.max_tokens", "False", f"{DISCOVER} tokens_are_spent", "max_tokens"),
-        ("a verifier that fails on everything is asked on", "if asked and all(", "if False and all(", f"{DISCOVER} stops_after"),
+        ("a verifier that fails on everything is asked on", "if len(asked) > 1 and all(", "if False and all(", f"{DISCOVER} stops_after"),
         ("tokens that nobody counts", "and not all(k.counted for k in known)", "and False", f"{DISCOVER} counts_no_tokens", "max_tokens"),
         ("the last round is whole", "max(0, min(self.num_samples, left))", "self.num_samples if left > 0 else 0", f"{DISCOVER} made_longer", "max_attempts"),
         ("islands that all are one", "islands=settings.islands,", "islands=1,", f"{DISCOVER} each_strategy", "islands"),

@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from rlvr_cli.config.discover import Strategy
@@ -117,7 +118,7 @@ def search(to_do: Search) -> list[Known]:
 
     Raises:
         Interrupted: `stop` was requested; responses that have arrived are stored.
-        RlvrError: the proposer failed for good, as an endpoint does that refuses the key, or the verifier did in all of a round; likewise. Or
+        RlvrError: the proposer failed for good, as an endpoint does that refuses the key, or the verifier did (`_check_verifier`); likewise. Or
             there is a limit on tokens, and nobody counts them.
     """
     known = read_attempts(to_do.run)
@@ -187,15 +188,19 @@ def _check_counts(to_do: Search, known: Sequence[Known]) -> None:
 
 
 def _check_verifier(to_do: Search, known: Sequence[Known], round: int) -> None:
-    """Raise RlvrError if the verifier failed on all that it was asked in a round."""
-    asked = [k for k in known if k.round == round and k.judged]
-    if asked and all(k.reward is None for k in asked):
+    """Raise RlvrError if the verifier failed on all that it was asked in a round; if that is one program, also on the last one before it."""
+    verdicts = [k for k in known if k.judged]
+    count = sum(k.round == round for k in verdicts)
+    asked = verdicts[-max(2, count) :] if count else []
+    if len(asked) > 1 and all(k.reward is None for k in asked):
         hint = (
             "The verifier must judge whatever a program may give: correct verify.py, and start a new run. "
-            f"In spite of it goes on: rlvr discover --resume {to_do.run.place}"
+            f"To go on in spite of it: rlvr discover --resume {to_do.run.place}"
         )
-        errors = stored_errors(to_do.run.path, phase=PHASE, step=round)
-        check_grade_errors(errors, at_most=0, of=f"round {round}", hint=hint)
+        rounds = sorted({k.round for k in asked})
+        errors = chain.from_iterable(stored_errors(to_do.run.path, phase=PHASE, step=step) for step in rounds)
+        of = f"round{'s' * (len(rounds) > 1)} {' and '.join(map(str, rounds))}"
+        check_grade_errors(errors, at_most=0, of=of, hint=hint)
 
 
 def _round(to_do: Search, known: Sequence[Known], round: int, slots: Sequence[int]) -> None:

@@ -659,18 +659,30 @@ def test_a_search_stops_after_a_round_in_which_the_verifier_failed_on_all_that_i
     forks: Forks, tmp_path: Path
 ):
     make_task(tmp_path / "mine", f"{FIRST}    return points['x']\n")
-    responses = ["no code", fenced("points = [2]"), fenced("points = [3]"), fenced("points = [1]"), fenced(WRONG)]
-    write_responses(tmp_path / "r.jsonl", responses)
-    words = "mine --proposer replay --replay-from r.jsonl --num-samples 2 --run r"
+    programs = ["points = [2]", "points = [3]", "points = [4]", "points = [1]", WRONG]
+    write_responses(tmp_path / "r.jsonl", ["no code", *map(fenced, programs)])
+    words = "mine --proposer replay --replay-from r.jsonl --num-samples 3 --run r"
     done = discover(forks, tmp_path, words)
     assert done.status == 1
-    for said in ("1 of the 2 responses of round 0 could not be graded", "TypeError", "verify.py:4", "--resume"):
+    for said in ("2 of the 3 responses of round 0 could not be graded", "TypeError", "verify.py:4"):
         assert said in done.err, said
-    assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [0, None], "what it has is kept"
+    assert "To go on in spite of it: rlvr discover --resume " in done.err
+    assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [0, None, None], "what it has is kept"
     assert "the verifier failed: TypeError" in (tmp_path / "runs/r/report.md").read_text()
     done = discover(forks, tmp_path, "--resume r")
-    assert done.status == 0, "a round in which it judged something, and one in which it was not asked"
-    assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [0, None, None, 1, 0]
+    assert done.status == 0, "a round in which it judged something"
+    assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [0, None, None, None, 1, 0]
+
+
+def test_one_failure_of_the_verifier_does_not_stop_a_search_but_another_in_a_row_does(forks: Forks, tmp_path: Path):
+    """Where a round asks it once: what it said before counts, too, and programs that give nothing do not."""
+    make_task(tmp_path / "mine", f"{FIRST}    return points['x']\n")
+    programs = ["points = [2]", "points = [1]", "points = [3]", WRONG, "points = [4]", "points = [1]"]
+    write_responses(tmp_path / "r.jsonl", list(map(fenced, programs)))
+    done = discover(forks, tmp_path, "mine --proposer replay --replay-from r.jsonl --num-samples 1 --run r")
+    assert done.status == 1
+    assert "2 of the 2 responses of rounds 2 and 4 could not be graded" in done.err
+    assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [None, 1, None, 0, None]
 
 
 def test_a_mutation_is_of_the_whole_program_however_long_and_with_any_fences(forks: Forks, tmp_path: Path):
