@@ -16,7 +16,7 @@ from rlvr_cli.commands.discovering.proposer import (
     prompt_fits,
     proposer_facts,
 )
-from rlvr_cli.commands.discovering.start import as_begun, competing, score_of_start
+from rlvr_cli.commands.discovering.start import as_begun, competing, is_of_earlier_version, score_of_start
 from rlvr_cli.commands.discovering.words import print_result, say_inputs, say_plan
 from rlvr_cli.config.discover import DiscoverConfig
 from rlvr_cli.discovery.attempts import run_and_verify
@@ -92,6 +92,7 @@ def discover(config: DiscoverConfig, task: Task, settings: Settings, responses: 
                 "samples": max(settings.planned_attempts, len(read_attempts(opened)))
             }  # a longer run may be resumed
             opened.update(sampler=sampler_facts(proposer, reason=engine.reason), planned=planned)
+            fits = prompt_fits(config, proposer, may_estimate=not is_of_earlier_version(opened))
             with homework(opened):
                 known = search(
                     Search(
@@ -100,7 +101,7 @@ def discover(config: DiscoverConfig, task: Task, settings: Settings, responses: 
                         proposer=proposer,
                         params=config.sampling_params,
                         template=template,
-                        fitting=Fitting(prompt_fits(config, proposer), console.say),
+                        fitting=Fitting(fits, console.say),
                         settings=as_begun(settings, opened),
                         start_score=start_score,
                         start=start,

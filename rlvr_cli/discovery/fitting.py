@@ -31,10 +31,12 @@ class Fitting:
             least, beyond = (middle, beyond) if self._fits(write(middle)) else (least, middle)
         if not self._said:
             self._said = True
-            self._report(
-                f"note: prompts show only the first {least:,} characters of a program, or about as many: with --sampling-max-tokens the model's "
-                "context holds no more"
+            most = (
+                f"only the first {least:,} characters of a program, or about as many"
+                if least
+                else "nothing of programs"
             )
+            self._report(f"note: prompts show {most}: with --sampling-max-tokens the model's context may not hold more")
         return write(least)
 
 

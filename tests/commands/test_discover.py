@@ -322,6 +322,18 @@ def test_a_prompt_that_an_endpoint_does_not_take_is_shortened(forks: Forks, tmp_
     assert served.paths.count("/v1/models") == 1
 
 
+def test_prompts_of_a_search_of_an_earlier_version_are_not_shortened_by_an_estimate(forks: Forks, tmp_path: Path):
+    pytest.importorskip("aiohttp")
+    models, long = Reply({"data": [{"id": "m", "max_model_len": 3000}]}), fenced(f"{ROOTS}\n# {'much of it ' * 1500}")
+    with serving(lambda body: chat(long) if body else models) as served:
+        assert asked(forks, tmp_path, served, "--sampling-max-tokens 500 --rounds 1 --run r").status == 0
+        as_an_earlier_version_began(tmp_path / "runs/r")
+        done = discover(forks, tmp_path, "--resume r --rounds 2")
+    assert done.status == 0, done.said
+    assert "note: prompts show" not in done.err
+    assert "much of it\n```" in attempts_of(tmp_path / "runs/r")[1]["prompt"]
+
+
 def test_a_prompt_that_the_models_context_does_not_hold_is_shortened(forks: Forks, tmp_path: Path):
     folder = make_task(tmp_path / "mine", "def verify(points):\n    return sum(points)\n")
     (folder / "program.py").write_text(f"points = [1]\n# {'long ' * 3000}\n")
@@ -536,14 +548,18 @@ def test_a_start_with_the_target_is_all_that_is_asked_for(forks: Forks, tmp_path
     assert "Final score: 220 (the program to start from). The program is" in (tmp_path / "runs/r/report.md").read_text()
 
 
+def as_an_earlier_version_began(path: Path) -> None:
+    with RunDir.resume(path) as run:
+        run.update(start={name: run.metadata["start"][name] for name in ("score", "error", "num_points")})
+
+
 def test_a_search_of_an_earlier_version_goes_on_as_it_began(forks: Forks, tmp_path: Path):
     """Its start does not compete, and it has no more islands than slots."""
     (tmp_path / "mine.py").write_text(f"# mine\n{ROOTS}")
     words = "--strategy islands --start mine.py --max-attempts {}"
     responses = [fenced(AXES)] * 4
     assert replayed(forks, tmp_path, run="r", words=words.format(2), responses=responses).status == 0
-    with RunDir.resume(tmp_path / "runs/r") as run:
-        run.update(start={name: run.metadata["start"][name] for name in ("score", "error", "num_points")})
+    as_an_earlier_version_began(tmp_path / "runs/r")
     done = discover(forks, tmp_path, "--resume r --max-attempts 4")
     assert done.status == 0, done.said
     rows = attempts_of(tmp_path / "runs/r")

@@ -16,6 +16,7 @@ def test_a_prompt_shows_as_much_as_fits_and_says_once_that_it_is_less():
         assert 4950 < len(prompt) <= 5000 or prompt == program == "x = 1"
     assert len(said) == 1
     assert "characters of a program" in said[0]
+    assert "may not hold more" in said[0], "tokens may be estimated"
 
 
 def test_what_fits_is_not_changed_and_what_never_fits_shows_nothing():
@@ -23,6 +24,9 @@ def test_what_fits_is_not_changed_and_what_never_fits_shows_nothing():
     assert Fitting(lambda text: True, said.append).prompt(str) == str(SHOWN_CHARACTERS)
     assert said == []
     assert Fitting(lambda text: False, said.append).prompt(str) == "0"
+    assert said == [
+        "note: prompts show nothing of programs: with --sampling-max-tokens the model's context may not hold more"
+    ]
 
 
 def test_tokens_are_estimated_and_rather_too_many():

@@ -61,12 +61,16 @@ def open_proposer(config: DiscoverConfig, engine: Engine, responses: list[str]) 
     return open_sampler(engine.name, settings_of(config), devices=devices)
 
 
-def prompt_fits(config: DiscoverConfig, proposer: Sampler) -> Callable[[str], bool]:
-    """Return what says whether the model's context holds a prompt and its response; of an endpoint's tokens it is an estimate."""
+def prompt_fits(config: DiscoverConfig, proposer: Sampler, *, may_estimate: bool) -> Callable[[str], bool]:
+    """Return what says whether the model's context holds a prompt and its response.
+
+    Args:
+        may_estimate: whether an endpoint's tokens, which nobody knows, may be estimated; else it is taken to hold every prompt.
+    """
     if config.proposer != "model":
         return lambda prompt: True
     if config.base_url:
-        return _fits_endpoint(proposer, config)
+        return _fits_endpoint(proposer, config) if may_estimate else lambda prompt: True
     from rlvr_cli.models.pretrained import (  # here: endpoints do without transformers
         load_context_length,
         load_tokenizer,

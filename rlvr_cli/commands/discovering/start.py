@@ -50,8 +50,13 @@ def competing(run: RunDir, task: Task) -> tuple[Known, ...]:
     return (known_start(task.program, score=start["score"], num_points=start["num_points"], points_sha256=points),)
 
 
+def is_of_earlier_version(run: RunDir) -> bool:
+    """Whether an earlier version began the search, which recorded less of the program to start from."""
+    return "points_sha256" not in run.metadata["start"]
+
+
 def as_begun(settings: Settings, run: RunDir) -> Settings:
     """The settings with which the run goes on: a search that an earlier version began keeps its islands and the words of its prompts."""
-    if "points_sha256" in run.metadata["start"]:
+    if not is_of_earlier_version(run):
         return settings
     return replace(settings, islands=min(settings.islands, settings.num_samples), only_best_is_best=False)
