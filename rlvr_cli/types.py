@@ -47,7 +47,7 @@ class Candidate(NamedTuple):
     """What `rlvr discover` knows of a response besides its reward: the program in it, where it came from, and what it did."""
 
     number: int  # of the attempt: from 0, in the order of rounds and their slots; a round is a step, a slot a sample
-    parents: tuple[int, ...]  # the attempts that the prompt shows; empty: the task's own program
+    parents: tuple[int, ...]  # the attempts that the prompt shows; the program to start from is none of them
     island: int
     proposer: str  # the engine, or "mutate" or "replay"
     program: str | None  # None: there is no code in the response

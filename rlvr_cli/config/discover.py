@@ -84,7 +84,11 @@ class DiscoverConfig(RunOptions, SamplingOptions, EndpointOptions):
         at_least=0,
     )  # fmt: skip
     target: float | None = knob(
-        None, "Begin no round after an attempt has this score.", group="Algorithm", common=True, free_on_resume=True
+        None,
+        "Begin no round once an attempt, or the program to start from, has this score.",
+        group="Algorithm",
+        common=True,
+        free_on_resume=True,
     )
     concurrency: int = knob(2, "Programs that run at once.", group="Grading", free_on_resume=True, at_least=1)
     program_timeout: float = knob(

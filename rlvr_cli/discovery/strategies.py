@@ -14,7 +14,7 @@ from rlvr_cli.discovery.fitting import SHOWN_CHARACTERS
 from rlvr_cli.discovery.tasks import Task
 from rlvr_cli.graders.answers.extraction import fenced
 
-MIGRATION = 5  # rounds between those in which an island also sees the best program of all
+MIGRATION = 5  # an island sees the best program of all in one of so many of its turns
 
 
 class Plan(NamedTuple):
