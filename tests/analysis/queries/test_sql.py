@@ -310,12 +310,12 @@ def test_the_program_to_start_from_is_the_best_of_a_search_until_an_attempt_is_a
     def asked(query, *names):
         return columns(ask(query, runs, metadata=metadata, searches=runs), "run_id", *names)
 
-    assert asked("searches", "attempts", "valid", "start_score", "best_score", "best_attempt") == [
-        ("above", 3, 2, 582.0, 582.0, None),
-        ("alone", 0, 0, 582.0, 582.0, None),
-        ("earlier", 3, 2, 582.0, 220.0, 2),
-        ("equal", 3, 2, 220.0, 220.0, 2),
-        ("failed", 1, 0, 582.0, 582.0, None),
+    assert asked("searches", "attempts", "valid", "tokens", "start_score", "best_score", "best_attempt") == [
+        ("above", 3, 2, 120, 582.0, 582.0, None),
+        ("alone", 0, 0, 0, 582.0, 582.0, None),
+        ("earlier", 3, 2, 120, 582.0, 220.0, 2),
+        ("equal", 3, 2, 120, 220.0, 220.0, 2),
+        ("failed", 1, 0, 40, 582.0, 582.0, None),
     ]
     scores = {"above": [582.0] * 3, "earlier": [None, 22.0, 220.0], "equal": [220.0] * 3, "failed": [582.0]}
     assert asked("attempts", "best_score") == [(run, score) for run, of_run in scores.items() for score in of_run]

@@ -21,7 +21,7 @@ SELECT
     greatest(max(score), any_value(competing_start(metadata))) AS best_score,
     -- NULL: it is the program to start from
     arg_min(number, (-score, number)) FILTER (score >= coalesce(competing_start(metadata), score)) AS best_attempt,
-    sum(tokens)::BIGINT AS tokens,
+    coalesce(sum(tokens), 0)::BIGINT AS tokens,
     sum(seconds) AS program_seconds
 FROM runs LEFT JOIN tried USING (run_id)
 WHERE command = 'discover'
