@@ -204,6 +204,13 @@ def test_the_plan_warns_of_no_evaluation_and_of_a_summed_loss(tmp_path, tiny_mod
     assert "a sum over tokens" not in told
 
 
+def test_a_run_that_has_begun_with_a_beta2_that_is_rounded_away_says_so(capsys, tmp_path):
+    for beta2 in (0.95, 0.999):
+        given = {"param_dtype": "bfloat16", "optimizer": "adamw_kahan", "adam_beta2": beta2, "runs_dir": str(tmp_path)}
+        sft.run(SftConfig(dataset="arithmetic:64", dry_run=True, **given))
+        assert ("--adam-beta2 above 0.96 is rounded away" in capsys.readouterr().err) == (beta2 == 0.999)
+
+
 def test_an_engine_for_evaluations_needs_questions(tmp_path, forks):
     (tmp_path / "t.jsonl").write_text('{"prompt": "1 + 1?", "response": " 2"}\n' * 4)
     for options in ("--samplers 2", "--sampler-urls http://127.0.0.1:9", "--engine vllm"):

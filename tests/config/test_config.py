@@ -192,6 +192,24 @@ def test_only_adamw_is_offloaded(config):
     assert config(offload_optimizer=True).offload_optimizer
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_kahan"])
+def test_a_beta2_that_moments_in_bfloat16_round_away_is_refused(optimizer):
+    given = {"param_dtype": "bfloat16", "optimizer": optimizer, "adam_beta2": 0.999}
+    with pytest.raises(RlvrError, match=r"--adam-beta2 0\.999 is too near 1"):
+        resolve(SftConfig, flags=given, command="sft")
+    wide = [
+        {"param_dtype": "float32", "optimizer": "adamw"},
+        {"optimizer": "adamw_8bit"},
+        {"lora_rank": 2},
+        {"adam_beta2": 0.96},
+        {"optimizer": "adamw", "offload_optimizer": True},
+    ]
+    for more in wide:
+        assert resolve(SftConfig, flags=given | more, command="sft")
+    stored = {k: v for k, v in vars(SftConfig(**given)).items() if k != "sources"}
+    assert resume(resolve(SftConfig, flags={"resume": "r"}, command="sft"), stored, run="r").adam_beta2 == 0.999
+
+
 def test_passes_beside_a_number_of_updates_are_refused():
     for flags in ({"sft_epochs": 2, "n_sft_steps": 3}, {"sft_epochs": 2, "preset": "quickstart"}):
         with pytest.raises(RlvrError, match="--sft-epochs has no effect with --n-sft-steps"):

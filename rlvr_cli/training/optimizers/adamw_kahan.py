@@ -19,6 +19,10 @@ class AdamWKahan(ParameterwiseAdamW):
     `compensation`, the part of its steps so far that it could not hold, so that both together have 16 bits. The moments are
     in the weights' precision too: 8 bytes a parameter with the weight, where float32 takes 12. Nothing is drawn at
     random. For float32 weights it is AdamW up to rounding.
+
+    The moments have no compensation, so that the second one comes to rest before it reaches the mean squared gradient, the earlier
+    the nearer beta2 is to 1: with a gradient that stays 1, at 0.961 with beta2 = 0.95, and at 0.25 with 0.999. New runs refuse what
+    changes a step by more than 5 % (`rounds_beta2_away`).
     """
 
     def layout(self, parameter: Tensor) -> dict[str, Slot]:

@@ -11,6 +11,7 @@ from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.grpo import GrpoConfig, overlong_buffer
 from rlvr_cli.config.ppo import PpoConfig
 from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.config.shared.optimization import HIGHEST_ROUNDED_BETA2, rounds_beta2_away
 from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.models.directory import adapter_settings
 from rlvr_cli.models.identity import model_line, model_path, model_shape
@@ -35,6 +36,10 @@ from rlvr_cli.training.traces import Sequences
 from rlvr_cli.types import SamplingParams
 
 NO_EVALUATION = "nothing is evaluated, so there will be no curve of held-out reward; --eval-dataset names questions, --eval-every says how often"
+ROUNDED_BETA2 = (
+    f"--adam-beta2 above {HIGHEST_ROUNDED_BETA2} is rounded away by moments in bfloat16, so that the steps of this run are too large; a new "
+    "run refuses it"
+)
 FEW_UPDATES = 10  # with fewer, `rlvr sft` and `rlvr dpo` note that the model will hardly change
 
 
@@ -60,6 +65,7 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs)
     for name, value in {**lines, **more}.items():
         console.say(f"{name:<14} {value}")
     notes = [NO_EVALUATION] if not inputs.facts["eval_dataset"] else []
+    notes += [ROUNDED_BETA2] if rounds_beta2_away(config) else []  # a resumed run's
     of_host = host_note(inputs.memory, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for note in (*notes, check_memory(inputs.memory, config, shape, engine=engine, rows=rows), of_host):
         if note:

@@ -1,10 +1,14 @@
 """AdamW with Kahan summation: AdamW where nothing is rounded away, and still AdamW where bfloat16 would round it away."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.shared.optimization import rounds_beta2_away
 from rlvr_cli.training.optimizers import adamw_kahan
 from rlvr_cli.training.optimizers.adamw_kahan import AdamWKahan
 
@@ -71,6 +75,24 @@ def test_in_bfloat16_it_follows_float32_where_plain_adamw_stands_still():
     ours = weight.float() + state["compensation"].float() - start
     assert float((ours - exact).norm() / exact.norm()) < 0.02
     assert float((plain - exact).norm() / exact.norm()) > 0.5
+
+
+def step_error(beta2):
+    """By which share a step is off at most, of gradients from 1 to 2 that stay as they are: v has come to rest."""
+    gradients = torch.linspace(1, 2, 257).bfloat16()
+    _, state = trained(
+        gradients, gradients.expand(600, -1), lambda p: AdamWKahan(p, lr=0.0, betas=(0.9, beta2)), dtype=torch.bfloat16
+    )
+    return float((gradients.float() / state["exp_avg_sq"].float().sqrt() - 1).abs().max()), state["exp_avg_sq"]
+
+
+def test_the_highest_beta2_is_where_rounding_changes_steps_by_5_percent():
+    """docs/algorithms.md has the second moments of the gradient 1."""
+    config = GrpoConfig(param_dtype="bfloat16", optimizer="adamw_kahan")
+    for beta2, of_one in {0.95: 0.961, 0.96: 0.953, 0.97: 0.938, 0.99: 0.805, 0.999: 0.25}.items():
+        error, second = step_error(beta2)
+        assert float(second[0]) == pytest.approx(of_one, abs=5e-4)
+        assert (error > 0.05) == rounds_beta2_away(replace(config, adam_beta2=beta2))
 
 
 def test_parts_of_a_parameter_are_updated_alike(monkeypatch):
