@@ -233,6 +233,11 @@ class GrpoConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
         return self.updates_per_rollout_batch == 1
 
     @property
+    def batches_vary(self) -> bool:
+        """Whether a batch may have fewer rows than --rollout-batch-size, or none."""
+        return bool(self.partial_rollout_tokens or self.dynamic_sampling)
+
+    @property
     def importance_truncation(self) -> float | None:
         """The upper bound of the importance weights; None without importance correction."""
         wanted = self.importance_correction in ("truncated", "masked") or (

@@ -51,11 +51,16 @@ def packed(lengths: Sequence[int], *, capacity: int, order: Sequence[int]) -> li
     return sequences
 
 
-def learning_rate(update: int, options: Mapping[str, Any], *, num_updates: int) -> float:
-    """The learning rate of an update, counted from 0: k/w of the peak in the k-th of w updates of warm-up, then the schedule."""
+def learning_rate(update: int, options: Mapping[str, Any], *, num_updates: int, trained: int | None = None) -> float:
+    """The learning rate of an update, counted from 0: k/w of the peak in the k-th of w updates of warm-up, then the schedule.
+
+    Args:
+        trained: updates before it without those of empty batches, where the warm-up leaves these out.
+    """
     peak, warm_up = options["learning_rate"], options["warmup_steps"]
-    if update + 1 <= warm_up:
-        return (update + 1) / warm_up * peak
+    before = update if trained is None else trained
+    if before + 1 <= warm_up:
+        return (before + 1) / warm_up * peak
     if options["lr_schedule"] == "constant":
         return peak
     falling = max(num_updates - 1 - warm_up, 1)  # updates over which the cosine falls from 1 to 0.1

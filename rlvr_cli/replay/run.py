@@ -24,7 +24,7 @@ from rlvr_cli.models.load import load_frozen, load_policy
 from rlvr_cli.models.policy import Lora, Policy, distinct_tensors
 from rlvr_cli.replay import formulas
 from rlvr_cli.replay.sampling import broken_rule, log_prob_gaps
-from rlvr_cli.replay.stored import Batch, Response, StoredRun, batches, num_updates, rows_of, sampling_params
+from rlvr_cli.replay.stored import Batch, Response, StoredRun, batches, rows_of, sampling_params, with_rates
 
 TOLERANCE = (
     1e-6  # of objective and gradient norm: absolute below 1, relative above; of the weights: relative to their norm
@@ -266,7 +266,6 @@ def _replayed(
         betas=(own["adam_beta1"], own["adam_beta2"]),
         weight_decay=own["weight_decay"],
     )
-    schedule = num_updates(run)
     reference = policy.reference() if own.get("kl_coef") else None
     teacher = None
     if run.command == "distill":
@@ -277,11 +276,10 @@ def _replayed(
             device=str(policy.device),
         )
     number = 0
-    for batch in batches(run, policy.tokenizer):
+    for batch, rates in with_rates(run, batches(run, policy.tokenizer)):
         known = _log_probs_before(run, policy, batch, reference)
-        for rows in batch.updates:
+        for rows, rate in zip(batch.updates, rates, strict=True):
             before_update()
-            rate = formulas.learning_rate(number, own, num_updates=schedule)
             objective, norm = _update(
                 run,
                 policy,

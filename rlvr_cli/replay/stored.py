@@ -5,7 +5,7 @@ rollouts, or of the traces that `rlvr sft` read.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,7 @@ class StoredRun:
     steps: dict[
         int, list[tuple[Phase, int]]
     ]  # policy version -> the (phase, step) of rollouts with tokens that it sampled
+    by_batch: bool = False  # whether the learning rate goes by the planned updates of each batch
 
 
 def read_stored(path: Path) -> StoredRun:
@@ -109,6 +110,7 @@ def read_stored(path: Path) -> StoredRun:
         options=values,
         compute_dtype=str(metadata.get("policy", {}).get("compute_dtype", "auto")),
         facts=facts,
+        by_batch=metadata.get("schedule") == "by_batch",
         logged=_logged(path),
         steps={version: sorted(set(found)) for version, found in steps.items()},
     )
@@ -184,6 +186,19 @@ def batches(run: StoredRun, tokenizer: Any) -> Iterator[Batch]:
                 batch = made_of(run.options, rollouts, number=number)
                 yield batch
                 made, number = made + len(batch.updates), number + 1
+
+
+def with_rates(run: StoredRun, found: Iterable[Batch]) -> Iterator[tuple[Batch, list[float]]]:
+    """The batches of a run, each with the learning rates of its updates."""
+    schedule, made, trained = num_updates(run), 0, 0
+    for number, batch in enumerate(found):
+        places: list[tuple[int, int | None]] = [(made + i, None) for i in range(len(batch.updates))]
+        if run.by_batch:
+            first = number * schedule // run.options["n_grpo_steps"]
+            places = [(first + i, trained + i) for i in range(len(batch.updates))]
+        yield batch, [formulas.learning_rate(k, run.options, num_updates=schedule, trained=t) for k, t in places]
+        made += len(batch.updates)
+        trained += len(batch.updates) if batch.responses else 0
 
 
 def num_updates(run: StoredRun) -> int:

@@ -71,11 +71,19 @@ def resumed_config(config: C, *, command: str, one_run: bool = True, writes: boo
 
 
 @contextmanager
-def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any], all_runs: str = "") -> Iterator[RunDir]:
+def open_run(
+    config: RunOptions,
+    *,
+    command: str,
+    facts: Mapping[str, Any],
+    all_runs: str = "",
+    new: Mapping[str, Any] | None = None,
+) -> Iterator[RunDir]:
     """Create the run, or resume it if its facts are unchanged; on exit its status is set as by `RunDir`.
 
     Args:
         all_runs: of several runs, the command that goes on with all of them.
+        new: what the run.json of a new run has besides, such as which of the ways it goes that versions differ in.
 
     Raises:
         RlvrError: another process is writing the run, the facts of a resumed run differ (all differences are named), or
@@ -96,6 +104,7 @@ def open_run(config: RunOptions, *, command: str, facts: Mapping[str, Any], all_
             "sources": dict(config.sources),
             "facts": dict(facts),
             "environment": environment(),
+            **(new or {}),
         }
         _refuse_secrets(metadata)
         about = [name_of(facts.get(kind)) for kind in ("model", "dataset")]

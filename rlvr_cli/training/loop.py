@@ -24,6 +24,8 @@ from rlvr_cli.types import Rollout
 
 T = TypeVar("T")
 
+BY_BATCH = "by_batch"  # as `schedule` in run.json: the learning rate is that of the planned updates of each batch
+
 
 @dataclass(frozen=True)
 class Place:
@@ -143,6 +145,8 @@ class RolloutLoop:
         self._trainer, self._source, self._bar = trainer, source, bar
         self._shown, self._checks, self._evaluate_every = shown, checks, evaluate_every
         self._asked = trainer.cursor.get("asked", 0)  # questions, before the present batch
+        self._by_batch = trainer.run.metadata.get("schedule") == BY_BATCH
+        self._empty = trainer.cursor.get("empty", 0)  # batches without a row so far, if the schedule goes by batches
         self._batch = RolloutBatch([], self._asked, {})
         self._signals: dict[str, float] = {}
         self._minibatches: list[list[int]] | None = None
@@ -186,6 +190,7 @@ class RolloutLoop:
                 self._evaluate()
             yield rows
         if not self._minibatches:
+            self._empty += self._by_batch
             self._trainer.skip(self._after)
 
     def old_scores(self, batch: Batch, **how: Any) -> dict[str, Tensor]:
@@ -213,9 +218,12 @@ class RolloutLoop:
     def update(self, batch: Mapping[str, Tensor], **how: Unpack[UpdateOptions]) -> None:
         """Do the next update on the batch, see `Trainer.update`."""
         last = self.done + 1 >= self.num_updates
-        within = {"steps": self.number, "asked": self._asked, "updates_of_batch": self.done + 1}
         metrics = self._trainer.update(
-            batch, cursor=self._after if last else within, tensors={} if last else self._kept, **how
+            batch,
+            cursor=self._after if last else self._cursor(self.number, asked=self._asked, done=self.done + 1),
+            tensors={} if last else self._kept,
+            learning_rate=self._learning_rate,
+            **how,
         )
         self.done += 1
         if metrics["update/tokens"]:
@@ -230,7 +238,20 @@ class RolloutLoop:
     @property
     def _after(self) -> dict[str, int]:
         """The cursor after the last update on the batch."""
-        return {"steps": self.number + 1, "asked": self._batch.asked, "updates_of_batch": 0}
+        return self._cursor(self.number + 1, asked=self._batch.asked, done=0)
+
+    def _cursor(self, number: int, *, asked: int, done: int) -> dict[str, int]:
+        cursor = {"steps": number, "asked": asked, "updates_of_batch": done}
+        return cursor | ({"empty": self._empty} if self._empty else {})
+
+    @property
+    def _learning_rate(self) -> float:
+        """Of the next update. Where batches vary in size, the schedule goes by batches, so that it ends with the run."""
+        trainer = self._trainer
+        if not self._by_batch:
+            return trainer.learning_rate_at(trainer.updates)
+        planned = self.number * (trainer.num_updates // self._num_steps) + self.done
+        return trainer.learning_rate_at(planned, trained=trainer.updates - self._empty)
 
     def _evaluate(self) -> None:
         every = self._trainer.config.eval_every

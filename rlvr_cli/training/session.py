@@ -35,6 +35,7 @@ from rlvr_cli.terminal import console
 from rlvr_cli.text import printable
 from rlvr_cli.trackers.children import tracked
 from rlvr_cli.training.divergence import Diverged
+from rlvr_cli.training.loop import BY_BATCH
 from rlvr_cli.training.parallel.placement import Placement, place, place_on
 from rlvr_cli.training.planning.memory import MemoryPlan, compute_dtype, memory_plan
 from rlvr_cli.training.trainer import Trainer
@@ -288,12 +289,13 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
     must fit the context.
     A run that diverges ends as such: its model is saved and evaluated, and the block is left without an error.
     """
+    schedule = {"schedule": BY_BATCH} if config.batches_vary else {}
     with (
         inputs.pool,
         StopRequest() as stop,
         tracked(config.track, project=config.track_project) as trackers,
         open_environment(config) as environment,
-        open_run(config, command=command, facts=inputs.facts) as run,
+        open_run(config, command=command, facts=inputs.facts, new=schedule) as run,
         Trainer(
             replace(config, compute_dtype=inputs.compute_dtype),
             run,

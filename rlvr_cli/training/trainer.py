@@ -212,12 +212,14 @@ class Trainer:
         *,
         cursor: dict[str, int],
         tensors: dict[str, Tensor] | None = None,
+        learning_rate: float | None = None,
         **how: Unpack[UpdateOptions],
     ) -> dict[str, float]:
         """Do one optimizer update, log its metrics under the number of updates before it, and checkpoint if one is due.
 
         Args:
             cursor, tensors: the data cursor and the tensors to resume from after this update.
+            learning_rate: None: that of the schedule after as many updates.
 
         Raises:
             RlvrError: too many updates in a row were skipped because loss or gradient was not finite.
@@ -235,13 +237,7 @@ class Trainer:
             metrics = self.trainers.do(
                 "update",
                 dict(batch),
-                learning_rate=learning_rate_at(
-                    self.updates,
-                    peak=self.config.learning_rate,
-                    num_steps=self.num_updates,
-                    warmup_steps=self.config.warmup_steps,
-                    schedule=self.config.lr_schedule,
-                ),
+                learning_rate=self.learning_rate_at(self.updates) if learning_rate is None else learning_rate,
                 max_grad_norm=self.config.max_grad_norm,
                 gradient_checkpointing=self.config.gradient_checkpointing,
                 **self._split,
@@ -261,6 +257,17 @@ class Trainer:
         self._advance_cursor(cursor, tensors)
         self.check_divergence()
         return metrics
+
+    def learning_rate_at(self, step: int, *, trained: int | None = None) -> float:
+        """The learning rate of an update, see `optimizer.learning_rate_at`."""
+        return learning_rate_at(
+            step,
+            peak=self.config.learning_rate,
+            num_steps=self.num_updates,
+            warmup_steps=self.config.warmup_steps,
+            schedule=self.config.lr_schedule,
+            trained=trained,
+        )
 
     def log_probs(
         self,

@@ -1,6 +1,8 @@
 """`rlvr grpo --partial-rollout-tokens`: what is sampled when, by which policy, and what is trained on."""
 
 import json
+import math
+import shutil
 from collections import defaultdict
 from itertools import chain
 
@@ -41,6 +43,7 @@ SMALL = {
     "run": "r",
 }
 
+HALVES = {"train_batch_size": 8, "gradient_accumulation_steps": 1}  # two updates on a full batch
 MORE = {"rollout_batch_size": 32, "train_batch_size": 32, "group_size": 2}
 
 
@@ -94,6 +97,48 @@ def test_with_enough_tokens_for_a_response_nothing_changes(train):
     assert (whole / "model/model.safetensors").read_bytes() == (parts / "model/model.safetensors").read_bytes()
     assert not (whole / "segments").exists()
     assert set(metrics_of(parts)["partial/unfinished_share"].values()) == {0.0}
+
+
+def rates_of(run):
+    """Of each update that was made: its number, that of its batch, its place in it, updates made before it, and its learning rate."""
+    found = metrics_of(run)
+    begins = sorted(found["step/seconds"])
+    made = [step for step, tokens in found["update/tokens"].items() if tokens]
+    numbers = [sum(begin <= step for begin in begins) - 1 for step in made]
+    rates = [found["optimizer/learning_rate"][step] for step in made]
+    return [
+        (step, number, step - begins[number], before, rate)
+        for before, (step, number, rate) in enumerate(zip(made, numbers, rates, strict=True))
+    ]
+
+
+def test_the_schedule_goes_by_batches_and_empty_ones_do_not_warm_up(train):
+    """Two updates are planned for each of 6 batches; two make a warm-up, and the cosine has 9 steps from the third planned one on."""
+    run = train(**HALVES, n_grpo_steps=6, lr_schedule="cosine", warmup_steps=2)
+    found = rates_of(run)
+    assert found[0][1] >= 2, "batches without a row come first"
+    assert len(found) > 3
+    assert found[-1][0] < 2 * found[-1][1], "there are fewer updates than were planned"
+    for _, number, place, before, rate in found:
+        cosine = 0.1 + 0.45 * (1 + math.cos(math.pi * (2 * number + place - 2) / 9))
+        assert rate == pytest.approx(1e-3 * ((before + 1) / 2 if before < 2 else cosine)), (number, place)
+
+
+def test_an_earlier_run_goes_on_with_its_warm_up(train, tmp_path):
+    """It counted every update, also of batches without a row; a run that is resumed otherwise has the rates of one that was not."""
+    whole = train(**HALVES, n_grpo_steps=5, warmup_steps=8)
+    run = train(**HALVES, n_grpo_steps=4, warmup_steps=8, run="cut")
+    earlier = tmp_path / "earlier"
+    shutil.copytree(run, earlier)
+    with RunDir.resume(earlier) as opened:
+        opened.update(schedule=None)
+    more = {"n_grpo_steps": 5, "runs_dir": str(tmp_path)}
+    for path in (run, earlier):
+        grpo.run(resolve(GrpoConfig, flags={"resume": str(path), **more}, command="grpo"))
+    assert rates_of(run) == rates_of(whole)
+    later = [(step, rate) for step, number, _, _, rate in rates_of(earlier) if number == 4]
+    assert later
+    assert [rate for _, rate in later] == pytest.approx([1e-3 * min((step + 1) / 8, 1) for step, _ in later])
 
 
 @pytest.mark.slow

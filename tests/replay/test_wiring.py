@@ -416,7 +416,11 @@ def test_a_run_is_what_its_options_and_rollouts_give(command, name, given, place
             {"importance_correction": "none", "loss_type": "grpo_clip", "cliprange": 0.0103, "train_batch_size": 4, "kl_coef": 0.5},
             id="clip", marks=pytest.mark.slow,
         ),
-        pytest.param({"importance_cap": 0.9, "question_order": "file", "overlong": "mask", "epochs_per_rollout_batch": 2}, id="capped"),
+        pytest.param(
+            {"importance_cap": 0.9, "question_order": "file", "overlong": "mask", "epochs_per_rollout_batch": 2, "train_batch_size": 4,
+             "warmup_steps": 2, "lr_schedule": "cosine"},
+            id="capped",
+        ),
         pytest.param(
             {"std_normalization": "batch", "length_reward": 0.4, "sampling_top_p": 0.8, "importance_correction": "masked"},
             id="masked", marks=pytest.mark.slow,

@@ -201,6 +201,7 @@ def test_other_training_killed_at_some_points_ends_the_same(forks: Forks, tmp_pa
 def test_partial_rollouts_killed_between_segments_and_rollouts_end_the_same(forks: Forks, tmp_path: Path):
     """In every step: its segments are committed, and the rollouts that are made of them are not."""
     command = [*GRPO, "--n-grpo-steps", "3", "--partial-rollout-tokens", "4", "--question-order", "prioritized"]
+    command += ["--warmup-steps", "2", "--lr-schedule", "cosine"]
     whole, run = tmp_path / "runs/whole", tmp_path / "runs/cut"
     go_on(forks, whole, command)
     steps = [json.loads(line) for line in (whole / "manifest.jsonl").read_text().splitlines()]

@@ -33,6 +33,7 @@ class TrainingConfig(
     kl_coef = 0.0
     loaded_teacher = ""
     divergence = "reverse_kl"
+    batches_vary = False
     rollout_batch_size = 256
     rows_of_unit = 1
     critic = ""

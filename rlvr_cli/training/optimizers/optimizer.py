@@ -51,15 +51,26 @@ def make_optimizer(
 
 
 def learning_rate_at(
-    step: int, *, peak: float, num_steps: int, warmup_steps: int = 0, schedule: Schedule = "constant"
+    step: int,
+    *,
+    peak: float,
+    num_steps: int,
+    warmup_steps: int = 0,
+    schedule: Schedule = "constant",
+    trained: int | None = None,
 ) -> float:
     """The learning rate of update `step`, counted from 0.
 
     Rises linearly over the first `warmup_steps` updates, up to `peak`. Then it stays at `peak` (schedule "constant"), or
     falls along half a cosine to 10 % of `peak` at the last of the `num_steps` updates, and stays there.
+
+    Args:
+        step: of `num_steps`, those that were planned and not made included.
+        trained: updates made before it, which are what the warm-up counts; None: all that were planned.
     """
-    if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
+    warmed = step if trained is None else trained
+    if warmed < warmup_steps:
+        return peak * (warmed + 1) / warmup_steps
     if schedule == "constant":
         return peak
     progress = min((step - warmup_steps) / max(num_steps - 1 - warmup_steps, 1), 1.0)

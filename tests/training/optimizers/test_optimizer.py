@@ -35,6 +35,12 @@ def test_learning_rate_worked_by_hand():
     expected = [0.5, 1.0, 1.0, 0.1 + 0.45 * (1 + math.cos(math.pi / 4)), 0.55]
     expected += [0.1 + 0.45 * (1 - math.cos(math.pi / 4)), 0.1, 0.1, 0.1]
     assert rates(warmup_steps=2, schedule="cosine") == pytest.approx(expected)
+    skipping = [
+        learning_rate_at(k, peak=1.0, num_steps=7, warmup_steps=2, schedule="cosine", trained=k - 3) for k in (3, 4, 6)
+    ]
+    assert skipping == pytest.approx(
+        [0.5, 1.0, 0.1]
+    )  # the first three were not made: the others warm up, and end where they would
 
 
 @given(st.integers(1, 300), st.integers(0, 300), st.integers(0, 600))
