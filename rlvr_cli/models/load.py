@@ -7,12 +7,15 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.adapter import load_adapted
-from rlvr_cli.models.directory import base_of
-from rlvr_cli.models.policy import Lora, Policy
+from rlvr_cli.models.directory import base_of, local_directory
+from rlvr_cli.models.policy import Lora, Policy, first_not_finite
 from rlvr_cli.models.pretrained import read_pretrained
 from rlvr_cli.process import keep_freed_memory
+from rlvr_cli.text import printable
 
 TINY_PARAMETERS = 10_000_000
 
@@ -54,6 +57,34 @@ def load_policy(
         load_policy, path_or_id, dtype=dtype, compute_dtype=compute_dtype, device=there, lora=lora
     )
     return policy
+
+
+def check_finite(policy: Policy, path_or_id: str | Path) -> None:
+    """Raise RlvrError if the weights of a model to train hold NaN or infinity: no checkpoint could be written.
+
+    Published models may have them in rows that no token reads, with which everything else works.
+
+    Args:
+        path_or_id: where the policy was just loaded from.
+    """
+    name = first_not_finite(policy.weights())
+    if name is None:
+        return
+    file = _file_with(name, local_directory(path_or_id))
+    raise RlvrError(
+        f"The weights of {printable(str(path_or_id))} hold NaN or infinity, first in {name}{f' ({file})' * bool(file)}: no checkpoint could "
+        "be written.",
+        "Copy or download the model again. If it was published like this, in rows that no token uses, write 0 there in a copy of it.",
+    )
+
+
+def _file_with(name: str, directory: Path | None) -> str:
+    """Return the weights file that has this tensor; empty if none has it under this name."""
+    for path in sorted(directory.glob("*.safetensors")) if directory is not None else ():
+        with safe_open(path, framework="pt") as tensors:
+            if name in tensors.keys():  # noqa: SIM118 (it is no mapping)
+                return path.name
+    return ""
 
 
 def load_frozen(path_or_id: str | Path, *, dtype: str, compute_dtype: str, device: str) -> Policy:

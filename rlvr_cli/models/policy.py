@@ -9,6 +9,7 @@ the policy with a LoRA adapter, `sharded.py` the one that is divided over proces
 """
 
 import contextlib
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -522,6 +523,17 @@ def distinct_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
             seen.add(tensor.data_ptr())
             found[name] = tensor
     return found
+
+
+def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor that holds NaN or infinity; None if all are finite."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        # tensor.isfinite() would allocate a mask of the tensor's size.
+        if not all(map(math.isfinite, torch.aminmax(tensor))):
+            return name
+    return None
 
 
 _linear_heads: weakref.WeakKeyDictionary[nn.Module, tuple[nn.Module | None, bool]] = weakref.WeakKeyDictionary()

@@ -19,7 +19,6 @@ lock may load or save.
 import errno
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -36,7 +35,7 @@ from torch import Tensor
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
-from rlvr_cli.models.policy import Policy, distinct_tensors
+from rlvr_cli.models.policy import Policy, distinct_tensors, first_not_finite
 from rlvr_cli.runs.storage.files import (
     atomic_write,
     fsync_directory,
@@ -206,18 +205,15 @@ def check_checkpoints(run: Path) -> tuple[int, list[str]]:
 
 def _check_finite(run: Path, *, step: int, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
     for kind, tensors in (("weights", weights), ("optimizer's state", moments)):
-        for name, tensor in tensors.items():
-            if not tensor.is_floating_point() or not tensor.numel():
-                continue
-            # The largest |x|; tensor.isfinite() would allocate a mask of the tensor's size.
-            if not math.isfinite(torch.linalg.vector_norm(tensor, ord=math.inf)):
-                newest, _ = _newest_intact(run)
-                raise RlvrError(
-                    f"The checkpoint of step {step} was not written: the {kind} hold NaN or infinity, first in {name}.",
-                    f"The newest intact checkpoint is {shown(newest[0])}; a lower learning rate may get past this step."
-                    if newest
-                    else "There is no earlier checkpoint: start again with a lower learning rate.",
-                )
+        name = first_not_finite(tensors)
+        if name is not None:
+            newest, _ = _newest_intact(run)
+            raise RlvrError(
+                f"The checkpoint of step {step} was not written: the {kind} hold NaN or infinity, first in {name}.",
+                f"The newest intact checkpoint is {shown(newest[0])}; a lower learning rate may get past this step."
+                if newest
+                else "There is no earlier checkpoint: start again with a lower learning rate.",
+            )
 
 
 def check_space_for_training(

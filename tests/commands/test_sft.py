@@ -1,6 +1,7 @@
 """What the sft command decides before and beside the loop: which ids are trained on, who grades, what the plan says."""
 
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -8,6 +9,7 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from factories import a_rollout
 from killed import SFT, rows_of, weights_of
@@ -209,6 +211,23 @@ def test_a_run_that_has_begun_with_a_beta2_that_is_rounded_away_says_so(capsys, 
         given = {"param_dtype": "bfloat16", "optimizer": "adamw_kahan", "adam_beta2": beta2, "runs_dir": str(tmp_path)}
         sft.run(SftConfig(dataset="arithmetic:64", dry_run=True, **given))
         assert ("--adam-beta2 above 0.96 is rounded away" in capsys.readouterr().err) == (beta2 == 0.999)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_weights_of_the_model_that_are_not_finite_are_refused_before_anything_is_done(tmp_path, value):
+    """In a row that no token uses training would work, but no checkpoint could be written."""
+    model = tmp_path / "model"
+    shutil.copytree(builtin_model_path(), model)
+    weights = load_file(model / "model.safetensors")
+    weights["model.embed_tokens.weight"][-1, 0] = value
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    given = {"dataset": "arithmetic:8", "eval_dataset": "arithmetic:4", "runs_dir": str(tmp_path / "runs")}
+    with pytest.raises(RlvrError) as caught:
+        sft.run(SftConfig(model=str(model), n_sft_steps=1, train_batch_size=4, run="r", **given))
+    assert (
+        f"{model} hold NaN or infinity, first in model.embed_tokens.weight (model.safetensors)" in caught.value.problem
+    )
+    assert list((tmp_path / "runs/r/rollouts").iterdir()) == []
 
 
 def test_an_engine_for_evaluations_needs_questions(tmp_path, forks):

@@ -19,7 +19,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.models.divergence import Teacher
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.models.load import TINY_PARAMETERS, load_frozen, load_policy, use_few_threads
+from rlvr_cli.models.load import TINY_PARAMETERS, check_finite, load_frozen, load_policy, use_few_threads
 from rlvr_cli.models.policy import Policy, distinct_tensors, trained_adapter
 from rlvr_cli.samplers.episodes.open import open_environment, played
 from rlvr_cli.samplers.open import engine_kind, settings_of
@@ -56,6 +56,8 @@ class Replica:
             device=device,
             lora=trained_adapter(config),
         )
+        if self.ranks.rank == 0:
+            check_finite(self.policy, model_path(config.model))
         if self.policy.device.type == "mps":
             raise RlvrError("Training does not run on mps: it needs float64, which mps lacks.", "Use --device cpu.")
         use_few_threads(self.policy)
