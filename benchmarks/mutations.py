@@ -537,7 +537,7 @@ WIRING = [
         ("no warm-up", "warmup_steps=self.config.warmup_steps,", "warmup_steps=0,", replays("grpo-clip"), "warmup_steps"),
         ("a constant schedule", "schedule=self.config.lr_schedule,", 'schedule="constant",', replays("grpo-clip"), "lr_schedule"),
         ("the schedule is one update too long", "num_steps=self.num_updates,", "num_steps=self.num_updates + 1,", replays("grpo-clip"), "lr_schedule"),
-        ("the schedule is one update ahead", "self.updates,\n                    peak", "self.updates + 1,\n                    peak", replays("grpo-clip"), "lr_schedule warmup_steps"),
+        ("the schedule is one update ahead", "step,\n            peak", "step + 1,\n            peak", replays("grpo-clip"), "lr_schedule warmup_steps"),
         ("micro-batches count rows always", '"micro_batch_tokens": self._tokens}', '"micro_batch_tokens": None}', "tests/replay/test_wiring.py -k saves_memory", "micro_batch_tokens"),
         ("micro-batches of 8 rows, whatever is asked", '"micro_batch_size": self.config.micro_batch_rows,', '"micro_batch_size": 8,', f"{SPLITS} asked_for", "sft.micro_batch_size ei.micro_batch_size distill.micro_batch_size ppo.micro_batch_size dpo.micro_batch_size"),
         ("activations are kept always", "gradient_checkpointing=self.config.gradient_checkpointing,", "", "tests/replay/test_wiring.py -k saves_memory", "gradient_checkpointing"),
@@ -883,7 +883,7 @@ MATHEMATICS = [
     *mutations_of(
         "training/optimizers/optimizer.py",
         ("moments of the weights' precision always", '"adamw_8bit": AdamW8bit', '"adamw_8bit": AdamWKahan', "tests/replay/test_wiring.py -k 8_bits", "optimizer"),
-        ("warm-up is off by one", "return peak * (step + 1) / warmup_steps", "return peak * step / warmup_steps", "tests/training/optimizers/test_optimizer.py"),
+        ("warm-up is off by one", "return peak * (warmed + 1) / warmup_steps", "return peak * warmed / warmup_steps", "tests/training/optimizers/test_optimizer.py"),
         ("the cosine falls to 0", "(0.1 + 0.9 * 0.5 *", "(0.0 + 1.0 * 0.5 *", "tests/training/optimizers/test_optimizer.py"),
         ("the cosine starts before warm-up ends", "(step - warmup_steps) / max(num_steps", "step / max(num_steps", "tests/training/optimizers/test_optimizer.py"),
     ),
