@@ -39,16 +39,22 @@ def storable(text: str) -> str:
     return text
 
 
-def filled_in(text: str, template: str, *, placeholder: str) -> str | None:
+def filled_in(text: str, template: str, *, placeholder: str, at: int = 0) -> str | None:
     """Return what stands in a text in each place of the template's placeholder.
 
     None if the text is not made from the template, or if there is only white space.
+
+    Args:
+        at: where in the text what is made from the template begins.
     """
     parts = template.split(placeholder)
+    if not text.startswith(parts[0], at) or not text.endswith(parts[-1]):
+        return None
     holes = len(parts) - 1
-    length, rest = divmod(len(text) - sum(map(len, parts)), holes or 1)
-    inside = text[len(parts[0]) : len(parts[0]) + max(length, 0)]
-    return inside if holes and not rest and inside.strip() and inside.join(parts) == text else None
+    length, rest = divmod(len(text) - at - sum(map(len, parts)), holes or 1)
+    begin = at + len(parts[0])
+    inside = text[begin : begin + max(length, 0)]
+    return inside if holes and not rest and inside.strip() and inside.join(parts) == text[at:] else None
 
 
 def redacted(text: str) -> str:

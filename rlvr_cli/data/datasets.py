@@ -64,6 +64,7 @@ class Dataset:
     notes: list[str] = field(default_factory=list)  # shown to the user, such as: answers of mixed form
     too_few: str = ""  # that there are fewer examples than the limit
     shots: dict[str, Any] | None = None  # what precedes each question, if anything does
+    beginnings: Sequence[tuple[int, str]] = ()  # of `beginnings_of`: where in its prompts the shots end
 
     @property
     def rows(self) -> int:
@@ -73,7 +74,7 @@ class Dataset:
     def facts(self) -> dict[str, Any]:
         """The fields of run.json that identify the dataset."""
         found = {"name": self.name, "rows": self.rows, "fingerprint": self.fingerprint}
-        return found if self.shots is None else found | {"shots": self.shots}
+        return found if self.shots is None else found | {"shots": self.shots, "beginnings": list(self.beginnings)}
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ a question.
 """
 
 import difflib
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rlvr_cli.types import Example
 
 PLACEHOLDER, SUBJECT = "{question}", "{subject}"
 SEPARATOR = "\n\n"  # after each shot of --shots
+_DIGITS = 16  # of the digest of shots
 _DIRECTORY = Path(__file__).parent / "prompts"
 
 
@@ -52,26 +54,56 @@ class StoredPrompts:
     template: str = ""  # empty: unknown
     start: int = 0  # where the user's message begins, in a chat template
     shots: int = 0  # before each question
+    beginnings: tuple[tuple[int, str], ...] = ()  # of `beginnings_of`, the shortest first; empty in older runs
 
     def question_in(self, prompt: str, *, ground_truth: str = "") -> str | None:
         """The question in one of these prompts; None if it is not known.
 
-        With shots it begins after an empty line, as each shot but the first does. So as many places fit the template as there are
-        shots, or one if the shots have other prompts. If more fit, since a text has empty lines of its own, it is not known.
+        With shots it begins where these end, as run.json tells. In older runs it begins after an empty line, as each shot but the
+        first does. So as many places fit the template as there are shots, or one if the shots have other prompts; and where the
+        template begins with the question, each of its own empty lines is such a place in each shot. If another number fits, since
+        a text has empty lines of its own, it is not known.
         """
         before, message = self.template[: self.start], self.template[self.start :]
         subject = subject_of(ground_truth) if SUBJECT in message else ""
         message = message.replace(SUBJECT, subject) if subject else message
         if not self.shots or not prompt.startswith(before):
             return filled_in(prompt, before + message, placeholder=PLACEHOLDER)
-        asked = prompt.removeprefix(before)
-        rests = [asked[place.end() :] for place in re.finditer(SEPARATOR, asked)]
-        found = [question for rest in rests if (question := filled_in(rest, message, placeholder=PLACEHOLDER))]
-        return found[-1] if len(found) in (1, self.shots) else None
+        places = self._ends(prompt) if self.beginnings else _after_empty_lines(prompt, self.start)
+        fitting = [at for at in places if filled_in(prompt, message, placeholder=PLACEHOLDER, at=at)]
+        of_shot = 1 + message.count(SEPARATOR) if message.startswith(PLACEHOLDER) else 1
+        known = bool(fitting) if self.beginnings else len(fitting) in (1, self.shots, self.shots * of_shot)
+        return filled_in(prompt, message, placeholder=PLACEHOLDER, at=fitting[-1]) if known else None
+
+    def question_with_shots_in(self, prompt: str) -> str | None:
+        """What stands in the question's place, with the shots before it; None if they are elsewhere."""
+        return filled_in(prompt, self.template, placeholder=PLACEHOLDER)
+
+    def _ends(self, prompt: str) -> Iterator[int]:
+        """Yield where the shots of a prompt end; hardly ever can they end at several places."""
+        digest, at = hashlib.sha256(), self.start
+        for length, known in self.beginnings:
+            digest.update(_encoded(prompt[at : self.start + length]))
+            at = self.start + length
+            if digest.hexdigest()[:_DIGITS] == known:
+                yield at
+
+
+def beginnings_of(texts: Iterable[str]) -> list[tuple[int, str]]:
+    """What run.json has of the shots that precede questions: the length of each text in characters, and its digest."""
+    return sorted((len(text), hashlib.sha256(_encoded(text)).hexdigest()[:_DIGITS]) for text in texts)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
+
+
+def _after_empty_lines(text: str, start: int) -> Iterator[int]:
+    return (line.end() for line in re.compile(SEPARATOR).finditer(text, start))
 
 
 def stored_prompts(metadata: Mapping[str, Any]) -> StoredPrompts:
-    """How a run has made its prompts. Where the shots stand in a chat template is known of a built-in --prompt alone.
+    """How a run has made its prompts. Where the shots stand in a chat template is known in older runs of a built-in --prompt alone.
 
     Args:
         metadata: its run.json.
@@ -79,9 +111,12 @@ def stored_prompts(metadata: Mapping[str, Any]) -> StoredPrompts:
     template, shots = prompt_template(metadata), fact_of(metadata, "dataset", "shots", "count")
     if not isinstance(shots, int) or not shots:
         return StoredPrompts(template)
-    name = fact_of(metadata, "prompt", "name")
-    start = template.find(load_prompt(name).text.strip()) if name in prompt_names() else 0
-    return StoredPrompts(template, max(start, 0), shots)
+    name, start = (fact_of(metadata, "prompt", fact) for fact in ("name", "start"))
+    if not isinstance(start, int):
+        start = template.find(load_prompt(name).text.strip()) if name in prompt_names() else 0
+    of_both = (fact_of(metadata, which, "beginnings") or () for which in ("dataset", "eval_dataset"))
+    beginnings = sorted({(length, digest) for of_one in of_both for length, digest in of_one})
+    return StoredPrompts(template, max(start, 0), shots, tuple(beginnings))
 
 
 def prompt_names() -> list[str]:

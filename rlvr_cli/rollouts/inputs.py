@@ -108,7 +108,8 @@ def input_facts(
     return {
         **data,
         "model": model,
-        "prompt": {"name": template.name, "text": template.text},
+        "prompt": {"name": template.name, "text": template.text}
+        | ({"start": template.start} if template.start else {}),
         **grader,
         "engine": engine,
     }

@@ -16,7 +16,7 @@ from rlvr_cli.config.shared.prompt import ShotOptions
 from rlvr_cli.config.shared.questions import REASONING_GYM, VERIFIERS
 from rlvr_cli.data.datasets import Dataset, load_dataset
 from rlvr_cli.data.mmlu import MMLU
-from rlvr_cli.data.prompts import SEPARATOR, PromptTemplate, load_prompt, prompt_of
+from rlvr_cli.data.prompts import SEPARATOR, PromptTemplate, beginnings_of, load_prompt, prompt_of
 from rlvr_cli.data.traces import response_from_solution
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.multiple_choice import subject_of
@@ -81,8 +81,15 @@ def with_shots(
             "Leave --shots out, or if it is the question: --question-field prompt",
         )
     shots = load_shots(config, spec=spec, reading=reading)
-    asked = (replace(e, prompt=prompt_of(e, template, shots=shots.before(e))) for e in dataset.examples)
-    return replace(dataset, examples=spilled(asked, Example), shots=shots.facts)
+    texts: set[str] = set()  # few: shots differ by subject, and where the question would be one of its own
+
+    def asked(example: Example) -> Example:
+        before = shots.before(example)
+        texts.add(before)
+        return replace(example, prompt=prompt_of(example, template, shots=before))
+
+    examples = spilled(map(asked, dataset.examples), Example)
+    return replace(dataset, examples=examples, shots=shots.facts, beginnings=beginnings_of(texts))
 
 
 def load_shots(config: ShotOptions, *, spec: str, reading: Mapping[str, Any]) -> Shots:

@@ -11,8 +11,9 @@ from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.data.prompts import load_prompt, prompt_of, stored_prompts
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.tokens.chat import ChatTemplate, chat_prompt
-from rlvr_cli.rollouts.inputs import load_questions, load_template
+from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template
 from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.training.session import load_eval_dataset
 
 SUBJECTS = ("abstract_algebra", "world_religions")
@@ -52,6 +53,9 @@ def test_an_evaluation_on_mmlu_asks_with_shots_of_the_subject(folder, forks):
         "name": "mmlu:mmlu", "split": "dev", "count": 2, "fingerprint": "",
     }  # fmt: skip
     assert "abstract algebra" in forks.run("analyze", "subjects", "r", cwd=folder, status=0).out
+    with RunDir.resume(folder / "runs/r") as run:
+        assert len(recorded["dataset"].pop("beginnings")) == 2  # an older run lacks them, and goes on
+        run.update(facts=recorded)
     again = forks.run("eval", "--resume", "r", cwd=folder, status=0)
     assert sorted(row["prompt"] for row in read_rollouts(folder / "runs/r").to_pylist()) == [
         first["prompt"], second["prompt"],
@@ -161,11 +165,36 @@ def test_the_question_of_a_stored_prompt_is_the_datasets(folder, prompt):
         config = EvalConfig(dataset="mmlu:mmlu", prompt=prompt, shots=shots)
         plain = load_questions(replace(config, shots=0), purpose="eval", template=template)
         shown = load_questions(config, purpose="eval", template=template)
-        stored = stored_prompts({"facts": {"dataset": shown.facts, "prompt": {"name": prompt, "text": template.text}}})
-        for example, asked in zip(plain.examples, shown.examples, strict=True):
-            text = prompt_of(asked, template)
-            assert stored.question_in(text, ground_truth=asked.ground_truth) == example.question
-            assert stored.question_in(f"Other. {text} ", ground_truth=asked.ground_truth) != example.question
+        for facts in (shown.facts, {name: value for name, value in shown.facts.items() if name != "beginnings"}):
+            prompts = stored_prompts({"facts": {"dataset": facts, "prompt": {"name": prompt, "text": template.text}}})
+            for example, asked in zip(plain.examples, shown.examples, strict=True):
+                text = prompt_of(asked, template)
+                assert prompts.question_in(text, ground_truth=asked.ground_truth) == example.question
+                assert prompts.question_in(f"Other. {text} ", ground_truth=asked.ground_truth) != example.question
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize(
+    "text", ["{question}", "{question}\n\nAnswer:", "Q: {question}\n\nAgain: {question}\nA:", "\n{question}\n"]
+)
+def test_the_question_is_told_from_its_shots_also_where_both_have_empty_lines(folder, text, chat):
+    (folder / "prompt").write_text(text)
+    rows = [{"prompt": f"{i}?\n\nmore", "response": f" It\n\nis\n\nAnswer: {i}.\n\n{i}"} for i in range(3)]
+    traces = write(folder / "t.jsonl", *rows)
+    asked = ["5\n\nmore\n\nAnswer: 6", rows[0]["prompt"], rows[1]["prompt"], "6"]
+    questions = write(folder / "q.jsonl", *({"question": question, "answer": "e"} for question in asked))
+    model = str(write_chat_qwen(folder / "model")) if chat else ""
+    config = EvalConfig(dataset=questions, prompt="prompt", shots=2, shots_dataset=traces, chat=chat)
+    template = load_template(config, model=model)
+    dataset = load_questions(config, purpose="eval", template=template)
+    facts = input_facts({"dataset": dataset.facts}, model={}, template=template, grader={}, engine="embedded")
+    assert len(facts["dataset"]["beginnings"]) == 3, "with the first two, and where one of them is the question"
+    prompts = stored_prompts(json.loads(json.dumps({"facts": facts})))
+    assert [prompts.question_in(e.prompt or "") for e in dataset.examples] == asked
+    evaluated = stored_prompts(
+        {"facts": facts | {"eval_dataset": facts["dataset"], "dataset": {"shots": dataset.shots}}}
+    )
+    assert [evaluated.question_in(e.prompt or "") for e in dataset.examples] == asked
 
 
 def stored(text, shots, name="p"):
@@ -183,6 +212,9 @@ def test_a_question_that_may_begin_at_several_places_is_unknown():
         "shots with prompts of their own"
     )
     assert stored("Q: {question}\nB:", 2).question_in(headed) is None
+    apart = "1\n\nAnswer: a\n\n2\n\nAnswer: b\n\n3\n\nAnswer:"
+    assert stored("{question}\n\nAnswer:", 2).question_in(apart) == "3", "each shot has two places that fit"
+    assert stored("{question}\n\nAnswer:", 2).question_in(apart.replace("3", "3\n\nmore")) is None
     for broken in ({}, {"facts": 1}, {"facts": {"prompt": {"text": 1}, "dataset": {"shots": {"count": "x"}}}}):
         assert stored_prompts(broken).question_in("q") is None
 

@@ -42,6 +42,7 @@ class Question:
     text: str | None  # None if it cannot be extracted from the prompt
     ground_truth: str
     identity: str  # equal for questions that differ only in case and white space
+    has_shots: bool = False  # whether the text has the shots before the question, from which it could not be told
     n: int = 0
     right: int = 0
 
@@ -171,12 +172,14 @@ def read_samples(
     )
     for key, run_id, prompt, example_id, truth, n, right in database.rows(sql, chosen):
         known = questions.get(key)  # another run may have asked it too
-        text = (known and known.text) or prompts[run_id].question_in(prompt, ground_truth=truth)
+        told = (known and not known.has_shots and known.text) or prompts[run_id].question_in(prompt, ground_truth=truth)
+        text = told or (known and known.text) or prompts[run_id].question_with_shots_in(prompt)
         questions[key] = Question(
             id=min(example_id, known.id) if known else example_id,
             text=text,
             ground_truth=min(truth, known.ground_truth) if known else truth,
             identity=normalized(text or prompt),
+            has_shots=bool(text and not told),
             n=n + (known.n if known else 0),
             right=right + (known.right if known else 0),
         )

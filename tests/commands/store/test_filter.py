@@ -385,6 +385,21 @@ def test_a_question_that_was_asked_with_shots_is_written_without_them(tmp_path, 
     assert [row["question"] for row in rows] == ["5"]
 
 
+def test_questions_of_older_runs_that_cannot_be_told_from_their_shots_have_them(tmp_path, call, capsys):
+    facts = {"prompt": {"name": "p", "text": "{question}"}, "dataset": {"shots": {"count": 2}}}
+    plain, lines = "1 2\n\n3 4\n\n5", "1 2\n\n3 4\n\n6\n\nmore"
+    with RunDir.create(tmp_path / "runs", "eval", name="r", metadata={"facts": facts}) as run:
+        rows = [
+            a_rollout(run_id="r", phase="eval", step=0, example_id=str(i), prompt=prompt)
+            for i, prompt in enumerate((plain, lines))
+        ]
+        run.commit_rollouts("eval", 0, rows)
+    rows, _ = call(run.path, emit="questions")
+    assert sorted(row["question"] for row in rows) == [lines, "5"]
+    filter_run(FilterConfig(source=(str(run.path),), out=str(tmp_path / "again.jsonl"), emit="questions"))
+    assert "note: 1 of 2 questions cannot be told from the shots before them" in capsys.readouterr().err
+
+
 def write(path: Path, rows) -> str:
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
     return str(path)

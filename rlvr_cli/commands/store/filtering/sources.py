@@ -63,11 +63,8 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str], opened: ExitStack
     )
     _check_every_run_has_rollouts(infos, items, phase=phase, step=config.step)
     unknown = sum(q.text is None for q in questions.values())
-    if unknown and (evaluation or config.emit in ("questions", "fused")):
-        raise RlvrError(
-            f"{unknown} of {len(questions)} questions cannot be extracted from their prompts: run.json does not tell which part is the question.",
-            "Use --emit traces without --decontaminate-against: it needs only the prompts.",
-        )
+    if evaluation or config.emit in ("questions", "fused"):
+        _check_questions_are_known(questions)
     if config.emit == "questions":
         items = by_question(items)
         if config.dedup:
@@ -155,6 +152,21 @@ def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selec
     rows = {e.id: {t: getattr(e, t) for t in texts if getattr(e, t) is not None} for e in dataset.examples}
     described = {"dataset": dataset.name, "split": dataset.split, "rows": dataset.rows}
     return selected, held(rows), [{**described, "fingerprint": dataset.fingerprint, "grader": dataset.default_grader}]
+
+
+def _check_questions_are_known(questions: Mapping[str, Question]) -> None:
+    """Raise RlvrError if a question is not known, and say how many have their shots."""
+    unknown = sum(q.text is None for q in questions.values())
+    if unknown:
+        raise RlvrError(
+            f"{unknown} of {len(questions)} questions cannot be extracted from their prompts: run.json does not tell which part is the question.",
+            "Use --emit traces without --decontaminate-against: it needs only the prompts.",
+        )
+    if with_shots := sum(q.has_shots for q in questions.values()):
+        console.say(
+            f"note: {with_shots} of {len(questions)} questions cannot be told from the shots before them and are taken with these: an "
+            "earlier version asked them"
+        )
 
 
 def _check_options_of_runs(config: FilterConfig) -> None:
