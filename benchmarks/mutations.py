@@ -1543,9 +1543,9 @@ EPISODES = [
     Mutation("the least likely sample is the best", "analysis/queries/sql/at_k.sql", "logprob DESC NULLS LAST", "logprob NULLS LAST", "tests/analysis/statistics/test_at_k.py"),
     *mutations_of(
         "analysis/queries/sql/at_k.sql",
-        ("a vote for a number is one for its spelling", "WHEN length(answer) <= 16 AND", "WHEN false AND", "tests/analysis/statistics/test_at_k.py -k spelling"),
-        ("white space splits votes", r"\s+\B|\B\s+|\.\s*$", r"\.\s*$", "tests/analysis/statistics/test_at_k.py -k spelling"),
-        ("white space between digits is dropped from votes", r"\s+\B|\B\s+|\.\s*$", r"\s+|\.$", "tests/analysis/statistics/test_at_k.py -k differ"),
+        ("a vote for a number is one for its spelling", "WHEN length(answer) <= 15 AND", "WHEN false AND", "tests/analysis/statistics/test_at_k.py -k spelling"),
+        ("white space splits votes", r" \B|\B ", r"$^", "tests/analysis/statistics/test_at_k.py -k spelling"),
+        ("white space between digits is dropped from votes", r" \B|\B ", r" ", "tests/analysis/statistics/test_at_k.py -k differ"),
     ),
     Mutation("queries of users use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=True", "tests/commands/store/test_analyze.py -k uses_the_disk"),
     Mutation("at_k does not use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=False", "tests/commands/store/test_analyze.py -k uses_the_disk"),
@@ -1978,7 +1978,7 @@ SUPPLEMENT = [
         ("shots of any subject", 'by_subject = source.startswith(MMLU)', 'by_subject = False', SHOTS),
         ("shots of the evaluation split", 'split="dev" if by_subject else None,', 'split="test" if by_subject else None,', SHOTS),
         ("shots of the questions' dataset whatever is asked", "source, template = config.shots_dataset or spec,", "source, template = spec,", SHOTS, "shots_dataset"),
-        ("shots are not recorded", "shots=shots.facts)", "shots=None)", SHOTS),
+        ("shots are not recorded", "shots=shots.facts,", "shots=None,", SHOTS),
         ("a shot without its response", 'return f"{prompt}{response}".rstrip()', 'return f"{prompt}".rstrip()', SHOTS),
     ),
     Mutation("a judge's questions need answers", "rollouts/inputs.py", "if isinstance(config, PromptOptions) and is_judge(config.grader):", "if False:", "tests/rollouts/test_inputs.py"),
@@ -2064,8 +2064,8 @@ JUDGES = [
     Mutation("a failed grade counts as a disagreement", "analysis/statistics/alarms.py", " AND grades.reward IS NOT NULL AND rollouts.reward IS NOT NULL", "", "tests/analysis/statistics/test_alarms.py -k fails_is_no_disagreement"),
     Mutation("what was known is paid for", "rollouts/metrics.py", 'paid = not judgement["cached"]', "paid = True", f"{JUDGED} asked_once"),
     Mutation("a run chooses the judge's key", "config/shared/prompt.py", '.get("judge_api_key_env") == "resumed run"', '.get("judge_api_key_env") == "never"', f"{BY_JUDGE} which_key"),
-    Mutation("a shot is the question", "data/prompts.py", "found[-1] if len(found)", "found[0] if len(found)", "tests/rollouts/test_shots.py -k question_of_a_stored"),
-    Mutation("a guess is the question", "data/prompts.py", "if len(found) in (1, self.shots) else None", "if found else None", "tests/rollouts/test_shots.py -k several_places"),
+    Mutation("a shot is the question", "data/prompts.py", "at=fitting[-1]) if known", "at=fitting[0]) if known", "tests/rollouts/test_shots.py -k question_of_a_stored"),
+    Mutation("a guess is the question", "data/prompts.py", "else len(fitting) in (1, self.shots, self.shots * of_shot)", "else bool(fitting)", "tests/rollouts/test_shots.py -k several_places"),
     Mutation("a question is not found in its prompt", "text.py", "return inside if holes", "return None if holes", f"{BY_JUDGE} known_to_the_next"),
 ]  # fmt: skip
 

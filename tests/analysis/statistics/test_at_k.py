@@ -149,7 +149,11 @@ def votes(tmp_path, answers):
     [
         ["1/2", "0.5", ".50", " 1 / 2 ", "2/4.", r"\frac{1}{2}", r"\(\tfrac12\)", r"\boxed{\frac12}", "$+0.5$"],
         ["-1/2", "-0.5", r"-\frac{1}{2}", r"\frac{-1}{2}", r"$-\dfrac{1}{2}$"],
-        ["1234567", "1,234,567.0", "1{,}234{,}567", r"1,\!234,\!567", r"\$1\,234\,567", r"\text{1234567}"],
+        ["1234567", "1,234,567.0", "1{,}234{,}567", r"1,\!234,\! 567", r"\$1\,234\,567", r"\text{1234567}"],
+        ["-1234", "- 1,234", r"$ -1,\,234 $.", "-1{,}234.0"],
+        ["10, 100", r"10,\;100.", "$10 , 100$"],
+        ["2 1/2", r"2\,1/2", r"2\; 1/2"],
+        [r"x\,y", "x y", r"x\!\,y"],
         ["0", "-0", "+0.0", "0/7", "00"],
         ["Paris", "paris.", r"\textbf{PARIS}", r"$\mathrm{ Paris }$"],
         ["Yes", "yes", "YES."],
@@ -162,6 +166,26 @@ def votes(tmp_path, answers):
 def test_spellings_of_one_answer(tmp_path, spellings):
     assert votes(tmp_path, spellings) == [len(spellings)]
     assert all(equivalent(spelled, spellings[0]) for spelled in spellings), "as the graders judge"
+
+
+@pytest.mark.parametrize(
+    ("answer", "other"),
+    [
+        ("10, 100", "10100"),
+        ("1, 234", "1234"),
+        ("1 , 234", "1234"),
+        (r"1,\;234", "1234"),
+        (r"2\,1/2", "21/2"),
+        (r"1\,2\,3", "123"),
+        (r"5\:6", "56"),
+        (r"12\!3", "123"),
+        ("9007199254740993", "9007199254740992"),
+        ("2  1/2", "21/2"),
+    ],
+)
+def test_answers_that_graders_tell_apart(tmp_path, answer, other):
+    assert not equivalent(answer, other)
+    assert votes(tmp_path, [answer, other]) == [1, 1]
 
 
 def test_answers_that_differ(tmp_path):
