@@ -76,12 +76,17 @@ class Scale:
         if not lines:
             raise NoScore("the reply is empty")
         said = _bare(lines[-1])
-        bullet = _BULLET_OF_SIGNED if self.bounds and min(self.bounds) < 0 else _BULLET
+        bullet = _BULLET_OF_SIGNED if self._is_signed else _BULLET
         if found := bullet.match(said):
             said = _bare(said[found.end() :])
         if labeled := _LABEL.fullmatch(said):
             said = _bare(labeled[1])
         return self._number(said) if self.bounds else self._word(said)
+
+    @property
+    def _is_signed(self) -> bool:
+        numbers = self.bounds or [float(word) for word in self.words if re.fullmatch(_NUMBER, word)]
+        return min(numbers, default=0) < 0
 
     def _number(self, said: str) -> Score:
         assert self.bounds is not None
@@ -221,8 +226,9 @@ def _bare(text: str) -> str:
 
 
 def _plain(word: str) -> str:
-    """A word of a scale or of a reply as they are compared: in lower case, without the marks around it."""
-    return " ".join(word.lower().strip(_AROUND).split())
+    """A word of a scale or of a reply as they are compared: in lower case, without the marks around it; `.5` keeps its dot."""
+    bare = _bare(word.lower())
+    return " ".join((bare if re.fullmatch(_NUMBER, bare) else bare.lstrip(_AROUND)).split())
 
 
 def _given(value: str | None) -> str:
