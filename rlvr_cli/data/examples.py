@@ -263,7 +263,7 @@ def _last_boxed(text: str) -> str | None:
 def _right_letter(row: Row, answer_field: str | None, options: Sequence[object], texts: Sequence[str]) -> str:
     """The letter of the right option: the answer is a letter, else the place of an option, from 0, or its text.
 
-    A number among options that are texts is a place wherever there is such a place.
+    A number, not in quotes, among options that are texts is always a place: all rows of a dataset are read in one way.
 
     Raises:
         BadRow: the answer names no option, or may be one or another.
@@ -273,7 +273,8 @@ def _right_letter(row: Row, answer_field: str | None, options: Sequence[object],
         return answer
     at_place = [place for place in range(len(texts)) if answer == str(place)]
     with_text = [place for place, text in enumerate(texts) if answer and answer == text]
-    if at_place and answer_field and _is_number(row.values[answer_field]) and not any(map(_is_number, options)):
+    is_place = answer_field and _is_number(row.values[answer_field]) and not any(map(_is_number, options))
+    if is_place:
         with_text = []
     named = sorted({*at_place, *with_text})
     if len(named) == 1:
@@ -284,10 +285,11 @@ def _right_letter(row: Row, answer_field: str | None, options: Sequence[object],
             f"the answer {answer[:40]!r} may be the option {' or '.join(LETTERS[place] for place in named)}.",
             "Give the letter of the right one.",
         )
-    what = f"the answer {answer[:40]!r}" if answer_field else "no answer"
-    raise BadRow(
-        row.where, f"{what} names none of its {len(texts)} options.", "Give its letter, its place from 0, or its text."
-    )
+    what = f"the answer {answer[:40] if is_place else repr(answer[:40])}" if answer_field else "no answer"
+    hint = "Give its letter, its place from 0, or its text."
+    if is_place:
+        hint = "A number is a place, from 0: write texts in quotes, or give letters."
+    raise BadRow(row.where, f"{what} names none of its {len(texts)} options.", hint)
 
 
 def _is_number(value: object) -> bool:

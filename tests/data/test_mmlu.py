@@ -79,7 +79,8 @@ def quiz(tmp_path, options, answer):
     [
         (["8", "2", "24", "120"], 2, "C"),  # and not B, whose text is 2
         (["0", "4", "2", "6"], 1, "B"),
-        (["12", "24", "36", "48"], 24, "B"),  # there is no such place
+        (["12", "24", "36", "48"], "24", "B"),
+        (["1", "0"], 1, "B"),
         ([12, 24, 36, 48], 24, "B"),
         ([5, 6, 2, 7], 2, "C"),  # both readings are C
         (["0", "4", "2", "6"], "4", "B"),
@@ -89,6 +90,12 @@ def quiz(tmp_path, options, answer):
 )
 def test_a_number_is_a_place_among_texts(tmp_path, options, answer, letter):
     assert quiz(tmp_path, options, answer) == letter
+
+
+def test_a_number_is_never_a_text(tmp_path):
+    with pytest.raises(RlvrError, match="the answer 24 names none of its 2 options") as raised:
+        quiz(tmp_path, ["12", "24"], 24)
+    assert "A number is a place, from 0: write texts in quotes, or give letters." in raised.value.hint
 
 
 def test_a_number_of_parquet_is_a_place_among_texts(tmp_path):
@@ -116,7 +123,7 @@ def test_an_answer_that_names_two_options_is_an_error(tmp_path, options, answer,
     ("change", "message"),
     [
         ({"answer": "D"}, "the answer 'D' names none of its 3 options"),
-        ({"answer": 3}, "the answer '3' names none"),
+        ({"answer": 3}, "the answer 3 names none"),
         ({"answer": "1" * 5000}, "names none of its 3 options"),
         ({"options": ["one"]}, "not a list of 2 to 10 options"),
         ({"options": "one"}, "not a list of 2 to 10 options"),
