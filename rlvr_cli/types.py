@@ -129,6 +129,7 @@ Phase = Literal["train", "eval"]
 ChatThinking = Literal["auto", "on", "off"]  # auto: as the chat template has it
 FormatRule = Literal["literal", "lenient"]  # exactly one space between </think> and <answer>, or any white space
 ENVIRONMENT = "environment"  # the role of what it says, and the grader of a row whose reward it gave
+ORDERS = 2  # in which a judge sees two responses: in 0 that of A is first, in 1 that of B
 KEPT_CHARACTERS = 1_000  # of an extracted answer, of the text of an error
 
 

@@ -15,10 +15,9 @@ from rlvr_cli.judges.rubric import Rubric
 from rlvr_cli.rollouts.grading import grade_fields, utc_now_naive
 from rlvr_cli.rollouts.regrade import graded_text
 from rlvr_cli.runs.readers import RunInfo, read_parts
-from rlvr_cli.types import Grade, Phase, Rollout
+from rlvr_cli.types import ORDERS, Grade, Phase, Rollout
 
 COLUMNS = ("step", "example_id", "sample_index", "prompt", "response", "ground_truth", "episode")
-ORDERS = 2  # 0: A's response is shown first, 1: B's
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from rlvr_cli.analysis.report.rollouts import groups_of, of_steps, pack_rollouts
 from rlvr_cli.analysis.statistics.alarms import run_alarms
 from rlvr_cli.analysis.statistics.comparison import held_out_intervals
 from rlvr_cli.analysis.statistics.estimators import Estimate
+from rlvr_cli.analysis.statistics.pairwise import comparison_tables
 from rlvr_cli.analysis.statistics.progress import read_progress
 from rlvr_cli.analysis.summary import COMPARISON, SEARCH, WITHOUT_ACCURACY, RunSummary, summarize
 from rlvr_cli.errors import RlvrError
@@ -221,8 +222,6 @@ def summary_tables(infos: Sequence[RunInfo], *, timeout_seconds: float, left_out
 
 
 def _comparison(info: RunInfo, *, timeout_seconds: float) -> list[Grid]:
-    from rlvr_cli.analysis.statistics.pairwise import comparison_tables  # here: it imports pyarrow
-
     tables = comparison_tables(info, timeout_seconds=timeout_seconds)
     return [Grid(f"Comparison {info.id}", table.columns, table.rows) for table in tables]
 

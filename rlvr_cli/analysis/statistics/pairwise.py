@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.statistics.estimators import Estimate, share_interval, share_of
-from rlvr_cli.rollouts.comparisons import ORDERS
 from rlvr_cli.runs.readers import RunInfo, fact_of
-from rlvr_cli.types import Table
+from rlvr_cli.types import ORDERS, Table
 
 _ROWS = """
     SELECT example_id, sample_index // $orders AS pair, sample_index % $orders AS shown, reward

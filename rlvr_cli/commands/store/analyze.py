@@ -15,6 +15,7 @@ from rlvr_cli.analysis.queries.named_queries import NamedQuery, named_queries
 from rlvr_cli.analysis.statistics.at_k import at_k_table
 from rlvr_cli.analysis.statistics.mismatch import mismatch_sentences
 from rlvr_cli.analysis.statistics.objective import objective_sentences
+from rlvr_cli.analysis.statistics.pairwise import comparison_tables
 from rlvr_cli.analysis.summary import COMPARISON, SEARCH, combined_tables, search_tables, summarize, with_accuracy
 from rlvr_cli.commands.store.analyzing.asked import (
     REPORT,
@@ -142,12 +143,6 @@ def report(config: AnalyzeConfig) -> None:
 
 def summarize_runs(infos: Sequence[RunInfo], config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
     """Print the summary of each run; several runs share the same tables."""
-
-    def comparison_tables(info: RunInfo, *, timeout_seconds: float) -> list[Table]:
-        from rlvr_cli.analysis.statistics import pairwise  # here: it imports pyarrow
-
-        return pairwise.comparison_tables(info, timeout_seconds=timeout_seconds)
-
     phase, step = parameters["phase"], parameters["step"]
     tables_of = {SEARCH: search_tables, COMPARISON: comparison_tables}  # of runs without an accuracy
     others = [(info, tables_of[command]) for info in infos if (command := info.metadata["command"]) in tables_of]
@@ -194,7 +189,8 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
             "compare needs at least one run in each arm, and each run only once.",
             "To compare steps of one run: rlvr analyze migration RUN",
         )
-    if left_out := [info.id for info in runs if info not in with_accuracy(runs)]:
+    kept = with_accuracy(runs)
+    if left_out := [info.id for info in runs if info not in kept]:
         raise RlvrError(
             f"compare is of right and wrong answers, which searches and comparisons do not have: {', '.join(left_out)}.",
             f"rlvr analyze {' '.join(left_out)}",
