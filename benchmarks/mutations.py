@@ -2049,7 +2049,7 @@ JUDGES = [
         "rollouts/comparisons.py",
         ("both orders show the same", "enumerate(((a, b), (b, a)))", "enumerate(((a, b), (a, b)))", f"{IN_PAIRS} both_orders"),
         ("who is shown first wins for A", "if grade.reward is None or not comparison.swapped else 1 - grade.reward", "", f"{IN_PAIRS} both_orders"),
-        ("the same id may be another question", 'if len(known) > 1 or not told or a[', 'if a[', f"{IN_PAIRS} another_question"),
+        ("the same id may be another question", 'if len(known) > 1 or a[', 'if a[', f"{IN_PAIRS} another_question"),
         ("ten comes before two", "second.keys(), key=_place)", "second.keys())", f"{IN_PAIRS} counterpart"),
         ("what has no counterpart is left out in silence", "f\"note: {' and '.join(alone)} {note}\" if alone else \"\"", '""', f"{IN_PAIRS} counterpart"),
         ("what was compared is compared again", 'if ("eval", 0, c.example_id, c.sample_index) not in committed', "", f"{IN_PAIRS} goes_on"),

@@ -64,20 +64,36 @@ class StoredPrompts:
         template begins with the question, each of its own empty lines is such a place in each shot. If another number fits, since
         a text has empty lines of its own, it is not known.
         """
-        before, message = self.template[: self.start], self.template[self.start :]
-        subject = subject_of(ground_truth) if SUBJECT in message else ""
-        message = message.replace(SUBJECT, subject) if subject else message
+        before, message = self._parts(ground_truth)
         if not self.shots or not prompt.startswith(before):
             return filled_in(prompt, before + message, placeholder=PLACEHOLDER)
         places = self._ends(prompt) if self.beginnings else _after_empty_lines(prompt, self.start)
         fitting = [at for at in places if filled_in(prompt, message, placeholder=PLACEHOLDER, at=at)]
-        of_shot = 1 + message.count(SEPARATOR) if message.startswith(PLACEHOLDER) else 1
-        known = bool(fitting) if self.beginnings else len(fitting) in (1, self.shots, self.shots * of_shot)
+        known = bool(fitting) if self.beginnings else len(fitting) in (1, self.shots, self._num_places(prompt, message))
         return filled_in(prompt, message, placeholder=PLACEHOLDER, at=fitting[-1]) if known else None
+
+    def asks(self, prompt: str, question: str, *, ground_truth: str = "") -> bool:
+        """Whether a prompt ends in the template around this question, at its beginning or after an empty line."""
+        before, message = self._parts(ground_truth)
+        asked = message.replace(PLACEHOLDER, question)
+        rest = prompt.removeprefix(before).removesuffix(asked)
+        whole = prompt == before + rest + asked and PLACEHOLDER in message
+        return whole and (not rest or rest.endswith(SEPARATOR))
 
     def question_with_shots_in(self, prompt: str) -> str | None:
         """What stands in the question's place, with the shots before it; None if they are elsewhere."""
         return filled_in(prompt, self.template, placeholder=PLACEHOLDER)
+
+    def _parts(self, ground_truth: str) -> tuple[str, str]:
+        """What precedes the user's message in a chat template, and the message, with its subject."""
+        before, message = self.template[: self.start], self.template[self.start :]
+        subject = subject_of(ground_truth) if SUBJECT in message else ""
+        return before, message.replace(SUBJECT, subject) if subject else message
+
+    def _num_places(self, prompt: str, message: str) -> int:
+        """How many places of a prompt fit, if its shots are of the same template and only this has empty lines."""
+        in_each = message.startswith(PLACEHOLDER) and prompt.count(message.rpartition(PLACEHOLDER)[2]) == self.shots + 1
+        return self.shots * (1 + message.count(SEPARATOR) if in_each else 1)
 
     def _ends(self, prompt: str) -> Iterator[int]:
         """Yield where the shots of a prompt end; hardly ever can they end at several places."""

@@ -86,7 +86,7 @@ def _place(key: tuple[str, int]) -> tuple[str, str, int]:
 
 
 def _responses(run: RunInfo, *, phase: Phase, step: int | None) -> dict[tuple[str, int], Mapping[str, Any]]:
-    """Return (example_id, sample_index) -> prompt, question, response and ground truth, of one step.
+    """Return (example_id, sample_index) -> prompt, how it was made, question, response and ground truth, of one step.
 
     A question that is not known is None after --shots, else the prompt.
     """
@@ -96,6 +96,7 @@ def _responses(run: RunInfo, *, phase: Phase, step: int | None) -> dict[tuple[st
     return {
         (row["example_id"], row["sample_index"]): {
             "prompt": row["prompt"],
+            "prompts": prompts,
             "question": prompts.question_in(row["prompt"], ground_truth=row["ground_truth"])
             or (None if prompts.shots else row["prompt"]),
             "response": graded_text(row),
@@ -114,16 +115,17 @@ def _question(a: Mapping[str, Any], b: Mapping[str, Any], *, example: str, runs:
     """
     first, second = (run.id for run in runs)
     known = {row["question"] for row in (a, b)} - {None}
-    if not known and a["prompt"] != b["prompt"]:
+    if len(known) > 1 or a["ground_truth"] != b["ground_truth"]:
+        raise RlvrError(
+            f"{example} is one question in {first} and another one in {second}.", "Evaluate both on the same --dataset."
+        )
+    question = min(known, default=a["prompt"])
+    unknown = [row for row in (a, b) if row["question"] is None]
+    told = all(row["prompts"].asks(row["prompt"], question, ground_truth=row["ground_truth"]) for row in unknown)
+    if not told and a["prompt"] != b["prompt"]:
         raise RlvrError(
             f"Whether {example} is the same question in {first} and {second} cannot be told from their prompts, whose shots differ.",
             "Compare runs that have the same --shots, or of which one has none.",
-        )
-    question = min(known, default=a["prompt"])
-    told = all(question in row["prompt"] for row in (a, b))  # where one prompt alone tells it, it stands in the other
-    if len(known) > 1 or not told or a["ground_truth"] != b["ground_truth"]:
-        raise RlvrError(
-            f"{example} is one question in {first} and another one in {second}.", "Evaluate both on the same --dataset."
         )
     return question
 

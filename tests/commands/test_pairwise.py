@@ -160,6 +160,9 @@ def test_a_run_with_shots_is_compared_and_the_judge_reads_the_question_alone(pai
     with_shots(tmp_path / "runs", "again", "1\nA: 2\n\n5\n\n3\nA: 4\n\n")
     pairwise("unclear", "again", "--limit", 1)
     assert "Which response to 1\nA: 2" in asked(judge.bodies[-1])  # which part of it is the question cannot be told
+    for name, shots in (("contained", "1\nA: 2\n\n5\n\n3\nA: 4\n\n1"), ("in-a-shot", "Q a\n\nB\n\n3\nA: 4\n\n1")):
+        with_shots(tmp_path / "runs", name, shots)  # each asks 1Q a
+        assert f"Whether a is the same question in {name} and second" in pairwise(name, "second", status=1).err
     with_shots(tmp_path / "runs", "others", "1\nA: 2\n\n5\n\n\n6\nA: 4\n\n")
     assert "Whether a is the same question in unclear and others" in pairwise("unclear", "others", status=1).err
 

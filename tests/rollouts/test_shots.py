@@ -215,6 +215,7 @@ def test_a_question_that_may_begin_at_several_places_is_unknown():
     apart = "1\n\nAnswer: a\n\n2\n\nAnswer: b\n\n3\n\nAnswer:"
     assert stored("{question}\n\nAnswer:", 2).question_in(apart) == "3", "each shot has two places that fit"
     assert stored("{question}\n\nAnswer:", 2).question_in(apart.replace("3", "3\n\nmore")) is None
+    assert stored("{question}\n\nAnswer:", 1).question_in("1 a\n\n3\n\nmore\n\nAnswer:") is None
     for broken in ({}, {"facts": 1}, {"facts": {"prompt": {"text": 1}, "dataset": {"shots": {"count": "x"}}}}):
         assert stored_prompts(broken).question_in("q") is None
 
