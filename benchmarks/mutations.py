@@ -2065,7 +2065,7 @@ JUDGES = [
     Mutation("what was known is paid for", "rollouts/metrics.py", 'paid = not judgement["cached"]', "paid = True", f"{JUDGED} asked_once"),
     Mutation("a run chooses the judge's key", "config/shared/prompt.py", '.get("judge_api_key_env") == "resumed run"', '.get("judge_api_key_env") == "never"', f"{BY_JUDGE} which_key"),
     Mutation("a shot is the question", "data/prompts.py", "at=fitting[-1]) if known", "at=fitting[0]) if known", "tests/rollouts/test_shots.py -k question_of_a_stored"),
-    Mutation("a guess is the question", "data/prompts.py", "else len(fitting) in (1, self.shots, self.shots * of_shot)", "else bool(fitting)", "tests/rollouts/test_shots.py -k several_places"),
+    Mutation("a guess is the question", "data/prompts.py", "else len(fitting) in (1, self.shots, self._num_places(prompt, message))", "else bool(fitting)", "tests/rollouts/test_shots.py -k several_places"),
     Mutation("a question is not found in its prompt", "text.py", "return inside if holes", "return None if holes", f"{BY_JUDGE} known_to_the_next"),
 ]  # fmt: skip
 
