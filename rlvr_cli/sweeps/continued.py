@@ -20,8 +20,11 @@ _OF_THE_SWEEP = ("run", "runs_dir", "resume", "config", "preset")  # where a run
 
 
 def lengths_of(config: Provenance) -> dict[str, Any]:
-    """The options that say how long a run is and may grow later, with their values."""
-    return {option.name: getattr(config, option.name) for option in options(type(config)) if _is_length(option)}
+    """The options that say how long a run is and may grow later, with their values; of --n-sft-steps and --sft-epochs one counts."""
+    lengths = {option.name: getattr(config, option.name) for option in options(type(config)) if _is_length(option)}
+    if lengths.get("n_sft_steps"):
+        lengths.pop("sft_epochs")
+    return lengths
 
 
 def changed_options(metadata: Mapping[str, Any], config: Provenance, *, command: str, where: str) -> dict[str, Any]:
@@ -38,11 +41,14 @@ def changed_options(metadata: Mapping[str, Any], config: Provenance, *, command:
     if metadata["command"] != command:
         raise _other(where, "the command", f"rlvr {metadata['command']}", f"rlvr {command}")
     stored, sources = metadata.get("config") or {}, metadata.get("sources") or {}
+    lengths = lengths_of(config)
     changed = {}
     for option in options(type(config)):
         name, before, now = option.name, stored.get(option.name, option.default), getattr(config, option.name)
         never_given = config.sources.get(name) == sources.get(name) == "default"  # defaults may be another version's
         if name in _OF_THE_SWEEP or _is_same(option, before, now, stored) or (never_given and not _is_length(option)):
+            continue
+        if _is_length(option) and name not in lengths:
             continue
         is_model = option.metadata["completes"] == "model"
         if not option.metadata["free_on_resume"] or (is_model and not _is_same_model(metadata, name, now)):

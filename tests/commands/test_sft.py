@@ -193,6 +193,9 @@ def test_passes_for_a_run_of_so_many_updates_are_refused(tmp_path, forks):
     longer = forks.run("sft", "--resume", "r", "--sft-epochs", "2", "--n-sft-steps", "0", cwd=tmp_path, status=0).err
     assert "no effect" not in longer
     assert read_run(tmp_path / "runs/r").metadata["updates"] == 4
+    same = ("--n-sft-steps", "5", "--sft-epochs", "2")  # as scripts have it that `rlvr sweep --emit slurm` made
+    forks.run("sft", "--resume", "r", *same, cwd=tmp_path, status=0)
+    assert read_run(tmp_path / "runs/r").metadata["updates"] == 5
 
 
 def test_the_plan_warns_of_no_evaluation_and_of_a_summed_loss(tmp_path, tiny_model_dir, forks):

@@ -63,6 +63,14 @@ def test_a_file_by_another_path_is_the_same(tmp_path, monkeypatch):
         assert changed({"dataset": one}, dataset=other) == changed({"dataset": other}, dataset=one) == {}
 
 
+def test_passes_beside_a_number_of_updates_are_no_length(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("sft-epochs = 3\n")
+    config = resolve(SftConfig, flags={"config": str(file), "n_sft_steps": 500}, command="sft")
+    metadata = {"command": "sft", "config": {"sft_epochs": 9, "n_sft_steps": 400}}
+    assert changed_options(metadata, config, command="sft", where="runs/r") == {"n_sft_steps": 500}
+
+
 @pytest.mark.parametrize("runs", ["runs", "/data/runs", "s3://bucket/runs"])
 def test_a_run_beside_the_sweep_is_the_same_wherever_both_are(runs):
     def of_sft(dataset):

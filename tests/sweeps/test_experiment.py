@@ -265,6 +265,8 @@ def test_a_sweep_of_sft_can_be_made_longer(write):
     experiment = load_experiment(write('command = "sft"\n[options]\nsft_epochs = 3\n[grid]\nnum_examples = ["4", "8"]'))
     lengths = [lengths_of(config) for config in check_runs(experiment, runs_of(experiment))]
     assert lengths == [{"sft_epochs": 3, "n_sft_steps": 0}] * 2
+    experiment = load_experiment("sft_dataset_size")
+    assert {**lengths_of(check_runs(experiment, runs_of(experiment))[0])} == {"n_sft_steps": 500}, "epochs are no length"
 
 
 LOSSES = """
