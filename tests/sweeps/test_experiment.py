@@ -266,7 +266,9 @@ def test_a_sweep_of_sft_can_be_made_longer(write):
     lengths = [lengths_of(config) for config in check_runs(experiment, runs_of(experiment))]
     assert lengths == [{"sft_epochs": 3, "n_sft_steps": 0}] * 2
     experiment = load_experiment("sft_dataset_size")
-    assert {**lengths_of(check_runs(experiment, runs_of(experiment))[0])} == {"n_sft_steps": 500}, "epochs are no length"
+    assert {**lengths_of(check_runs(experiment, runs_of(experiment))[0])} == {"n_sft_steps": 500}, (
+        "epochs are no length"
+    )
 
 
 LOSSES = """

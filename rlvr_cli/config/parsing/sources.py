@@ -130,7 +130,9 @@ def resume(config: C, stored: Mapping[str, Any], *, run: str) -> C:
                 "Resume it without changing its length, or start a new run.",
             )
     values |= {k: getattr(config, k) for k in known if k in given & free or k not in values}
-    as_long = {k for k in given if LENGTH.fullmatch(k) and getattr(config, k) == started[k]}  # repeated, and still the run's
+    as_long = {
+        k for k in given if LENGTH.fullmatch(k) and getattr(config, k) == started[k]
+    }  # repeated, and still the run's
     sources = {k: config.sources[k] if k in given & free - as_long else "resumed run" for k in known}
     return type(config)(**values, sources=sources)
 
