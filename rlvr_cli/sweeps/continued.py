@@ -40,28 +40,35 @@ def changed_options(metadata: Mapping[str, Any], config: Provenance, *, command:
     """
     if metadata["command"] != command:
         raise _other(where, "the command", f"rlvr {metadata['command']}", f"rlvr {command}")
-    stored, sources = metadata.get("config") or {}, metadata.get("sources") or {}
-    lengths = lengths_of(config)
+    stored, lengths = metadata.get("config") or {}, lengths_of(config)
     changed = {}
     for option in options(type(config)):
         name, before, now = option.name, stored.get(option.name, option.default), getattr(config, option.name)
-        never_given = config.sources.get(name) == sources.get(name) == "default"  # defaults may be another version's
-        if name in _OF_THE_SWEEP or _is_same(option, before, now, stored) or (never_given and not _is_length(option)):
-            continue
-        if _is_length(option) and name not in lengths:
+        is_its_own = name not in lengths if _is_length(option) else _is_never_given(name, metadata, config)
+        if name in _OF_THE_SWEEP or is_its_own or _is_same(option, before, now, stored):
             continue
         is_model = option.metadata["completes"] == "model"
         if not option.metadata["free_on_resume"] or (is_model and not _is_same_model(metadata, name, now)):
             raise _other(where, flag(name), before, now)
-        if _is_length(option):
+        if name in lengths:
             _check_longer(where, flag(name), before, now)
-        if _is_length(option) or config.sources.get(name) != "default":
+        if name in lengths or config.sources.get(name) != "default":
             changed[name] = now
     return changed
 
 
 def _is_length(option: Field[Any]) -> bool:
     return LENGTH.fullmatch(option.name) is not None and option.metadata["free_on_resume"]
+
+
+def _is_never_given(name: str, metadata: Mapping[str, Any], config: Provenance) -> bool:
+    """Whether neither the run nor the sweep was given the option: then it has what the run's version took from the same preset, if any,
+    and else by default."""
+    stored, sources = metadata.get("config") or {}, metadata.get("sources") or {}
+    before = sources.get(name, "" if name in stored else "default")
+    preset = getattr(config, "preset", "")
+    taken = {"default", f"preset {preset}"} if stored.get("preset", "") == preset else {"default"}
+    return {before, config.sources.get(name)} <= taken
 
 
 def _is_same(option: Field[Any], before: Any, now: Any, stored: Mapping[str, Any]) -> bool:

@@ -57,6 +57,33 @@ def test_a_default_of_another_version_is_no_other_option():
         changed(stored, sources=sources, loss_type="grpo_clip", cliprange=0.3)
 
 
+def stored_before(**flags):
+    """The options of a run and their sources as an earlier version stored them: with the preset's clip range, whatever the loss."""
+    config = resolve(GrpoConfig, flags=flags, command="grpo")
+    stored = {key: value for key, value in asdict(config).items() if key != "sources"} | {"cliprange": 0.2}
+    return stored, {**config.sources, "cliprange": f"preset {flags['preset']}"}
+
+
+def test_what_a_preset_set_in_another_version_is_the_runs_own():
+    for loss in ("gspo", "no_baseline", "grpo_clip"):
+        stored, sources = stored_before(preset="cs336", loss_type=loss)
+        assert changed(stored, sources=sources, preset="cs336", loss_type=loss) == {}
+    stored["weight_decay"] = 0.1
+    assert changed(stored, sources=sources, preset="cs336", loss_type="grpo_clip") == {}
+    with pytest.raises(RlvrError, match=r"--weight-decay was 0\.1, and is now 0\.2"):
+        changed(stored, sources=sources, preset="cs336", loss_type="grpo_clip", weight_decay=0.2)
+    sources["weight_decay"] = "flag"
+    with pytest.raises(RlvrError, match=r"--weight-decay was 0\.1, and is now 0\.0"):
+        changed(stored, sources=sources, preset="cs336", loss_type="grpo_clip")
+
+
+@pytest.mark.parametrize(("before", "now"), [("cs336", "dapo"), ("", "cs336"), ("cs336", "")])
+def test_another_preset_has_other_options(before, now):
+    config = resolve(GrpoConfig, flags={"preset": before}, command="grpo")
+    with pytest.raises(RlvrError, match="is a run with other options"):
+        changed(asdict(config), sources=config.sources, preset=now)
+
+
 def test_a_file_by_another_path_is_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for one, other in (("t.jsonl", str(tmp_path / "t.jsonl")), ("./t.jsonl", "t.jsonl")):
