@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlvr_cli.config.parsing.options import options
-from rlvr_cli.config.parsing.sources import LENGTH, resume
+from rlvr_cli.config.parsing.sources import BOUNDS, LENGTH, resume
 from rlvr_cli.config.shared.run import RunOptions
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.process import available_cores
@@ -122,10 +122,15 @@ def open_run(
 
 
 def _store_length(run: RunDir, config: RunOptions) -> None:
-    """Store the length of the run where it was given anew, so that the next --resume goes on to it."""
+    """Store the length of the run, and what may end it earlier, where it was given anew, so that the next --resume goes on to it."""
     stored = run.metadata["config"]
-    lengths = {name: getattr(config, name) for name in stored if LENGTH.fullmatch(name) and hasattr(config, name)}
-    changed = {name: value for name, value in lengths.items() if value != stored[name]}
+    lengths = [option for option in options(type(config)) if LENGTH.fullmatch(option.name) or option.name in BOUNDS]
+    now = {option.name: getattr(config, option.name) for option in lengths}
+    changed = {
+        option.name: now[option.name]
+        for option in lengths
+        if now[option.name] != stored.get(option.name, option.default)
+    }
     if changed:
         sources = {**run.metadata.get("sources", {}), **dict.fromkeys(changed, "flag")}
         run.update(config=stored | changed, sources=sources)

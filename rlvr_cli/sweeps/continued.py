@@ -11,9 +11,10 @@ from dataclasses import Field
 from typing import Any
 
 from rlvr_cli.config.parsing.options import Provenance, flag, options
-from rlvr_cli.config.parsing.sources import LENGTH
+from rlvr_cli.config.parsing.sources import BOUNDS, LENGTH
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_identity, model_path
+from rlvr_cli.runs.readers import ENDED
 from rlvr_cli.text import printable
 
 _OF_THE_SWEEP = ("run", "runs_dir", "resume", "config", "preset")  # where a run is, and where its options were read
@@ -36,11 +37,12 @@ def changed_options(metadata: Mapping[str, Any], config: Provenance, *, command:
         where: the run, for the error.
 
     Raises:
-        RlvrError: the run has other options, another model, or is longer than it is to be.
+        RlvrError: the run has other options, another model, or is longer than it is to be; or it has ended, within other limits.
     """
     if metadata["command"] != command:
         raise _other(where, "the command", f"rlvr {metadata['command']}", f"rlvr {command}")
     stored, lengths = metadata.get("config") or {}, lengths_of(config)
+    goes_on = _goes_on(metadata, lengths)
     changed = {}
     for option in options(type(config)):
         name, before, now = option.name, stored.get(option.name, option.default), getattr(config, option.name)
@@ -48,13 +50,21 @@ def changed_options(metadata: Mapping[str, Any], config: Provenance, *, command:
         if name in _OF_THE_SWEEP or is_its_own or _is_same(option, before, now, stored):
             continue
         is_model = option.metadata["completes"] == "model"
-        if not option.metadata["free_on_resume"] or (is_model and not _is_same_model(metadata, name, now)):
+        is_free = option.metadata["free_on_resume"] and (goes_on or name not in BOUNDS)
+        if not is_free or (is_model and not _is_same_model(metadata, name, now)):
             raise _other(where, flag(name), before, now)
         if name in lengths:
             _check_longer(where, flag(name), before, now)
-        if name in lengths or config.sources.get(name) != "default":
+        if name in lengths or name in BOUNDS or config.sources.get(name) != "default":
             changed[name] = now
     return changed
+
+
+def _goes_on(metadata: Mapping[str, Any], lengths: Mapping[str, int]) -> bool:
+    """Whether the sweep would go on with the run: it has not ended, or is finished and is to be longer now."""
+    stored, status = metadata.get("config") or {}, metadata["status"]
+    is_longer = any(stored.get(name, value) != value for name, value in lengths.items())
+    return status not in ENDED or (status == "finished" and is_longer)
 
 
 def _is_length(option: Field[Any]) -> bool:

@@ -9,8 +9,10 @@ import pytest
 
 from factories import a_rollout
 from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.config.parsing.sources import resolve
+from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.provenance import environment, open_run, redact_argv
+from rlvr_cli.runs.provenance import environment, open_run, redact_argv, resumed_config
 
 
 def test_environment_is_json_and_records_the_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -94,6 +96,20 @@ def test_another_engine_goes_on_and_is_recorded(tmp_path: Path, capsys: pytest.C
         open_run(again, command="eval", facts={"engine": "vllm", "grader": "math_verify"}),
     ):
         pass
+
+
+def test_limits_given_to_a_resumed_run_are_stored_and_the_next_resume_has_them(tmp_path: Path):
+    def stored(**flags: str) -> tuple[str, str]:
+        flags = {"runs_dir": str(tmp_path), **flags}
+        config = resumed_config(resolve(SftConfig, flags=flags, command="sft"), command="sft")
+        with open_run(config, command="sft", facts={}) as run:
+            options = run.metadata["config"]
+        return options["time_limit"], options["stop_when"]
+
+    assert stored(run="r", time_limit="4h") == ("4h", "never")
+    assert stored(resume="r", time_limit="6h", stop_when="diverged") == ("6h", "diverged")
+    assert stored(resume="r") == ("6h", "diverged")
+    assert stored(resume="r", time_limit="") == ("", "diverged")
 
 
 def test_a_secret_of_the_environment_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

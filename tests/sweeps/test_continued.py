@@ -14,8 +14,8 @@ from rlvr_cli.models.identity import model_facts
 from rlvr_cli.sweeps.continued import changed_options
 
 
-def changed(stored, *, facts=None, sources=None, command="grpo", **flags):
-    metadata = {"command": command, "config": stored, "facts": facts or {}, "sources": sources or {}}
+def changed(stored, *, facts=None, sources=None, command="grpo", status="interrupted", **flags):
+    metadata = {"command": command, "config": stored, "facts": facts or {}, "sources": sources or {}, "status": status}
     config = resolve(GrpoConfig, flags={"run": "r", **flags}, command="grpo")
     return changed_options(metadata, config, command="grpo", where="runs/r")
 
@@ -77,6 +77,21 @@ def test_what_a_preset_set_in_another_version_is_the_runs_own():
         changed(stored, sources=sources, preset="cs336", loss_type="grpo_clip")
 
 
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [({"time_limit": "4h"}, {"time_limit": "6h"}), ({"time_limit": "4h"}, {}), ({"stop_when": "diverged"}, {})],
+)
+def test_a_run_that_has_ended_has_its_own_bounds_and_one_that_goes_on_gets_new_ones(before, now):
+    """Else an arm would have runs of different lengths."""
+    for status in ("finished", "diverged"):
+        with pytest.raises(RlvrError, match=r"is a run with other options: --(time-limit|stop-when) was"):
+            changed(before, status=status, **now)
+    bounds = {name: now.get(name, GrpoConfig.__dataclass_fields__[name].default) for name in before}
+    assert changed(before, **now) == bounds
+    longer = {"n_grpo_steps": 300}
+    assert changed({**before, "n_grpo_steps": 200}, status="finished", **now, **longer) == {**bounds, **longer}
+
+
 @pytest.mark.parametrize(("before", "now"), [("cs336", "dapo"), ("", "cs336"), ("cs336", "")])
 def test_another_preset_has_other_options(before, now):
     config = resolve(GrpoConfig, flags={"preset": before}, command="grpo")
@@ -94,14 +109,18 @@ def test_passes_beside_a_number_of_updates_are_no_length(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text("sft-epochs = 3\n")
     config = resolve(SftConfig, flags={"config": str(file), "n_sft_steps": 500}, command="sft")
-    metadata = {"command": "sft", "config": {"sft_epochs": 9, "n_sft_steps": 400}}
+    metadata = {"command": "sft", "config": {"sft_epochs": 9, "n_sft_steps": 400}, "status": "finished"}
     assert changed_options(metadata, config, command="sft", where="runs/r") == {"n_sft_steps": 500}
 
 
 @pytest.mark.parametrize("runs", ["runs", "/data/runs", "s3://bucket/runs"])
 def test_a_run_beside_the_sweep_is_the_same_wherever_both_are(runs):
     def of_sft(dataset):
-        metadata = {"command": "sft", "config": {"dataset": dataset, "runs_dir": f"{runs}/mine"}}
+        metadata = {
+            "command": "sft",
+            "config": {"dataset": dataset, "runs_dir": f"{runs}/mine"},
+            "status": "finished",
+        }
         config = resolve(SftConfig, flags={"run": "r", "dataset": "named"}, command="sft")
         return changed_options(metadata, config, command="sft", where="runs/r")
 

@@ -579,6 +579,7 @@ def test_a_run_that_ran_out_of_time_goes_on_with_more(forks: Forks, whole: Whole
     run = tmp_path / "runs/r"
     forks.run(*GRPO, "--time-limit", "0.5s", "--run", "r", cwd=tmp_path, status=0)
     forks.run("grpo", "--resume", "r", "--time-limit", "1h", cwd=tmp_path, status=0)
+    assert read_run(run).metadata["config"]["time_limit"] == "1h", "as long as it was to be at last"
     assert weights_of(run) == weights_of(whole.run)
     assert rows_of(run, phase="train") == rows_of(whole.run, phase="train")
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=Provenance)
 
 LENGTH = re.compile("n_[a-z]+_steps|sft_epochs|rounds")  # the options that say how long a run is
+BOUNDS = ("time_limit", "stop_when")  # and those that may end it earlier
 PRESETS = Path(__file__).parents[1] / "presets"
 VARIABLES = {"runs_dir": "RLVR_RUNS_DIR"}  # environment variables in place of a default
 CONFIGURED = (
