@@ -15,6 +15,7 @@ from rlvr_cli.config.parsing.sources import BOUNDS, LENGTH
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_identity, model_path
 from rlvr_cli.runs.readers import ENDED
+from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.text import printable
 
 _OF_THE_SWEEP = ("run", "runs_dir", "resume", "config", "preset")  # where a run is, and where its options were read
@@ -37,7 +38,8 @@ def changed_options(metadata: Mapping[str, Any], config: Provenance, *, command:
         where: the run, for the error.
 
     Raises:
-        RlvrError: the run has other options, another model, or is longer than it is to be; or it has ended, within other limits.
+        RlvrError: the run has other options, another model, or is longer than it is to be; or it has ended, within other limits, or cannot go on in
+            another directory.
     """
     if metadata["command"] != command:
         raise _other(where, "the command", f"rlvr {metadata['command']}", f"rlvr {command}")
@@ -47,7 +49,11 @@ def changed_options(metadata: Mapping[str, Any], config: Provenance, *, command:
     for option in options(type(config)):
         name, before, now = option.name, stored.get(option.name, option.default), getattr(config, option.name)
         is_its_own = name not in lengths if _is_length(option) else _is_never_given(name, metadata, config)
-        if name in _OF_THE_SWEEP or is_its_own or _is_same(option, before, now, stored):
+        if name in _OF_THE_SWEEP or is_its_own:
+            continue
+        if _is_same(option, before, now, stored):
+            if goes_on and option.metadata["completes"] == "source":
+                _check_there(where, flag(name), before, now)
             continue
         is_model = option.metadata["completes"] == "model"
         is_free = option.metadata["free_on_resume"] and (goes_on or name not in BOUNDS)
@@ -109,6 +115,15 @@ def _check_longer(where: str, name: str, before: Any, now: Any) -> None:
         raise RlvrError(
             f"{where} was made with {name} {_text(before)}, and is now to have {now}.",
             "Give at least as many to go on with it, or choose another directory with --name.",
+        )
+
+
+def _check_there(where: str, name: str, before: Any, now: Any) -> None:
+    """Raise RlvrError if the run beside the sweep, which has another path now, is not at the one with which the run goes on."""
+    if before != now and not is_address(before) and not os.path.exists(before):
+        raise RlvrError(
+            f"{where} would go on with {name} {_text(before)}, which is no longer there.",
+            "Only where all runs have ended can the directory be moved: move it back, or choose another with --name.",
         )
 
 

@@ -129,6 +129,27 @@ def test_a_run_beside_the_sweep_is_the_same_wherever_both_are(runs):
         of_sft("elsewhere/named")
 
 
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_run_that_goes_on_needs_the_run_beside_it_where_it_was(tmp_path, monkeypatch, steps):
+    """--resume reads the stored directory: without it the run would fail once the sweep has begun."""
+    monkeypatch.chdir(tmp_path)
+
+    def of_sft(status):
+        stored = {"dataset": "runs/named", "runs_dir": "runs/mine", "n_sft_steps": 2}
+        config = resolve(SftConfig, flags={"run": "r", "dataset": "named", "n_sft_steps": steps}, command="sft")
+        metadata = {"command": "sft", "config": stored, "status": status}
+        return changed_options(metadata, config, command="sft", where="moved/mine/r")
+
+    for status in ["interrupted"] + ["finished"] * (steps > 2):
+        with pytest.raises(
+            RlvrError, match="moved/mine/r would go on with --dataset runs/named, which is no longer there"
+        ):
+            of_sft(status)
+    assert of_sft("diverged" if steps > 2 else "finished") is not None
+    (tmp_path / "runs/named").mkdir(parents=True)
+    assert of_sft("interrupted") == ({"n_sft_steps": 3} if steps > 2 else {})
+
+
 def test_a_model_at_another_place_is_the_same_and_a_run_goes_on_with_it(tiny_model_dir, tmp_path):
     moved = str(tmp_path / "moved")
     shutil.copytree(tiny_model_dir, moved)
