@@ -28,6 +28,7 @@ from rlvr_cli.sweeps.continued import changed_options, lengths_of
 from rlvr_cli.sweeps.slots import Slot, keep
 from rlvr_cli.terminal import console
 
+LEFT_OUT = "left out"  # what has become of a run whose copy in object storage is of no use
 SWEEP, LOGS = "sweep.json", "logs"  # in the directory of a sweep
 POLL_SECONDS = 0.2
 MOST_LOSSES = 3  # of one run with its node; more are its own fault
@@ -43,6 +44,7 @@ class Job:
     command: Sequence[str]  # its words
     config: Provenance
     there: Path | None = None  # what stands for the run in object storage, where it has not ended
+    problem: str = ""  # with the run there, for which it is left out
 
     @property
     def lengths(self) -> Mapping[str, int]:
@@ -64,11 +66,13 @@ def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
 
 def status_of(run: Path, job: Job) -> str:
     """`finished`, `diverged`, `new` if there is no run yet, `running` if a process writes it, `short` if it is finished and is to be
-    longer now, or `begun`.
+    longer now, `begun`, or `left out`.
 
     Raises:
         RlvrError: the run is damaged, has other options than the job, or is longer than it is to be.
     """
+    if job.problem:
+        return LEFT_OUT
     if (state := _state(run, job)) is None:
         return "new"
     metadata = read_metadata(state)
@@ -139,8 +143,9 @@ class _Sweep:
             if status in ENDED:
                 console.say(f"{label}: {status} before")
                 self._ended(job.name)
-            elif status == "running":
-                console.say(f"{label}: another process writes it; it is left alone")
+            elif status in ("running", LEFT_OUT):
+                why = "another process writes it; it is left alone"
+                console.say(f"{label}: {f'{LEFT_OUT}: {job.problem}' if status == LEFT_OUT else why}")
                 self.failed.append(job.name)
             else:
                 self._start(number, job, begun=status != "new", label=label)

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo, read_run
 from rlvr_cli.runs.remote.work import Mirror
 from rlvr_cli.sweeps.experiment import Experiment, SweepRun
 from rlvr_cli.sweeps.schedule import Job, status_of
+from rlvr_cli.terminal import console
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,20 @@ class Sweep:
 
 
 def looked_up(jobs: Sequence[Job], sweep: str, mirror: Mirror) -> list[Job]:
-    """Fetch the runs of a sweep that have ended in object storage. Returns the jobs with those that have not. Raises RlvrError."""
-    there = mirror.bring(f"{sweep}/{job.name}" for job in jobs)
-    return [replace(job, there=there.get(f"{sweep}/{job.name}")) for job in jobs]
+    """Fetch the runs of a sweep that have ended in object storage.
+
+    Returns:
+        The jobs, with those runs that have not ended there, and with what is wrong with those that cannot be fetched; it is told.
+
+    Raises:
+        RlvrError: none can be, as if the store fails.
+    """
+    left_out: dict[str, RlvrError] = {}
+    names = [f"{sweep}/{job.name}" for job in jobs]
+    there = mirror.bring(names, left_out=left_out)
+    if left_out and len(left_out) == len(jobs):
+        raise left_out[names[0]]
+    for name, error in left_out.items():
+        console.say(f"note: {name} is left out: {error.problem} {error.hint}")
+    problems = {name: error.problem for name, error in left_out.items()}
+    return [replace(job, there=there.get(n), problem=problems.get(n, "")) for job, n in zip(jobs, names, strict=True)]

@@ -91,26 +91,39 @@ class Mirror:
         check_can_write(self.folder)
         Store(self._address).read(INDEX)
 
-    def bring(self, names: Iterable[str]) -> dict[str, Path]:
+    def bring(self, names: Iterable[str], *, left_out: dict[str, RlvrError]) -> dict[str, Path]:
         """Fetch the runs of these names, relative to the directory, that have ended in the store and are not here as far.
+
+        Args:
+            left_out: gets those of which this is not possible, with the reason: one is damaged in the store, say, or a run here and
+                the one there have gone on differently.
 
         Returns:
             The runs that the store has and that have not ended there, as directories that stand for them: name -> directory.
-
-        Raises:
-            RlvrError: the store fails, or a run here and the one in the store have gone on differently.
         """
         look_again(seconds=0)
         going_on = {}
         for name in names:
-            there = remote_run(view) if (view := view_of(str(self._below(name)))) else None
-            if view is None or there is None:
+            try:
+                view = self._brought(name)
+            except RlvrError as error:
+                left_out[name] = error
                 continue
-            if read_metadata(view)["status"] not in ENDED:
+            if view is not None:
                 going_on[name] = view
-            elif not is_locked(self.folder / name):
-                self._fetch(there.address, there.index, self.folder / name)
         return going_on
+
+    def _brought(self, name: str) -> Path | None:
+        """Fetch a run if it has ended in the store. Returns what stands for it if it has not. Raises RlvrError."""
+        view = view_of(str(self._below(name)))
+        there = remote_run(view) if view else None
+        if view is None or there is None:
+            return None
+        if read_metadata(view)["status"] not in ENDED:
+            return view
+        if not is_locked(self.folder / name):
+            self._fetch(there.address, there.index, self.folder / name)
+        return None
 
     def _fetch(self, place: Address, index: Index, run: Path) -> None:
         """Have a run here that is at least as far as in the store; one that is as far is seen by its run.json."""

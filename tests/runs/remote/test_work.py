@@ -149,20 +149,20 @@ def test_only_runs_that_have_ended_are_brought_and_a_copy_that_has_fallen_behind
         until(lambda: Store(place.below("r")).read("index.json") is not None)
         on_another_machine(tmp_path, monkeypatch)
         mirror = work.Mirror(str(place))
-        found = mirror.bring(["done", "r", "none"])
+        found = mirror.bring(["done", "r", "none"], left_out={})
         assert list(found) == ["r"]
         assert holder_of(found["r"])["pid"] == os.getpid()
         assert sorted(path.name for path in mirror.folder.iterdir()) == ["done"]
         fetch_run(place.below("r"), mirror.folder)  # as an earlier version did
         assert read_metadata(mirror.folder / "r")["status"] == "running"
-        assert list(mirror.bring(["r"])) == ["r"]
+        assert list(mirror.bring(["r"], left_out={})) == ["r"]
     capsys.readouterr()
-    assert mirror.bring(["done", "r"]) == {}
+    assert mirror.bring(["done", "r"], left_out={}) == {}
     assert capsys.readouterr().err.count("fetched  s3://") == 1
     assert read_metadata(mirror.folder / "r")["status"] == "finished"
     with RunDir.resume(mirror.folder / "r") as run:  # made longer here
         run.commit_rollouts("train", 2, [a_rollout(run.id, 0, step=2)])
-    assert mirror.bring(["r"]) == {}
+    assert mirror.bring(["r"], left_out={}) == {}
     assert read_rollouts(mirror.folder / "r").num_rows == 4, "what is further here stays"
 
 
@@ -280,6 +280,30 @@ def test_a_sweep_leaves_alone_what_another_machine_writes_and_goes_on_with_what_
     views.forget()
     assert read_metadata(resolve_run(here.name, f"{place}/arms"))["status"] == "finished"
     assert statuses() == ["finished", "finished"]
+
+
+def test_a_bad_copy_in_the_store_is_left_out_of_a_sweep_and_the_others_go_on(
+    s3, place, forked, tmp_path, monkeypatch, capsys, tiny_model_dir
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "arms.toml").write_text(ARMS)
+    words = ["sweep", "arms.toml", "--model", str(tiny_model_dir), "--sampling-max-tokens", "4", "--format", "json"]
+    words += ["--runs-dir", str(place)]
+    invoke([*words, "--emit", "commands"])
+    invoke(shlex.split(capsys.readouterr().out.splitlines()[0])[1:])
+    bad = "sampling_temperature-0.5-s0"
+    Store(place.below("arms").below(bad)).put_file("index.json", b"{", size=1)
+    on_another_machine(tmp_path, monkeypatch)
+    capsys.readouterr()
+    invoke([*words, "--dry-run"])
+    shown = capsys.readouterr()
+    assert [row["status"] for row in json.loads(shown.out)] == ["left out", "new"]
+    assert f"{bad} is left out: {place}/arms/{bad}/index.json is not the index of a run." in shown.err
+    with pytest.raises(RlvrError, match=f"1 of the 2 runs failed: {bad}"):
+        invoke(words)
+    shown = capsys.readouterr()
+    assert "is not the index of a run" in shown.err
+    assert [row["arm"] for row in json.loads(shown.out)["arms"]] == ["sampling_temperature-1"]
 
 
 def test_a_sweep_elsewhere_with_other_options_has_none_of_the_runs_in_the_store(
