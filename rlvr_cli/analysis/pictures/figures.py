@@ -105,6 +105,10 @@ class Wishes:
     title: str = ""
 
 
+class TooMany(RlvrError):
+    """A picture would have more lines or panels than one can tell apart."""
+
+
 class Point(NamedTuple):
     """One value: of a run, at an x. `key` is x before --x."""
 
@@ -146,7 +150,7 @@ def draw(
         held_out: (number of the arm, updates of its first run) -> interval of its held-out accuracy, for the column eval_reward.
 
     Raises:
-        RlvrError: the result cannot be drawn, with what to select instead; or a panel has another name.
+        RlvrError: the result cannot be drawn (a TooMany if it is too much), with what to select instead; or a panel has another name.
     """
     name, plot = query.name or "The result", query.plot or {}
     columns = columns_of(result, plot, name)
@@ -166,12 +170,12 @@ def draw(
         panels = _chosen(panels, wishes.panels, others=others, result=result, query=query)
     for panel in panels:
         if len(panel.lines) > MAX_LINES:
-            raise RlvrError(
+            raise TooMany(
                 f"{name}: a panel would have {len(panel.lines)} lines, and {MAX_LINES} are all that one can tell apart.",
                 "Select fewer rows, or fewer columns of text: each of their combinations is a line.",
             )
     if len(panels) > MAX_PANELS:
-        raise RlvrError(
+        raise TooMany(
             f"{name}: there would be {len(panels)} panels; at most {MAX_PANELS} are drawn.",
             f"Choose with --panels: {', '.join(panel.name for panel in panels)}.",
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.analysis.pictures.arms import arms_of
-from rlvr_cli.analysis.pictures.figures import draw
+from rlvr_cli.analysis.pictures.figures import TooMany, draw
 from rlvr_cli.analysis.pictures.picture import Picture
 from rlvr_cli.analysis.queries.database import Database, LimitReached, MemoryNeeded, open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
@@ -42,6 +42,7 @@ METRICS = {  # metrics that are drawn besides the columns of `curves`: column ->
     "tool_errors": ("train", "episodes/tool_errors"),
     "environment_share": ("train", "episodes/environment_share"),
 }
+CURVES_LACK = "The curves are"
 SEARCH_TITLES = {
     "searches": "Attempts and scores",
     "lineage": "Where the best program comes from",
@@ -121,10 +122,11 @@ def report_of(
 
 @contextmanager
 def said_if_too_much(left_out: list[LeftOut] | None, section: str, lacking: str, command: str) -> Iterator[None]:
-    """A block whose queries may reach their limits: then `left_out` says what is lacking, and which command has more time."""
+    """A block whose queries may reach their limits: then `left_out` says what is lacking, and which command has more time. So it does of
+    a picture of too many lines."""
     try:
         yield
-    except LimitReached as error:
+    except (LimitReached, TooMany) as error:
         if left_out is None:
             raise
         has_more = not isinstance(error, MemoryNeeded)
@@ -243,13 +245,16 @@ def charts_of(
     Of searches alone: their scores, by attempt.
 
     Args:
-        left_out: says so if the intervals take too much; None: that is an error.
+        left_out: says so if the intervals take too much, or if there are more runs than one can tell apart; None: that is an error.
     """
+    picture = Picture(())
     if all(info.metadata["command"] == SEARCH for arm in runs for info in arm):
         query = named_queries()["attempts"]
         result = database.select(query.sql, query.parameters)
         scored = any(row["score"] is not None for row in result.records())
-        return draw(result, query, arms_of(runs)) if scored else Picture(())
+        with said_if_too_much(left_out, "Curves", CURVES_LACK, ""):
+            picture = draw(result, query, arms_of(runs)) if scored else picture
+        return picture
     query = named_queries()["curves"]
     columns = ", ".join(
         f"any_value(value) FILTER (phase = '{phase}' AND name = '{metric}') AS {name}"
@@ -262,18 +267,16 @@ def charts_of(
     )
     drawn = [c for c in COLUMNS if any(row[result.columns.index(c)] is not None for row in result.rows)]
     if not drawn:
-        return Picture(())
+        return picture
     arms, held_out = arms_of(runs), None
     command = _asked("curves", [info for arm in runs for info in arm], "--plot curves.svg")
     with said_if_too_much(left_out, "Curves", "The intervals of the held-out reward are", command):
         held_out = held_out_intervals(database, [arm.runs for arm in arms])
-    return draw(
-        result,
-        replace(query, plot={"x": "step", "y": ",".join(drawn)}),
-        arms,
-        progress=read_progress(database) if any(len(arm.runs) > 1 for arm in arms) else None,
-        held_out=held_out,
-    )
+    progress = read_progress(database) if any(len(arm.runs) > 1 for arm in arms) else None
+    plot = replace(query, plot={"x": "step", "y": ",".join(drawn)})
+    with said_if_too_much(left_out, "Curves", CURVES_LACK, ""):
+        picture = draw(result, plot, arms, progress=progress, held_out=held_out)
+    return picture
 
 
 def searches_of(database: Database, infos: Sequence[RunInfo]) -> list[Search]:

@@ -5,6 +5,7 @@ Enters: what the experiment asks, its arms, and their runs. Leaves: report.md, r
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from rlvr_cli.analysis.pictures.picture import Picture
 from rlvr_cli.analysis.pictures.plots import save_plot
 from rlvr_cli.analysis.queries.database import Database
 from rlvr_cli.analysis.queries.named_queries import named_queries
-from rlvr_cli.analysis.report.build import charts_of
+from rlvr_cli.analysis.report.build import CURVES_LACK, charts_of, said_if_too_much
 from rlvr_cli.analysis.report.charts import layout_chart, layout_legend
-from rlvr_cli.analysis.report.page import Grid, assets, render
+from rlvr_cli.analysis.report.page import Grid, LeftOut, assets, render
 from rlvr_cli.analysis.statistics.alarms import run_alarms
 from rlvr_cli.analysis.statistics.comparison import held_out_intervals
 from rlvr_cli.analysis.statistics.progress import read_progress
@@ -25,6 +26,7 @@ from rlvr_cli.analysis.summary import AT_END_SECONDS
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.runs.storage.files import atomic_write, os_errors_as_user_errors
+from rlvr_cli.terminal import console
 from rlvr_cli.terminal.tables import as_markdown
 from rlvr_cli.text import printable
 from rlvr_cli.types import Table
@@ -79,17 +81,28 @@ def write_sweep_report(folder: Path, findings: Findings, database: Database) -> 
     Raises:
         RlvrError: it cannot be written.
     """
-    pictures = {name: picture for name, wishes in PICTURES.items() if (picture := _picture(findings, database, wishes))}
-    if (of_k := _at_k_picture(findings)) is not None:
+    left_out: list[LeftOut] = []
+    pictures = {
+        name: picture
+        for name, wishes in PICTURES.items()
+        if (picture := _picture(findings, database, wishes, left_out=left_out))
+    }
+    if (of_k := _at_k_picture(findings, left_out=left_out)) is not None:
         pictures["at_k.svg"] = of_k
     for name, picture in pictures.items():
         with os_errors_as_user_errors(folder / name):
             save_plot(picture, folder / name)
     responses, alarms = list(_responses(findings, database)), list(_alarms(findings))
     commands = "\n".join(shlex.join(command) for command in findings.commands)
-    atomic_write(folder / PAGE, _markdown(findings, list(pictures), responses, alarms, commands).encode())
     ((steps,),) = database.rows("SELECT count(DISTINCT step) FROM metrics")
-    curves = charts_of(database, list(findings.arms.values())) if steps > 1 else of_k or Picture(())
+    curves = charts_of(database, list(findings.arms.values()), left_out=left_out) if steps > 1 else Picture(())
+    if of_k is not None and not curves.panels:
+        curves = of_k
+    lacking = list(dict.fromkeys(missing.sentence for missing in left_out))
+    for sentence in lacking:
+        console.say(f"note: {sentence}")
+    markdown = _markdown(findings, [*map("![{0}]({0})".format, pictures), *lacking], responses, alarms, commands)
+    atomic_write(folder / PAGE, markdown.encode())
     panels = [(panel, curves) for panel in curves.panels]
     if (by_time := pictures.get("minutes.svg")) is not None:
         panels[1:1] = [(panel, by_time) for panel in by_time.panels]  # beside the same against updates
@@ -102,7 +115,7 @@ def write_sweep_report(folder: Path, findings: Findings, database: Database) -> 
         findings=findings,
         legend_blocks=layout_legend(curves),
         drawings=[layout_chart(panel, picture) for panel, picture in panels],
-        notes=curves.notes,
+        notes=[*curves.notes, *lacking],
         grids=[Grid(table.title, table.columns, table.rows) for table in findings.tables],
         alarms=alarms,
         responses=responses,
@@ -112,8 +125,8 @@ def write_sweep_report(folder: Path, findings: Findings, database: Database) -> 
     return folder / PAGE, folder / HTML
 
 
-def _picture(findings: Findings, database: Database, wishes: Wishes) -> Picture | None:
-    """The curves of the arms; None where there are none, as of an evaluation. Panels that no arm has are left out."""
+def _picture(findings: Findings, database: Database, wishes: Wishes, *, left_out: list[LeftOut]) -> Picture | None:
+    """The curves of the arms; None where there are none, as of an evaluation, or too many. Panels that no arm has are left out."""
     arms = arms_of(list(findings.arms.values()))
     query = named_queries()["curves"]
     result = database.select(query.sql, query.parameters, limit=0)
@@ -121,7 +134,7 @@ def _picture(findings: Findings, database: Database, wishes: Wishes) -> Picture 
     panels = tuple(name for name in wishes.panels if any(value is not None for value in known.get(name, ())))
     if not panels or len(set(known["step"])) == 1:  # one evaluation, which the tables have
         return None
-    try:
+    with suppress(RlvrError), said_if_too_much(left_out, "Curves", CURVES_LACK, ""):
         return draw(
             result,
             query,
@@ -130,14 +143,15 @@ def _picture(findings: Findings, database: Database, wishes: Wishes) -> Picture 
             progress=read_progress(database),
             held_out=held_out_intervals(database, [arm.runs for arm in arms]),
         )
-    except RlvrError:
-        return None
+    return None
 
 
-def _at_k_picture(findings: Findings) -> Picture | None:
-    """The table of pass@k, best@k and majority@k as a picture, where there is one."""
+def _at_k_picture(findings: Findings, *, left_out: list[LeftOut]) -> Picture | None:
+    """The table of pass@k, best@k and majority@k as a picture, where there is one that is not of too many lines."""
     table = next((table for table in findings.tables if table.title == OF_K), None)
-    return table and draw(table, named_queries()["at_k"], arms_of(list(findings.arms.values())))
+    with said_if_too_much(left_out, "Curves", "The picture of k samples is", ""):
+        return table and draw(table, named_queries()["at_k"], arms_of(list(findings.arms.values())))
+    return None
 
 
 def _alarms(findings: Findings) -> Iterator[tuple[str, str]]:
@@ -174,7 +188,7 @@ def _markdown(
     lines = [
         f"# {printable(findings.title)}",
         findings.look_at,
-        *(f"![{name}]({name})" for name in pictures),
+        *pictures,
         *(as_markdown(table) for table in findings.tables),
         *findings.sentences,
         *(["## Alarms", "\n".join(f"- {sentence} (`{command}`)" for sentence, command in alarms)] if alarms else []),

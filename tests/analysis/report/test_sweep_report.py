@@ -5,8 +5,9 @@ import re
 import pytest
 
 from factories import a_rollout, expert_iterations
+from rlvr_cli.analysis.pictures.figures import MAX_LINES
 from rlvr_cli.analysis.queries.database import open_runs
-from rlvr_cli.analysis.report.build import charts_of
+from rlvr_cli.analysis.report.build import charts_of, write_report
 from rlvr_cli.analysis.report.sweep import MOST_SHOWN, Findings, write_sweep_report
 from rlvr_cli.analysis.statistics.sweep_table import evaluation_tables
 from rlvr_cli.runs.readers import read_run
@@ -92,6 +93,39 @@ def test_the_page_of_several_samples_a_question_names_their_lines(tmp_path):
     assert [name for name in ("pass@k", "best@k", "majority@k") if name in legend] == ["pass@k", "best@k", "majority@k"]
     assert html.read_text().count("<figure>") == 1, "and no curve of one point"
     assert "![at_k.svg](at_k.svg)" in markdown.read_text()
+
+
+def many_runs(folder, *, samples=1):
+    """One more than are told apart in a picture: runs with two evaluations."""
+    for number in range(MAX_LINES + 1):
+        with RunDir.create(folder, "eval", name=f"r{number}", metadata={}) as run:
+            for step in (0, 1):
+                run.commit_metrics(step, "eval", {"reward/mean": 0.5})
+                rows = [a_rollout(run_id=run.id, step=step, sample_index=i, reward=float(i)) for i in range(samples)]
+                run.commit_rollouts("eval", step, rows)
+    return [read_run(folder / f"r{number}") for number in range(MAX_LINES + 1)]
+
+
+def test_a_sweep_of_more_arms_than_one_can_tell_apart_has_all_but_their_picture(tmp_path, capsys):
+    infos = many_runs(tmp_path, samples=2)
+    arms = {info.id: [info] for info in infos}
+    with open_runs(infos) as database:
+        findings = Findings("Who?", "", arms, evaluation_tables(infos), ["One is."], [])
+        markdown, html = write_sweep_report(tmp_path, findings, database)
+    lacking = "The curves are left out. curves: a panel would have 25 lines, and 24 are all that one can tell apart."
+    for text in (markdown.read_text(), html.read_text(), capsys.readouterr().err):
+        assert text.count(lacking) == 1
+        assert text.count("The picture of k samples is left out. at_k: a panel would have") == 1
+    assert "One is." in markdown.read_text()
+    assert "train nothing" not in html.read_text()
+    assert not list(tmp_path.glob("*.svg"))
+
+
+def test_the_page_of_more_runs_than_one_can_tell_apart_has_all_but_their_curves(tmp_path):
+    many_runs(tmp_path)
+    page = write_report(sorted(tmp_path.glob("r*")), tmp_path / "page.html").read_text()
+    assert "The curves are left out. curves: a panel would have 25 lines" in page
+    assert "r24" in page
 
 
 def _curve_of(path):
