@@ -1807,7 +1807,7 @@ VIEW = [
         "analysis/report/build.py",
         ("a page without a summary does not say so", 'left_out.append(LeftOut(section, f"{lacking} left out. {error.problem}", command if has_more else ""))', "pass", f"{SERVED}lacks_what_takes_too_long"),
         ("a page names the summary of another step", 'f"--phase {phase} --step {step}"', '""', f"{SERVED}lacks_what_takes_too_long"),
-        ("a page has nothing where a query takes too long", "except LimitReached as error:", "except ZeroDivisionError as error:", f"{SERVED}lacks_what_takes_too_long"),
+        ("a page has nothing where a query takes too long", "except (LimitReached, TooMany) as error:", "except TooMany as error:", f"{SERVED}lacks_what_takes_too_long"),
     ),
     *mutations_of(
         "analysis/live/server.py",
