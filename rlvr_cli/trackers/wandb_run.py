@@ -32,7 +32,6 @@ class WandB:
             "symlink": False,  # a run directory contains its files
         }
         name, created = info.metadata["run_id"], info.metadata["created_at"]
-        offline = os.environ.get("WANDB_MODE", "online") != "online"
         self._run: Any = wandb.init(
             project=_project(project),
             dir=str(info.path),
@@ -40,16 +39,20 @@ class WandB:
             name=name,
             group=info.metadata["command"],
             config=described(info),
-            resume=None if offline else "allow",
+            resume="allow",
             settings=wandb.Settings(**settings),
         )
         for axis in ("train", "eval"):
             self._run.define_metric(f"{axis}_step", hidden=True)
             self._run.define_metric(f"{axis}/*", step_metric=f"{axis}_step")
-        self._offline = offline
-        self._sent: Sent = (
-            Recorded(info, "wandb", project=project, place=_place) if offline else Sent(self._run.starting_step - 1)
-        )
+        self._offline = (
+            self._run.offline or self._run.disabled
+        )  # as the environment has it, or one of W&B's files of settings
+        if self._offline:
+            mode = "disabled" if self._run.disabled else "offline"
+            self._sent: Sent = Recorded(info, "wandb", project=project, place=lambda project: _place(mode, project))
+        else:
+            self._sent = Sent(self._run.starting_step - 1)
 
     @property
     def note(self) -> str:
@@ -78,6 +81,6 @@ def _project(name: str) -> str:
     return name or os.environ.get("WANDB_PROJECT") or "rlvr"
 
 
-def _place(project: str) -> str:
+def _place(mode: str, project: str) -> str:
     """Return where a project's offline files are to go."""
-    return f"{os.environ['WANDB_MODE']}: {os.environ.get('WANDB_ENTITY', '')}/{_project(project)}"
+    return f"{mode}: {os.environ.get('WANDB_ENTITY', '')}/{_project(project)}"

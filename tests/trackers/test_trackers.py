@@ -251,7 +251,7 @@ def init(*, project, resume, **given):
     assert resume == "allow"
     return Run(os.path.join(os.environ["SERVER"], project))
 class Run:
-    url = "https://wandb.test/r"
+    url, offline, disabled = "https://wandb.test/r", False, False
     def __init__(self, path):
         self.path, self.queue = path, []
         lines = open(path).read().splitlines() if os.path.exists(path) else []
@@ -295,6 +295,24 @@ def test_export_sends_what_wandb_has_not_received(tmp_path, server, monkeypatch)
     assert numbers(sent_to(server / "other")).keys() == truth(run.path).keys()
     (server / "rlvr").unlink()
     assert "r: 5 rows of training, 3 of evaluations; wandb" in export(run.path, "wandb")
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("wandb"), reason="needs the extra wandb")
+@pytest.mark.parametrize("place", ["wandb", "home/wandb"])
+@pytest.mark.slow
+def test_wandb_that_a_settings_file_keeps_offline_writes_each_row_once(tmp_path, monkeypatch, place):
+    """As `wandb offline` writes it, in the working directory; or for the user."""
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "home/wandb"))
+    (tmp_path / place).mkdir(parents=True)
+    (tmp_path / place / "settings").write_text("[default]\nmode = offline\n")
+    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run:
+        write_steps(run, range(2))
+    said = export(run.path, "wandb")
+    assert "r: 2 rows of training, 1 of evaluations; wandb: offline; send it with: wandb sync" in said
+    assert "r: 0 rows of training, 0 of evaluations; 3 were there" in export(run.path, "wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert "r: 0 rows of training, 0 of evaluations; 3 were there" in export(run.path, "wandb"), "the same place"
 
 
 def test_each_place_of_trackio_has_the_whole_run_once(tmp_path, stand_in, monkeypatch, capfd):
