@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlvr_cli.config.parsing.options import flag
+from rlvr_cli.config.parsing.command_line import words_of
+from rlvr_cli.config.parsing.sources import BOUNDS
 from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.sweeps.schedule import Job
 
@@ -20,7 +21,11 @@ def emitted(jobs: Sequence[Job], folder: Path, *, kind: str) -> list[str]:
     """
 
     def line(job: Job) -> str:
-        length = [word for name, value in job.lengths.items() for word in (flag(name), str(value))]
+        sources = job.config.sources
+        bounds = {
+            name: getattr(job.config, name) for name in BOUNDS if sources.get(name, "").startswith(("flag", "config"))
+        }
+        length = words_of(type(job.config), {**job.lengths, **bounds})
         runs_dir = job.command[job.command.index("--runs-dir") + 1]
         again = [*job.command[:2], "--resume", job.name, "--runs-dir", runs_dir, *length]
         run = shlex.quote(f"{runs_dir}/{job.name}")

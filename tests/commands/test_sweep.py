@@ -300,6 +300,10 @@ def test_the_job_of_slurm_begins_a_run_or_goes_on_with_it(sweep, tmp_path):
     (tmp_path / "grpo_baselines/reinforce_with_baseline-s0/run.json").touch()
     assert said().startswith("grpo --resume reinforce_with_baseline-s0 --runs-dir")
     assert said().endswith("--n-grpo-steps 2\n"), "more steps make the same run longer"
+    (tmp_path / "grpo_baselines/reinforce_with_baseline-s0/run.json").unlink()
+    script = sweep("grpo_baselines", "--time-limit", "6h", seeds="0", emit="slurm").out
+    (tmp_path / "grpo_baselines/reinforce_with_baseline-s0/run.json").touch()
+    assert said().endswith("--n-grpo-steps 2 --time-limit 6h\n")
 
 
 def test_the_list_and_the_file_of_an_experiment(sweep, capsys):
