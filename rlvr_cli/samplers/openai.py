@@ -54,8 +54,18 @@ CHECK_SECONDS = 10.0
 # each token, with its id and its log-probability.
 FRAME_BYTES, PROMPT_BYTES, TOKEN_BYTES = 2**20, 16, 2048
 
+# What leaves the distribution as it is. What a request lacks of it, vLLM and SGLang take from the model's generation_config.json.
+# -1 is all tokens in every version of both; 0 only in newer ones.
+WHOLE_DISTRIBUTION = {
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
 # Fields that an endpoint may not support, and the consequence of leaving them out.
-OPTIONAL_FIELDS = {
+OPTIONAL_FIELDS = dict.fromkeys(WHOLE_DISTRIBUTION, "the model's own default may change what is sampled") | {
     "seed": "its samples cannot be reproduced",
     "min_tokens": "a response may end before --sampling-min-tokens",
     "logprobs": "there are no log-probabilities",
@@ -154,6 +164,9 @@ class OpenAISampler:
         self._length_field = "max_tokens"
         self._sends_stop = True
         self._knows_endpoint = processed_logprobs
+        self._listed: dict[str, Any] | None = None  # the endpoint's entry of the model; None: it has not been asked
+        # Fields of every request, `WHOLE_DISTRIBUTION` or none; None: not decided.
+        self._whole: dict[str, float] | None = WHOLE_DISTRIBUTION if processed_logprobs else None
         _ = self._key
 
     @property
@@ -166,15 +179,27 @@ class OpenAISampler:
 
     def served_context(self) -> int | None:
         """The most tokens of a prompt and its response that the endpoint says its model takes; None: it says nothing."""
-        address, headers = f"{self.base_url.rstrip('/')}/models", {"Authorization": f"Bearer {self._key}"}
-        try:
-            asked = urllib.request.Request(address, headers=headers)
-            with urllib.request.build_opener(_StaysHere).open(asked, timeout=CHECK_SECONDS) as response:
-                listed = json.loads(response.read(FRAME_BYTES))["data"]
-            found = next((one.get("max_model_len") for one in listed if one.get("id") == self.model), None)
-        except (OSError, HTTPException, ValueError, RecursionError, AttributeError, KeyError, TypeError):
-            return None  # there is no such list, or it is an odd one
+        found = self._entry().get("max_model_len")
         return found if isinstance(found, int) and found > 0 else None
+
+    def _fills_in(self) -> bool:
+        """Whether what a request lacks may be taken from the model's files: vLLM does, and SGLang; their lists of models show it."""
+        return self._entry().get("owned_by") == "vllm" or self.served_context() is not None
+
+    def _entry(self) -> dict[str, Any]:
+        """The entry of the model in the endpoint's list of models, asked for once; empty: there is none."""
+        if self._listed is None:
+            address, headers = f"{self.base_url.rstrip('/')}/models", {"Authorization": f"Bearer {self._key}"}
+            self._listed = {}
+            with (
+                suppress(OSError, HTTPException, ValueError, RecursionError, AttributeError, KeyError, TypeError),
+                stoppable(),
+            ):
+                asked = urllib.request.Request(address, headers=headers)
+                with urllib.request.build_opener(_StaysHere).open(asked, timeout=CHECK_SECONDS) as response:
+                    listed = json.loads(response.read(FRAME_BYTES))["data"]
+                self._listed = next((one for one in listed if one.get("id") == self.model), {})
+        return self._listed
 
     def sample(
         self, requests: Sequence[Request], params: SamplingParams, *, more: MoreRequests | None = None
@@ -200,6 +225,8 @@ class OpenAISampler:
         items, number = self._items(requests), len(requests)
         if not items:
             return
+        if self._whole is None:
+            self._whole = WHOLE_DISTRIBUTION if self._fills_in() else {}
         outbox: queue.SimpleQueue[Completion | _Item | _Word | BaseException] = queue.SimpleQueue()
         coming: asyncio.Queue[_Item | None] = asyncio.Queue()
         loop = asyncio.new_event_loop()
@@ -404,6 +431,7 @@ class OpenAISampler:
             "seed": _fold(item.seed),
             "min_tokens": min(max(params.min_tokens - item.begun, 0), most),
             "return_token_ids": True,
+            **(self._whole or {}),
         }
         chat = self.endpoint == "chat"
         if chat:

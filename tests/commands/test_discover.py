@@ -312,7 +312,7 @@ def test_a_prompt_that_an_endpoint_does_not_take_is_shortened(forks: Forks, tmp_
             return error(400, "This model's maximum context length is 3000 tokens.")
         return chat(fenced(f"{ROOTS}\n# {'much of it ' * 1500}"))
 
-    with serving(answer) as served:
+    with serving(answer, lists=True) as served:
         done = asked(forks, tmp_path, served, "--sampling-max-tokens 500 --rounds 4 --run r")
     assert done.status == 0, done.said
     assert done.err.count("note: prompts show only the first") == 1

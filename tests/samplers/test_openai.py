@@ -24,7 +24,7 @@ from endpoint import Endpoint, Reply, completion, error, serving
 from following import Following
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.samplers import openai_client
-from rlvr_cli.samplers.openai import OpenAISampler, _fold
+from rlvr_cli.samplers.openai import WHOLE_DISTRIBUTION, OpenAISampler, _fold
 from rlvr_cli.types import Completion, Request, SamplingParams
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
@@ -122,6 +122,35 @@ def test_folded_seeds_fit_and_differ(a, b):
 def test_logprobs_are_asked_for_where_they_are_of_the_distribution_sampled_from(endpoint, temperature, top_p, asked):
     one(endpoint, SamplingParams(temperature=temperature, top_p=top_p))
     assert ("logprobs" in endpoint.bodies[0]) == asked
+
+
+@pytest.mark.parametrize(
+    ("listed", "sent"),
+    [
+        ({"id": "m", "owned_by": "vllm", "max_model_len": 512}, True),
+        ({"id": "m", "owned_by": "vllm"}, True),  # of an adapter
+        ({"id": "m", "owned_by": "sglang", "max_model_len": 512}, True),
+        ({"id": "other", "owned_by": "vllm", "max_model_len": 512}, False),
+        ({"id": "m", "owned_by": "openai"}, False),
+    ],
+)
+def test_the_defaults_of_a_models_files_are_turned_off_where_a_server_may_have_them(endpoint, listed, sent):
+    """As vLLM has those of generation_config.json, of which a request says nothing."""
+    endpoint.models = Reply({"data": [listed]})
+    one(endpoint)
+    found = {name: endpoint.bodies[0].get(name) for name in WHOLE_DISTRIBUTION}
+    assert found == (WHOLE_DISTRIBUTION if sent else dict.fromkeys(WHOLE_DISTRIBUTION))
+
+
+def test_a_default_that_cannot_be_turned_off_is_named(endpoint):
+    endpoint.models = Reply({"data": [{"id": "m", "max_model_len": 512}]})
+    endpoint.answer = lambda body: (
+        error(400, "top_k must be positive") if "top_k" in body else completion("4 </answer>")
+    )
+    sampler = open_sampler(endpoint)
+    list(sampler.sample([Request("p", (1, 2))], SamplingParams()))
+    assert sampler.notes == ("The endpoint does not take top_k: the model's own default may change what is sampled.",)
+    assert "min_p" in endpoint.bodies[-1]
 
 
 # --- what is read -----------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def test_each_token_of_a_response_gets_its_log_probability():
 def test_an_odd_answer_is_an_error_that_names_the_server(reply, problem, monkeypatch):
     monkeypatch.setattr(served_teacher, "PAUSES", (0.0, 0.0))
     models = Reply({"data": [{"id": "t"}]})
-    with serving(lambda body: reply if body else models) as endpoint:
+    with serving(lambda body: reply if body else models, lists=True) as endpoint:
         teacher = ServedTeacher(endpoint.url.removesuffix("/v1"), "t")
         with pytest.raises(RlvrError, match=problem) as raised:
             teacher.log_probs(ROWS[:1])
@@ -55,7 +55,7 @@ def test_an_odd_answer_is_an_error_that_names_the_server(reply, problem, monkeyp
 
 
 def test_a_server_of_other_models_is_refused():
-    with serving(lambda _: Reply({"data": [{"id": "a"}, {"id": "b"}]})) as endpoint:
+    with serving(lambda _: Reply({"data": [{"id": "a"}, {"id": "b"}]}), lists=True) as endpoint:
         assert ServedTeacher(endpoint.url.removesuffix("/v1"), "b").log_probs([]) == []
         with pytest.raises(RlvrError, match="serves a, b, and not c"):
             ServedTeacher(endpoint.url.removesuffix("/v1"), "c")
@@ -66,7 +66,7 @@ def test_a_response_that_is_too_long_is_not_sent(said, takes):
     """A token more is sampled after it."""
     good = Reply({"choices": [{"prompt_logprobs": [None] + [{str(i): {"logprob": -1.0}} for i in (9, 11, 7, 8)]}]})
     models = Reply({"data": [{"id": "t", "max_model_len": said}]})
-    with serving(lambda body: good if body else models) as endpoint:
+    with serving(lambda body: good if body else models, lists=True) as endpoint:
         teacher = ServedTeacher(endpoint.url.removesuffix("/v1"), "t")
         assert teacher.context_length == takes
         if takes == 4:
@@ -81,7 +81,7 @@ def test_a_server_that_drops_a_connection_is_asked_again(monkeypatch):
     good = Reply({"choices": [{"prompt_logprobs": [None] + [{str(i): {"logprob": -1.0}} for i in (9, 11, 7, 8)]}]})
     replies = iter([Reply(status=0), Reply(status=0), good])
     models = Reply({"data": [{"id": "t"}]})
-    with serving(lambda body: next(replies) if body else models) as endpoint:
+    with serving(lambda body: next(replies) if body else models, lists=True) as endpoint:
         teacher = ServedTeacher(endpoint.url.removesuffix("/v1"), "t")
         assert teacher.log_probs(ROWS[:1]) == [[-1.0, -1.0]]
     assert next(replies, None) is None

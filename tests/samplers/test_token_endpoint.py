@@ -84,7 +84,7 @@ def test_the_context_is_what_the_endpoint_takes_or_that_of_the_models_files(
         mine = body["prompt"] if isinstance(body["prompt"], list) else tiny_tokenizer(body["prompt"])["input_ids"]
         return completion("4", token_ids=[5], prompt_token_ids=mine)
 
-    with serving(answer) as endpoint:
+    with serving(answer, lists=True) as endpoint:
         assert opened(endpoint, tiny_tokenizer).context_length is None
         found = open_engine(EngineSettings(str(tiny_model_dir), base_url=endpoint.url, episodes={"max_turns": 3}))
     assert found.context_length == context
@@ -92,9 +92,9 @@ def test_the_context_is_what_the_endpoint_takes_or_that_of_the_models_files(
 
 def test_the_key_stays_with_the_endpoint(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "key of the endpoint")
-    with serving(lambda body: Reply({"data": []})) as elsewhere:
+    with serving(lambda body: Reply({"data": []}), lists=True) as elsewhere:
         moved = Reply({}, 302, {"location": f"{elsewhere.url}/models"})
-        with serving(lambda body: moved) as endpoint:
+        with serving(lambda body: moved, lists=True) as endpoint:
             assert OpenAISampler("m", base_url=endpoint.url).served_context() is None
             assert endpoint.keys == ["Bearer key of the endpoint"]
         assert not elsewhere.paths

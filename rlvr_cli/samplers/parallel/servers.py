@@ -29,7 +29,7 @@ from rlvr_cli.models.identity import model_path
 from rlvr_cli.models.pretrained import load_tokenizer
 from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.open import EngineSettings
-from rlvr_cli.samplers.openai import CHECK_SECONDS, FRAME_BYTES, OpenAISampler
+from rlvr_cli.samplers.openai import CHECK_SECONDS, FRAME_BYTES, WHOLE_DISTRIBUTION, OpenAISampler
 from rlvr_cli.samplers.openai_answer import Unreadable, error_message, read_answer
 from rlvr_cli.samplers.parallel.several import SeveralSamplers
 from rlvr_cli.samplers.stop_strings import as_every_engine, continued, prompt_token_ids
@@ -339,7 +339,7 @@ class _Server:
             body = self._ask(
                 "/v1/completions",
                 {"model": self._sampler.model, "prompt": ids, "max_tokens": PROBE_TOKENS, "temperature": temperature,
-                 "seed": 0, "ignore_eos": True, "logprobs": 0, "return_token_ids": True},
+                 "seed": 0, "ignore_eos": True, "logprobs": 0, "return_token_ids": True, **WHOLE_DISTRIBUTION},
             )  # fmt: skip
             try:
                 said = read_answer(body, chat=False, key=PLACEHOLDER_KEY)

@@ -25,7 +25,10 @@ class Reply:
 
 @dataclass
 class Endpoint:
-    """A running server; `answer` maps the body of a request to a reply, and may be replaced at any time."""
+    """A running server; `answer` maps the body of a request to a reply, and may be replaced at any time.
+
+    `models` is its list of models, whose requests are not noted; None: `answer` replies to them, too.
+    """
 
     url: str
     answer: Callable[[dict], Reply]
@@ -33,6 +36,7 @@ class Endpoint:
     paths: list[str] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    models: Reply | None = field(default_factory=lambda: Reply({}, 404))
     under_way: int = 0
     most_under_way: int = 0
 
@@ -47,8 +51,12 @@ def error(status: int, message: str, **headers: str) -> Reply:
 
 
 @contextmanager
-def serving(answer: Callable[[dict], Reply]) -> Iterator[Endpoint]:
-    """Run the server until the block ends; requests that still wait are then answered."""
+def serving(answer: Callable[[dict], Reply], *, lists: bool = False) -> Iterator[Endpoint]:
+    """Run the server until the block ends; requests that still wait are then answered.
+
+    Args:
+        lists: whether `answer` also replies to requests for the list of models, which have an empty body.
+    """
     lock, closing = threading.Lock(), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -74,7 +82,11 @@ def serving(answer: Callable[[dict], Reply]) -> Iterator[Endpoint]:
             except OSError:
                 self.close_connection = True  # the client is gone
 
-        do_GET = do_POST
+        def do_GET(self):
+            if served.models and self.path.endswith("/models"):
+                self.send(served.models)
+            else:
+                self.do_POST()
 
         def send(self, reply: Reply) -> None:
             if reply.raw is not None or not reply.status:
@@ -107,6 +119,8 @@ def serving(answer: Callable[[dict], Reply]) -> Iterator[Endpoint]:
 
     server = Server(("127.0.0.1", 0), Handler)
     served = Endpoint(f"http://127.0.0.1:{server.server_port}/v1", answer)
+    if lists:
+        served.models = None
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

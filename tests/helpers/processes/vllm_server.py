@@ -173,7 +173,7 @@ def _one(model: Path) -> Iterator[StandIn]:
             noted.clear()
         vars(server).update(vars(StandIn(server.url, endpoint=endpoint, restart=restart)))
 
-    with serving(answer) as endpoint:
+    with serving(answer, lists=True) as endpoint:
         server = StandIn(endpoint.url.removesuffix("/v1"), endpoint=endpoint, restart=restart)
         try:
             yield server
@@ -189,7 +189,7 @@ Real = tuple[str, subprocess.Popen]  # its address, and the process to end
 
 @contextmanager
 def real_servers(forks: Forks, folder: Path) -> Iterator[Callable[..., list[Real]]]:
-    """Starts this many servers of the built-in model, with these flags, and waits until they answer: half a minute.
+    """Starts this many servers of a model, the built-in one by default, with these flags, and waits until they answer: half a minute.
 
     They are forks, and the engine behind each of them is a new process. Their logs are in the folder.
     """
@@ -199,7 +199,7 @@ def real_servers(forks: Forks, folder: Path) -> Iterator[Callable[..., list[Real
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
     }  # fmt: skip
 
-    def start(count: int, *flags: str) -> list[Real]:
+    def start(count: int, *flags: str, model: Path | None = None) -> list[Real]:
         for _ in range(count):
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = free.getsockname()[1]
@@ -209,7 +209,7 @@ def real_servers(forks: Forks, folder: Path) -> Iterator[Callable[..., list[Real
             )
             with (folder / f"{len(started)}.log").open("w") as log:
                 process = forks.popen(
-                    [sys.executable, *command, *flags, "--model", str(builtin_model_path())],
+                    [sys.executable, *command, *flags, "--model", str(model or builtin_model_path())],
                     env=environment, stdout=log, stderr=log, start_new_session=True,
                 )  # fmt: skip
             started.append((f"http://127.0.0.1:{port}", process))

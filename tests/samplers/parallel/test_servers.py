@@ -29,7 +29,7 @@ from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.samplers import openai
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
-from rlvr_cli.samplers.openai import OpenAISampler
+from rlvr_cli.samplers.openai import WHOLE_DISTRIBUTION, OpenAISampler
 from rlvr_cli.samplers.parallel import servers as servers_module
 from rlvr_cli.samplers.parallel.servers import ServersSampler
 from rlvr_cli.samplers.served_teacher import ServedTeacher
@@ -189,6 +189,18 @@ def test_log_probabilities_are_of_the_distribution_sampled_from(servers, policy)
             logits = policy.forward(input_ids=ids).logits[0, len(completion.prompt_ids) - 1 : -1] / 0.5
         expected = logits.log_softmax(-1).gather(-1, torch.tensor(completion.token_ids)[:, None]).flatten()
         assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_servers_are_asked_for_the_whole_distribution_whatever_the_models_files_say(servers, policy):
+    """vLLM takes what a request lacks from generation_config.json. Probes, too: their log-probabilities are compared."""
+    sampler = sampler_of(servers, policy)
+    answers(sampler, policy)
+    sampler.load_weights(policy, 1)
+    for server in servers:
+        bodies = [body for body in server.endpoint.bodies if "prompt" in body]
+        assert {body.get("ignore_eos", False) for body in bodies} == {True, False}
+        for body in bodies:
+            assert {name: body.get(name) for name in WHOLE_DISTRIBUTION} == WHOLE_DISTRIBUTION
 
 
 def test_the_samples_of_a_dead_server_are_asked_of_the_others_with_the_same_seeds(servers, policy, caplog):
@@ -654,6 +666,28 @@ def test_vllm_servers_train_and_one_may_die(forks: Forks, start_real, policy, tm
     assert found.keys() == whole.keys()
     assert all(found[key].token_ids == whole[key].token_ids for key in whole)
     assert all(found[key].logprobs == pytest.approx(whole[key].logprobs, abs=1e-4) for key in whole)
+
+
+@pytest.mark.vllm
+def test_a_vllm_server_samples_from_the_whole_distribution(start_real, policy, tmp_path):
+    """Also where the model's files say to take the most probable token, or to penalize repetition."""
+    model = shutil.copytree(builtin_model_path(), tmp_path / "model")
+    defaults = {"top_k": 1, "repetition_penalty": 1.5, "temperature": 0.6, "top_p": 0.5}
+    (model / "generation_config.json").write_text(json.dumps(defaults))
+    ((url, _),) = start_real(1, model=model)
+    sampler = ServersSampler([url], policy.tokenizer, timeout=60)
+    sampler.load_weights(policy, 0)
+    many = [replace(request, seeds=tuple(range(16))) for request in requests_of(policy)]
+    drawn = list(sampler.sample(many, replace(PARAMS, temperature=1.0, min_tokens=0)))
+    assert len({c.token_ids for c in drawn if not c.request_index}) > 1
+    for completion in drawn:
+        ids = torch.tensor([completion.prompt_ids + completion.token_ids])
+        with torch.inference_mode():
+            log_p = policy.forward(input_ids=ids).logits[0, len(completion.prompt_ids) - 1 : -1].log_softmax(-1)
+        exact = log_p.gather(-1, torch.tensor(completion.token_ids)[:, None]).flatten()
+        assert completion.logprobs == pytest.approx(exact.tolist(), abs=1e-3)
+    endpoint = OpenAISampler(str(model), base_url=f"{url}/v1")
+    assert len({c.text for c in endpoint.sample(many[:1], replace(PARAMS, temperature=1.0))}) > 1
 
 
 @pytest.mark.vllm
