@@ -74,6 +74,10 @@ OPTIONAL_FIELDS = dict.fromkeys(WHOLE_DISTRIBUTION, "the model's own default may
 }
 
 
+class TimedOut(RlvrError):
+    """Samples took longer than they may, and nothing else failed."""
+
+
 class _Word(Enum):
     """What is said to who waits for completions."""
 
@@ -355,11 +359,13 @@ class OpenAISampler:
             await asyncio.shield(end())  # connections are closed, also when the caller stops meanwhile
         if failures:
             item, failure = failures[0]
-            raise RlvrError(
+            slow = all(each.kind == "timeout" for _, each in failures)
+            raise (TimedOut if slow else RlvrError)(
                 f"{len(failures)} of {requested + skipped} samples failed at {urlsplit(self.base_url).netloc}"
                 + (f", and {skipped} were not requested" if skipped else "")
                 + f". Sample {item.sample_index} of prompt {item.request_index}: {printable(failure.problem, keep='')}",
-                "Completed samples are kept: resume the run to request the rest.",
+                "Completed samples are kept: resume the run to request the rest"
+                + (", with a larger --request-timeout if they take longer." if slow else "."),
             )
 
     def connect(self) -> EndpointClient:

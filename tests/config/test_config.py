@@ -273,7 +273,7 @@ SAMPLED = {
     "at_least 1": "sampling_max_tokens max_batch_size grader_workers",
 }
 TRAINED = {
-    "above 0": "learning_rate max_grad_norm",
+    "above 0": "learning_rate max_grad_norm request_timeout",
     "at_least 0": "eval_every warmup_steps weight_decay checkpoint_every checkpoint_minutes micro_batch_tokens lora_rank max_grade_errors",
     "at_least 1": "eval_examples final_eval_examples max_skipped_updates trainers lora_alpha max_model_len samplers",
 }

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlvr_cli.config.parsing.options import knob
+from rlvr_cli.config.parsing.options import LONGEST, knob
 from rlvr_cli.config.shared.addresses import check_address
 from rlvr_cli.errors import RlvrError
 
@@ -72,6 +72,14 @@ class TrainingEngineOptions(EngineOptions):
         group="Model",
         free_on_resume=True,
     )
+    request_timeout: float = knob(
+        600.0,
+        "Seconds that one sample of --sampler-urls may take, waiting and retries included.",
+        group="Model",
+        free_on_resume=True,
+        above=0,
+        at_most=LONGEST,
+    )
 
 
 def check_engine(config: EngineOptions) -> None:
@@ -125,7 +133,9 @@ def check_servers(config: EngineOptions) -> None:
             raise RlvrError(f"--sampler-urls names {url.strip()}.", "Leave /v1 out: weights are loaded beside it.")
 
 
-def check_weights_dir(config: TrainingEngineOptions) -> None:
+def check_training_servers(config: TrainingEngineOptions) -> None:
+    if config.sources.get("request_timeout") == "flag" and not config.sampler_urls:
+        raise RlvrError("--request-timeout needs --sampler-urls.", "Add --sampler-urls, or leave it out.")
     if config.weights_dir and not config.sampler_urls:
         raise RlvrError("--weights-dir needs --sampler-urls.", "Add --sampler-urls, or leave it out.")
     if config.weights_dir and not Path(config.weights_dir).is_dir():

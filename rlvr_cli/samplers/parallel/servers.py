@@ -29,9 +29,9 @@ from rlvr_cli.models.identity import model_path
 from rlvr_cli.models.pretrained import load_tokenizer
 from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.open import EngineSettings
-from rlvr_cli.samplers.openai import CHECK_SECONDS, FRAME_BYTES, WHOLE_DISTRIBUTION, OpenAISampler
+from rlvr_cli.samplers.openai import CHECK_SECONDS, FRAME_BYTES, WHOLE_DISTRIBUTION, OpenAISampler, TimedOut
 from rlvr_cli.samplers.openai_answer import Unreadable, error_message, read_answer
-from rlvr_cli.samplers.parallel.several import SeveralSamplers
+from rlvr_cli.samplers.parallel.several import OfAll, SeveralSamplers
 from rlvr_cli.samplers.stop_strings import as_every_engine, continued, prompt_token_ids
 from rlvr_cli.samplers.weight_check import Probe, probe_prompts, take_probe, verify_weights
 from rlvr_cli.text import printable
@@ -114,7 +114,7 @@ class ServersSampler(SeveralSamplers["_Server"]):
             more: requests that are sent as they come; they have the indices after those of `requests`.
 
         Raises:
-            RlvrError: no server is left, or one refused the requests.
+            RlvrError: no server is left, one refused the requests, or one that lives took longer than a sample may.
         """
         prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=len(self._tokenizer))
         exact = [replace(r, prompt_ids=tuple(ids)) for r, ids in zip(requests, prompts, strict=True)]
@@ -235,6 +235,13 @@ class _Server:
                 rest = replace(params, min_tokens=max(params.min_tokens - begun, 0))
                 completion = as_every_engine(completion, self._tokenizer, rest)
                 yield continued(completion, self._tokenizer, params, begun=begun) if begun else completion
+        except TimedOut as error:
+            if not self.lives():
+                raise
+            raise OfAll(
+                error.problem,
+                "The server lives, and would have gone on: resume the run with a larger --request-timeout.",
+            ) from error
         finally:
             completions.close()
 

@@ -21,6 +21,10 @@ Key = tuple[int, int]  # indices of a request and of its seed
 Share = list[tuple[int, list[int]]]  # indices of requests, and of the seeds of each
 
 
+class OfAll(RlvrError):
+    """An error that is not one sampler's: the others would fail in the same way."""
+
+
 class Answering(Protocol):
     """What this module needs of a sampler: `sample` of `types.Sampler`, or of `types.JoinableSampler`. It is asked in a thread of its own."""
 
@@ -32,7 +36,7 @@ Member = TypeVar("Member", bound=Answering)
 
 
 class SeveralSamplers(Generic[Member]):
-    """Samplers that divide the requests. A sampler that raises an RlvrError is left out; the last one's error is raised.
+    """Samplers that divide the requests. A sampler that raises an RlvrError is left out; the last one's error is raised, and any `OfAll`.
 
     Attributes:
         members: the samplers that are not left out, by name.
@@ -142,7 +146,7 @@ class SeveralSamplers(Generic[Member]):
                     yield item
                     continue
                 working.remove(name)
-                if isinstance(item, RlvrError):
+                if isinstance(item, RlvrError) and not isinstance(item, OfAll):
                     self.leave_out(name, item)
                     if more:  # at once: the others' calls go on
                         for other, share in divide(shares[name].missing, [*working]).items():

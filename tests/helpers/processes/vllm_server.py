@@ -39,6 +39,7 @@ class StandIn:
         engine_died: answer as when the engine behind it has died.
         hangs: do not answer at all, until the test has ended.
         hangs_from: the path from whose next request on it hangs.
+        slow: seconds that a response takes; a probe's takes none.
         context: the most tokens that it says to take.
         odd: what it answers on a path instead; `odd_after` completions.
     """
@@ -46,6 +47,7 @@ class StandIn:
     url: str
     raw_logprobs: bool = False
     context: int | None = None
+    slow: float = 0.0
     stale: bool = False
     takes_adapters: bool = True
     dies_after: int | None = None
@@ -121,7 +123,8 @@ def _one(model: Path) -> Iterator[StandIn]:
             "token_ids": list(found.token_ids), "prompt_token_ids": list(found.prompt_ids),
             "logprobs": {"tokens": [""] * len(logprobs), "token_logprobs": logprobs} if "logprobs" in body else None,
         }  # fmt: skip
-        return Reply({"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": len(logprobs)}})
+        usage = {"prompt_tokens": 1, "completion_tokens": len(logprobs)}
+        return Reply({"choices": [choice], "usage": usage}, wait=0.0 if body.get("ignore_eos") else server.slow)
 
     def answer(body: dict) -> Reply:
         server.hangs |= endpoint.paths[-1] == server.hangs_from

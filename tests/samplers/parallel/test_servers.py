@@ -74,7 +74,7 @@ def requests_of(policy: Policy) -> list[Request]:
 
 
 def sampler_of(servers: list, policy: Policy, **how) -> ServersSampler:
-    return ServersSampler([server.url for server in servers], policy.tokenizer, timeout=30, **how)
+    return ServersSampler([server.url for server in servers], policy.tokenizer, **{"timeout": 30, **how})
 
 
 def answers(sampler, policy: Policy, params: SamplingParams = PARAMS) -> dict:
@@ -253,6 +253,27 @@ def test_a_server_that_hangs_is_left_out_long_before_its_deadline(servers, polic
     assert len(answers(sampler, policy)) == 8
     assert servers[1].url in sampler.notes[0]
     assert "nor say that its engine lives" in sampler.notes[0]
+
+
+def test_a_server_that_lives_is_not_left_out_for_a_slow_response(servers, policy):
+    """The others would take as long for it."""
+    sampler = sampler_of(servers, policy, timeout=1.0)
+    servers[1].slow = 30.0
+    with pytest.raises(RlvrError, match=r"samples failed at .*no answer within 1 s") as raised:
+        answers(sampler, policy)
+    assert "larger --request-timeout" in raised.value.hint
+    assert len(sampler.members) == 2
+    servers[1].slow = 0.0
+    assert len(answers(sampler, policy)) == 8
+    assert sampler.notes == ()
+
+
+def test_a_server_that_does_not_answer_in_time_nor_lives_is_left_out(servers, policy, quickly):
+    sampler = sampler_of(servers, policy, timeout=0.5)
+    servers[1].hangs = True
+    servers_module.HEALTH_SECONDS = 0.1
+    assert len(answers(sampler, policy)) == 8
+    assert servers[1].url in sampler.notes[0]
 
 
 @pytest.mark.slow
@@ -516,6 +537,19 @@ def test_grpo_trains_on_what_servers_sample(forks: Forks, servers, tmp_path):
     forks.run("check", str(run), "--replay", "1", cwd=tmp_path, status=0)
 
 
+def test_training_waits_for_a_response_as_long_as_it_is_told(forks: Forks, servers, tmp_path):
+    """And --resume changes that."""
+    servers[0].slow = 3.0
+    url, once = ("--sampler-urls", servers[0].url), ("--n-grpo-steps", "1", "--eval-examples", "1")
+    impatient = (*GRPO, *SMALL, *once, *url, "--request-timeout", "0.5", "--run", "r")
+    done = forks.run(*impatient, cwd=tmp_path, status=1)
+    assert "no answer within 0.5 s" in done.err
+    assert "larger --request-timeout" in done.err
+    servers[0].slow = 1.0
+    forks.run("grpo", "--resume", "r", "--request-timeout", "60", cwd=tmp_path, status=0)
+    assert read_run(tmp_path / "runs/r").metadata["status"] == "finished"
+
+
 @pytest.mark.slow
 def test_servers_evaluate_what_trains_on_traces(forks: Forks, servers, tmp_path):
     urls = ",".join(server.url for server in servers)
@@ -551,6 +585,7 @@ def test_grpo_trains_an_adapter_on_what_servers_sample(forks: Forks, servers, tm
         ("--sampler-urls http://a:8000,http://b:8000,http://a:8000/", "names http://a:8000 twice"),
         ("--sampler-urls http://a:8000 --engine vllm", "exclude each other"),
         ("--weights-dir .", "--weights-dir needs --sampler-urls"),
+        ("--request-timeout 900", "--request-timeout needs --sampler-urls"),
         ("--sampler-urls http://a:8000 --weights-dir nowhere", "not a directory"),
         ("--sampler-urls http://127.0.0.1:9", "does not answer"),
     ],

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from following import Following
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.samplers.parallel.several import SeveralSamplers, divide
+from rlvr_cli.samplers.parallel.several import OfAll, SeveralSamplers, divide
 from rlvr_cli.types import Completion, Request, SamplingParams
 
 REQUESTS = [Request("a", (1, 2)), Request("b", (3,)), Request("c", (4, 5, 6))]
@@ -75,6 +75,13 @@ def test_the_last_ones_error_and_any_fault_of_ours_is_raised():
         answers(SeveralSamplers({"one": Counting(gone), "two": Counting(gone, after=2)}))
     with pytest.raises(ZeroDivisionError):
         answers(SeveralSamplers({"one": Counting(ZeroDivisionError()), "two": Counting()}))
+
+
+def test_an_error_that_all_would_meet_leaves_no_one_out():
+    several = SeveralSamplers({"one": Counting(OfAll("It takes too long.")), "two": Counting()})
+    with pytest.raises(RlvrError, match="takes too long"):
+        answers(several)
+    assert [*several.members] == ["one", "two"]
 
 
 def test_a_call_that_was_closed_does_not_reach_into_the_next():
