@@ -43,6 +43,7 @@ class EngineSettings:
     endpoint: str = "completions"
     api_key_env: str = KEY_ENV
     request_timeout: float = 600.0
+    endpoint_concurrency: int = 32
     sampler_urls: str = ""  # of vLLM servers, separated by commas
     weights_dir: str = ""
     takes_weights: bool = False  # whether the engine will get those of a trainer

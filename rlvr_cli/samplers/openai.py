@@ -146,7 +146,7 @@ class OpenAISampler:
         api_key_env: str = KEY_ENV,
         max_concurrency: int = 32,
         timeout: float = 600.0,
-        max_retries: int = 6,
+        max_retries: int | None = None,
         policy_version: int = 0,
         processed_logprobs: bool = False,
         leaves_out: frozenset[str] = frozenset(),
@@ -155,7 +155,7 @@ class OpenAISampler:
         check_installed()
         if endpoint not in ("completions", "chat"):
             raise RlvrError(f"There is no endpoint {endpoint!r}.", "Choose completions or chat.")
-        assert min(max_concurrency, timeout, max_retries + 1) > 0, (max_concurrency, timeout, max_retries)
+        assert min(max_concurrency, timeout, (max_retries or 0) + 1) > 0, (max_concurrency, timeout, max_retries)
         check_address(base_url)
         self.model, self.base_url, self.endpoint, self.api_key_env = model, base_url, endpoint, api_key_env
         self.max_concurrency, self.timeout, self.max_retries = max_concurrency, timeout, max_retries
@@ -192,18 +192,20 @@ class OpenAISampler:
 
     def _entry(self) -> dict[str, Any]:
         """The entry of the model in the endpoint's list of models, asked for once; empty: there is none."""
-        if self._listed is None:
-            address, headers = f"{self.base_url.rstrip('/')}/models", {"Authorization": f"Bearer {self._key}"}
-            self._listed = {}
-            with (
-                suppress(OSError, HTTPException, ValueError, RecursionError, AttributeError, KeyError, TypeError),
-                stoppable(),
-            ):
-                asked = urllib.request.Request(address, headers=headers)
-                with urllib.request.build_opener(_StaysHere).open(asked, timeout=CHECK_SECONDS) as response:
-                    listed = json.loads(response.read(FRAME_BYTES))["data"]
-                self._listed = next((one for one in listed if one.get("id") == self.model), {})
-        return self._listed
+        if self._listed is not None:
+            return self._listed
+        address, headers = f"{self.base_url.rstrip('/')}/models", {"Authorization": f"Bearer {self._key}"}
+        found: dict[str, Any] = {}
+        with (
+            suppress(OSError, HTTPException, ValueError, RecursionError, AttributeError, KeyError, TypeError),
+            stoppable(),
+        ):
+            asked = urllib.request.Request(address, headers=headers)
+            with urllib.request.build_opener(_StaysHere).open(asked, timeout=CHECK_SECONDS) as response:
+                listed = json.loads(response.read(FRAME_BYTES))["data"]
+            found = next((one for one in listed if one.get("id") == self.model), {})
+        self._listed = found
+        return found
 
     def sample(
         self, requests: Sequence[Request], params: SamplingParams, *, more: MoreRequests | None = None
@@ -370,7 +372,8 @@ class OpenAISampler:
 
     def connect(self) -> EndpointClient:
         """Return a client for `answer`, in a running event loop; to be closed."""
-        return EndpointClient(self.base_url, self._key, timeout=self.timeout, max_retries=self.max_retries)
+        how = {"timeout": self.timeout, "max_retries": self.max_retries, "reached": self._knows_endpoint}
+        return EndpointClient(self.base_url, self._key, **how)
 
     async def answer(self, client: Any, prompt: str, params: SamplingParams, *, seed: int) -> Completion:
         """Answer one prompt, with all its retries, for who does their own scheduling.
@@ -564,6 +567,7 @@ def open_engine(settings: EngineSettings) -> Sampler:
         base_url=settings.base_url,
         endpoint=settings.endpoint,
         api_key_env=settings.api_key_env,
+        max_concurrency=settings.endpoint_concurrency,
         timeout=settings.request_timeout,
     )
     if not settings.episodes:

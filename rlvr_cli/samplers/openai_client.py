@@ -25,11 +25,12 @@ from urllib.request import getproxies, proxy_bypass
 from rlvr_cli.config.shared.addresses import PLACEHOLDER_KEY
 from rlvr_cli.errors import missing_extra
 from rlvr_cli.samplers.openai_answer import Answer, Unreadable, error_message, hide_key, read_answer
-from rlvr_cli.text import is_secret
+from rlvr_cli.text import is_secret, printable
 
 logger = logging.getLogger(__name__)
 
 PER_REQUEST_STATUSES = {400, 413, 422}  # statuses that concern one request and not the next
+RETRIES = 6  # of what may be wrong for good: answers that cannot be read, which are paid for, and an address that never answered
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between two tries, where the endpoint does not say
 LONGEST_ASKED_WAIT = 120.0  # of an endpoint that asks for more, no other try is made
 
@@ -58,11 +59,13 @@ class Refused(Unanswered):
 
 
 class _Trouble(Exception):
-    """What went wrong with one try; `refused` if the endpoint has refused it."""
+    """What went wrong with one try; `refused` if the endpoint has refused it, `passes` if time alone may help."""
 
-    def __init__(self, said: str, *, headers: Mapping[str, str], again: bool, refused: Refused | None = None) -> None:
+    def __init__(
+        self, said: str, *, headers: Mapping[str, str], again: bool, passes: bool, refused: Refused | None = None
+    ) -> None:
         super().__init__(said)
-        self.said, self.headers, self.again, self.refused = said, headers, again, refused
+        self.said, self.headers, self.again, self.passes, self.refused = said, headers, again, passes, refused
 
 
 class EndpointClient:
@@ -72,17 +75,22 @@ class EndpointClient:
         base_url: up to and including the version.
         key: sent to this endpoint only, and hidden in what it says.
         timeout: seconds that a request may take, with waiting and all tries.
-        max_retries: tries after the first: on 408, 409, 429, 5xx, broken connections and unreadable answers.
+        max_retries: tries after the first: on 408, 409, 429, 5xx, broken connections and unreadable answers. None: `RETRIES` of
+            unreadable answers, and of connections to an endpoint that has never answered; of the others as many as time allows.
+        reached: whether the endpoint has answered before.
 
     Raises:
         RlvrError: the aiohttp package is missing.
     """
 
-    def __init__(self, base_url: str, key: str, *, timeout: float, max_retries: int) -> None:
+    def __init__(
+        self, base_url: str, key: str, *, timeout: float, max_retries: int | None, reached: bool = False
+    ) -> None:
         check_installed()
         aiohttp: Any = importlib.import_module("aiohttp")
         self._url, self._key = base_url.rstrip("/"), key
         self._timeout, self._max_retries = timeout, max_retries
+        self._reached, self._told = reached, False
         # What may come out of a connection instead of a response.
         self._broken = (aiohttp.ClientError, aiohttp.http_exceptions.HttpProcessingError, OSError, ValueError)
         self._session = aiohttp.ClientSession(
@@ -115,19 +123,35 @@ class EndpointClient:
                         last = trouble.said
                         logger.debug("try %d: %s", tries, last)
                         wait = _seconds_to_wait(trouble.headers, tries)
-                        if tries > self._max_retries or wait is None or not trouble.again:
+                        if tries > self._retries(trouble) or wait is None or not trouble.again:
                             tried = f"tried {tries} time{'s' if tries > 1 else ''}"
                             raise trouble.refused or Unanswered(f"{last} ({tried})", kind="unavailable") from None
+                        self._tell(last, tries)
                     await asyncio.sleep(wait)
         except TimeoutError:
             last = f"; the last try: {last}" if last else "."
             raise Unanswered(f"no answer within {self._timeout:g} s{last}", kind="timeout") from None
         raise AssertionError("unreachable")
 
+    def _retries(self, trouble: _Trouble) -> float:
+        """How many tries there are after the first."""
+        if self._max_retries is not None:
+            return self._max_retries
+        return math.inf if trouble.passes else RETRIES
+
+    def _tell(self, said: str, tries: int) -> None:
+        """Say once why nothing comes."""
+        if tries > RETRIES and not self._told:
+            self._told = True
+            logger.warning(
+                f"The endpoint is asked again, each time for {self._timeout:g} s at most. It says: {printable(said, keep='')}"
+            )
+
     async def _try(self, path: str, data: bytes, *, most_bytes: int) -> Answer:
         """Send a request once. Raises _Trouble."""
         try:
             async with self._session.post(self._url + path, data=data) as response:
+                self._reached = True
                 body = bytearray()  # decompressed
                 async for piece in response.content.iter_any():
                     body += piece
@@ -136,7 +160,7 @@ class EndpointClient:
                         break
         except self._broken as error:
             said = f"Connection error. ({type(error).__name__})"
-            raise _Trouble(said, headers={}, again=True) from None
+            raise _Trouble(said, headers={}, again=True, passes=self._reached) from None
         text, status, headers = _decoded(bytes(body[:most_bytes]), response.charset), response.status, response.headers
         if 200 <= status < 300:
             try:
@@ -145,14 +169,15 @@ class EndpointClient:
                 hidden = self._key if is_secret(self._key) else PLACEHOLDER_KEY
                 return read_answer(text, chat=path.endswith("/chat/completions"), key=hidden)
             except Unreadable as error:
-                raise _Trouble(hide_key(str(error), self._key), headers=headers, again=True) from None
+                said = hide_key(str(error), self._key)
+                raise _Trouble(said, headers=headers, again=True, passes=False) from None
         said = error_message(text)
         problem = hide_key(f"{status} {said}", self._key)
         transient = _is_transient(status, said)
         refused = None if transient else Refused(problem, status=status, said=said)
         asked = headers.get("x-should-retry")
         again = transient and asked != "false"
-        raise _Trouble(problem, headers=headers, again=again, refused=refused)
+        raise _Trouble(problem, headers=headers, again=again, passes=True, refused=refused)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -298,7 +298,10 @@ MINIMUMS = {  # of each command
         {"above 0": "timeout_seconds", "at_least 0": "step seed min_pass_rate min_language_share"},
         {"at_least 1": "max_per_question ngram limit max_paragraph_words pairs_per_question"},
     ],
-    "eval": [SAMPLED, GRADED, PLAYED, SHOWN, {"above 0": "request_timeout", "at_least 1": "num_samples limit max_model_len samplers"}],
+    "eval": [
+        *(SAMPLED, GRADED, PLAYED, SHOWN),
+        {"above 0": "request_timeout", "at_least 1": "num_samples limit max_model_len samplers endpoint_concurrency"},
+    ],
     "sft": [
         *(SAMPLED, GRADED, PLAYED, TRAINED),
         {"above 0": "normalize_constant", "at_least 0": "n_sft_steps", "at_least 1": "train_batch_size micro_batch_size sft_epochs"},
@@ -325,7 +328,7 @@ MINIMUMS = {  # of each command
         {"above 0": "request_timeout program_timeout program_memory_gb"},
         {"at_least 0": "seed stall_minutes sampling_temperature sampling_min_tokens max_tokens"},
         {"at_least 1": "sampling_max_tokens max_batch_size max_model_len samplers dim rounds num_samples parents islands"},
-        {"at_least 1": "max_attempts concurrency"},
+        {"at_least 1": "max_attempts concurrency endpoint_concurrency"},
     ],
     "grpo": [
         *(SHOWN, SAMPLED, GRADED, PLAYED, TRAINED, HELD_OUT),

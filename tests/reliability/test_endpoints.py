@@ -238,7 +238,8 @@ def try_faults(forks: Forks, root: Path, faults: Sequence[tuple[str, Reply, bool
             for number, (name, fault, costly) in enumerate(faults[first : first + AT_ONCE], start=first):
                 stub = Stub(fault, healthy=number % 5)  # the first sample of all is requested alone
                 endpoint = stack.enter_context(serving(stub))
-                under_way.append((name, costly, stub, root / str(number), begin(forks, endpoint, root / str(number))))
+                call = begin(forks, endpoint, root / str(number), "--request-timeout", "20")
+                under_way.append((name, costly, stub, root / str(number), call))
             for name, costly, stub, folder, call in under_way:
                 done = forks.wait(call)
                 if not costly:
@@ -361,6 +362,12 @@ def test_one_signal_ends_every_wait_for_an_endpoint(forks: Forks, tmp_path: Path
         f"signals to a waiting call ({healthy} answers stored)": len(ENDLESS) * len(numbers),
         "longest time to the end, s": round(longest, 1),
     }
+
+
+def test_so_many_requests_are_under_way_at_a_time_as_were_asked_for(forks: Forks, tmp_path: Path):
+    with serving(lambda body: Reply(good(body).body, wait=0.1)) as endpoint:
+        forks.wait(begin(forks, endpoint, tmp_path, "--endpoint-concurrency", "2", questions=12))
+        assert endpoint.most_under_way == 2
 
 
 def test_a_sample_that_hangs_ends_at_the_request_timeout(forks: Forks, tmp_path: Path):

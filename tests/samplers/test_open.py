@@ -99,7 +99,9 @@ def test_an_engine_gets_the_options_of_the_command(config):
     options = {"model": "m", "max_batch_size": 3, "cuda_graphs": False, "seed": 7, "request_timeout": 9.0}
     assert settings_of(replace(config, **options)) == replace(settings_of(config), **options)
     missing = {f.name for f in fields(EngineSettings) if not hasattr(config, f.name)}
-    endpoints = set() if isinstance(config, EvalConfig) else {"base_url", "endpoint", "api_key_env"}
+    endpoints = (
+        set() if isinstance(config, EvalConfig) else {"base_url", "endpoint", "api_key_env", "endpoint_concurrency"}
+    )
     adapters = {"lora_rank", "lora_alpha"} if isinstance(config, EvalConfig) else set()
     servers = {"weights_dir"} if isinstance(config, EvalConfig) else set()
     assert missing == {"sleep_mode", "takes_weights"} | endpoints | adapters | servers

@@ -381,6 +381,25 @@ def test_retries_have_an_end(endpoint):
     assert len(endpoint.bodies) == 3
 
 
+@pytest.mark.parametrize("trouble", [error(429, "slow down"), error(503, "loading"), Reply(status=0)])
+def test_what_passes_is_waited_for_as_long_as_a_sample_may_take(endpoint, trouble, monkeypatch, caplog):
+    monkeypatch.setattr("rlvr_cli.samplers.openai_client.LONGEST_WAIT", 0.02)
+    endpoint.answer = in_turn(completion("4 </answer>"), *[trouble] * 12)
+    found = list(open_sampler(endpoint).sample([Request("2+2=", (1, 2))], SamplingParams()))
+    assert len(found) == 2
+    assert len(endpoint.bodies) == 14
+    assert caplog.text.count("The endpoint is asked again") == 1
+
+
+@pytest.mark.parametrize("trouble", [Reply(status=0), Reply("<html>fine</html>", 200)])
+def test_what_may_be_wrong_for_good_is_tried_seven_times(endpoint, trouble, monkeypatch):
+    """An address that has never answered, and answers that cannot be read: these are paid for."""
+    monkeypatch.setattr("rlvr_cli.samplers.openai_client.LONGEST_WAIT", 0.02)
+    endpoint.answer = in_turn(then=trouble)
+    with pytest.raises(RlvrError, match="tried 7 times"):
+        one(endpoint)
+
+
 def test_a_server_that_hangs_meets_the_deadline(endpoint):
     endpoint.answer = in_turn(then=Reply(wait=30))
     start = time.monotonic()

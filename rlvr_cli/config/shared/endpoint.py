@@ -29,6 +29,9 @@ class EndpointOptions(EngineOptions, ModelOptions):
         above=0,
         at_most=LONGEST,
     )
+    endpoint_concurrency: int = knob(
+        32, "Requests to an endpoint under way at a time.", group="Model", free_on_resume=True, at_least=1
+    )
 
 
 def check_endpoint(config: EndpointOptions, *, chat: bool) -> None:

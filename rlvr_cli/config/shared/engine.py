@@ -133,9 +133,7 @@ def check_servers(config: EngineOptions) -> None:
             raise RlvrError(f"--sampler-urls names {url.strip()}.", "Leave /v1 out: weights are loaded beside it.")
 
 
-def check_training_servers(config: TrainingEngineOptions) -> None:
-    if config.sources.get("request_timeout") == "flag" and not config.sampler_urls:
-        raise RlvrError("--request-timeout needs --sampler-urls.", "Add --sampler-urls, or leave it out.")
+def check_weights_dir(config: TrainingEngineOptions) -> None:
     if config.weights_dir and not config.sampler_urls:
         raise RlvrError("--weights-dir needs --sampler-urls.", "Add --sampler-urls, or leave it out.")
     if config.weights_dir and not Path(config.weights_dir).is_dir():
