@@ -1060,6 +1060,8 @@ MATHEMATICS = [
         ("the call ends at the last answer", "if more and not ended:", "if more and open_items:", "tests/samplers/test_openai.py -k fails_is_said"),
         ("what comes after a failure of all is requested", "                if stopped:\n", "                if False:\n", "tests/samplers/test_openai.py -k concerns_all_what_comes"),
         ("an endpoint is asked 32 things at a time", "max_concurrency=settings.endpoint_concurrency,", "", "tests/reliability/test_endpoints.py -k so_many_requests"),
+        ("a model that gives no logprobs is of no use", "if 400 <= refusal.status < 500 else", "if refusal.status in (400, 422) else", "tests/samplers/test_openai.py -k neither_logprobs"),
+        ("a model that takes no stop strings is of no use", '(OPTIONAL_FIELDS.keys() | {"stop"})', "OPTIONAL_FIELDS.keys()", "tests/samplers/test_openai.py -k neither_logprobs"),
         ("a model's own top_k applies", "            **(self._whole or {}),\n", "", "tests/samplers/test_openai.py -k defaults"),
         ("every endpoint is asked for what OpenAI refuses", "if self._fills_in() else {}", "", "tests/samplers/test_openai.py -k defaults"),
         ("the thinking is lost", "    if answer.thinking:\n        assert", "    if False:\n        assert", "tests/samplers/test_openai.py -k thinking"),

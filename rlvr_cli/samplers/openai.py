@@ -71,6 +71,7 @@ OPTIONAL_FIELDS = dict.fromkeys(WHOLE_DISTRIBUTION, "the model's own default may
     "logprobs": "there are no log-probabilities",
     "return_token_ids": "there are no token ids",
     "include_stop_str_in_output": "",  # no consequence: the stop string is restored here
+    "top_p": "",  # left out only if it is 1
 }
 
 
@@ -398,16 +399,16 @@ class OpenAISampler:
         refused = self._refused
         while True:
             refused |= self._refused
-            sends_stop, length_field = self._sends_stop, self._length_field
+            sends_stop, length_field = self._sends_stop and "stop" not in refused, self._length_field
             fields = self._fields(item, params, refused)
             try:
                 answer = await client.post(path, fields, deadline=deadline, most_bytes=most_bytes)
             except Refused as refusal:
-                said = refusal.said if refusal.status in (400, 422) else ""
+                said = refusal.said if 400 <= refusal.status < 500 else ""
                 if self.endpoint == "chat" and "max_completion_tokens" in said and length_field == "max_tokens":
                     self._length_field = "max_completion_tokens"
                     continue
-                if new := {f for f in OPTIONAL_FIELDS if f in fields and re.search(rf"\b{f}\b", said)}:
+                if new := {f for f in _may_lack(fields) if re.search(rf"\b{f}\b", said)}:
                     refused |= new
                     continue
                 raise
@@ -417,7 +418,9 @@ class OpenAISampler:
                     kind="refused",
                     concerns_all=True,
                 )
-            self._leave_out(refused)
+            self._leave_out(refused - {"stop"})
+            if "stop" in refused:
+                self._cut_here_from_now_on("The endpoint does not take stop strings")
             if answer.thinking:
                 self._note(
                     "The endpoint returns its thinking apart from the answer: it is stored before it, in <think> tags, as text."
@@ -425,7 +428,7 @@ class OpenAISampler:
             if answer.text and not answer.num_tokens:
                 self._note("The endpoint does not count tokens: responses are stored with a length of 0.")
             if answer.is_ambiguous(params.stop) and sends_stop and params.stop:
-                self._cut_here_from_now_on()
+                self._cut_here_from_now_on("The endpoint does not say which stop string ended a response")
                 continue
             return _completion(item, answer, params, cut_here=not sends_stop)
 
@@ -449,10 +452,10 @@ class OpenAISampler:
             fields["prompt"] = item.prompt
         if self._processed_logprobs or (params.temperature in (0, 1) and params.top_p == 1):
             fields["logprobs"] = True if chat else 1
-        if params.stop and self._sends_stop:
+        if params.stop and self._sends_stop and "stop" not in refused:
             fields["stop"] = list(params.stop)
             fields["include_stop_str_in_output"] = True
-        return {name: value for name, value in fields.items() if name not in refused}
+        return {name: value for name, value in fields.items() if name not in refused & _may_lack(fields)}
 
     def _leave_out(self, refused: frozenset[str]) -> None:
         """Leave these fields out from now on: the request succeeded without them."""
@@ -461,13 +464,10 @@ class OpenAISampler:
                 self._note(f"The endpoint does not take {name}: {OPTIONAL_FIELDS[name]}.")
         self._refused |= refused
 
-    def _cut_here_from_now_on(self) -> None:
+    def _cut_here_from_now_on(self, why: str) -> None:
         if self._sends_stop:
             self._sends_stop = False
-            self._note(
-                "The endpoint does not say which stop string ended a response: "
-                "responses run to their end, which costs tokens, and are cut here."
-            )
+            self._note(f"{why}: responses run to their end, which costs tokens, and are cut here.")
 
     def _note(self, note: str) -> None:
         if note not in self.notes:
@@ -536,6 +536,12 @@ def _protected(answer: Answer, min_tokens: int) -> int:
 
 
 # --- small parts ------------------------------------------------------------------------------------------------------
+
+
+def _may_lack(fields: dict[str, Any]) -> set[str]:
+    """Return the fields of a request that can be left out: stop strings are then cut here, and a top_p of 1 is the default."""
+    optional = (OPTIONAL_FIELDS.keys() | {"stop"}) & fields.keys()
+    return optional if fields["top_p"] == 1 else optional - {"top_p"}
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop, task: asyncio.Task, outbox: queue.SimpleQueue) -> None:

@@ -312,6 +312,44 @@ def test_models_that_know_only_max_completion_tokens(endpoint):
     assert endpoint.bodies[-1]["max_completion_tokens"] == 33
 
 
+def reasoning_model(body: dict) -> Reply:
+    """As OpenAI's refuse what they do not take, one after another."""
+    if body.get("logprobs"):
+        return error(403, "You are not allowed to request logprobs from this model")
+    for name in ("stop", "top_p"):
+        if name in body:
+            return error(400, f"Unsupported parameter: '{name}' is not supported with this model.")
+    return Reply({"choices": [{"message": {"content": "4 </answer> So."}, "finish_reason": "stop"}]})
+
+
+def test_models_that_take_neither_logprobs_nor_stop_strings(endpoint):
+    endpoint.answer = reasoning_model
+    sampler = open_sampler(endpoint, endpoint="chat")
+    found = list(sampler.sample([Request("p", (1, 2, 3))], SamplingParams()))
+    assert {(c.text, c.stop_reason) for c in found} == {("4 </answer>", "</answer>")}
+    assert len(endpoint.bodies) == 3 + 3, "one refusal of each, then as many requests as samples"
+    assert [note for note in sampler.notes if "cut here" in note] == [
+        "The endpoint does not take stop strings: responses run to their end, which costs tokens, and are cut here."
+    ]
+    assert any("does not take logprobs" in note for note in sampler.notes)
+    assert not any("top_p" in note for note in sampler.notes)
+
+
+def test_a_top_p_that_matters_is_not_left_out(endpoint):
+    endpoint.answer = lambda body: error(400, "Unsupported parameter: 'top_p'") if "top_p" in body else completion("4")
+    with pytest.raises(RlvrError, match="top_p"):
+        one(endpoint, SamplingParams(top_p=0.9))
+
+
+def test_a_refusal_that_says_stop_and_means_something_else_sends_stop_strings_on(endpoint):
+    answers = {"bad": error(400, "too long: stop it"), "good": completion("4 </answer>")}
+    endpoint.answer = lambda body: answers[body["prompt"]]
+    sampler = open_sampler(endpoint, max_concurrency=1)
+    until_failure(sampler.sample([Request("bad", (1,)), Request("good", (1,))], SamplingParams()))
+    assert "stop" in endpoint.bodies[-1]
+    assert sampler.notes == ()
+
+
 # --- transient failures -----------------------------------------------------------------------------------------------
 
 
