@@ -989,6 +989,7 @@ MATHEMATICS = [
         ("what is probed is penalized", ', **WHOLE_DISTRIBUTION},', "},", "tests/samplers/parallel/test_servers.py -k whatever_the_models_files"),
         ("a slow response drops a server that lives", "            if not self.lives():\n                raise\n            raise OfAll", "            raise\n            raise OfAll", "tests/samplers/parallel/test_servers.py -k slow_response"),
         ("training waits ten minutes for a server's response", "timeout=settings.request_timeout,", "", "tests/samplers/parallel/test_servers.py -k training_waits", "request_timeout"),
+        ("an id that only the model has ends a run", "requests, vocab_size=None)", "requests, vocab_size=len(self._tokenizer))", "tests/samplers/parallel/test_servers.py -k only_the_model_has"),
         ("a server that hangs is waited for", "if self._missed >= MISSED:", "if False:", "tests/samplers/parallel/test_servers.py -k hangs_is_left_out"),
         ("old keys and values stay on a server", '        self._ask("/reset_prefix_cache", {})\n', "", "tests/samplers/parallel/test_servers.py -k hangs_when_weights"),
         ("a server is given up at once", "self._missed = 0 if self.lives() else self._missed + 1", "self._missed += 1", "tests/samplers/parallel/test_servers.py -k takes_its_time"),

@@ -26,11 +26,12 @@ from rlvr_cli.types import Completion, Request, SamplingParams
 _UNDECODABLE = "\ufffd"  # what decoding shows for bytes that are no whole character (yet)
 
 
-def prompt_token_ids(tokenizer: Any, requests: Sequence[Request], *, vocab_size: int) -> list[list[int]]:
+def prompt_token_ids(tokenizer: Any, requests: Sequence[Request], *, vocab_size: int | None) -> list[list[int]]:
     """Return the prompt ids of each request: its `prompt_ids` if it has them, else the tokens of its prompt.
 
     Args:
-        vocab_size: all `prompt_ids` must be below it.
+        vocab_size: all `prompt_ids` must be below it. None: who samples checks them; a model may have more ids than its tokenizer,
+            and sample one of these.
 
     Raises:
         RlvrError: a prompt is not valid Unicode or has no tokens, or a request's ids are not in the vocabulary.
@@ -51,7 +52,7 @@ def prompt_token_ids(tokenizer: Any, requests: Sequence[Request], *, vocab_size:
     for index, ids in enumerate(given):
         if not ids:
             raise RlvrError(f"Prompt {index} is empty: it has no tokens.", "Give every question a prompt.")
-        if index not in texts and not 0 <= min(ids) <= max(ids) < vocab_size:
+        if index not in texts and vocab_size is not None and not 0 <= min(ids) <= max(ids) < vocab_size:
             raise RlvrError(
                 f"Prompt {index} has a token id that the model does not have: its ids are 0 to {vocab_size - 1}.",
                 "Use the ids of the tokenizer of the model to sample from.",

@@ -52,7 +52,7 @@ class TokenEndpoint(SamplerWrapper):
         Raises:
             RlvrError: as `OpenAISampler.sample`, or an answer came without token ids.
         """
-        prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=len(self._tokenizer))
+        prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=None)
         exact = [replace(r, prompt_ids=tuple(ids)) for r, ids in zip(requests, prompts, strict=True)]
         completions = self._sampler.sample(exact, params, more=more)
         try:

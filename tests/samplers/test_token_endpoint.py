@@ -114,6 +114,9 @@ def test_text_is_that_of_the_ids_and_an_answer_without_them_ends_the_call(tiny_t
         (found,) = sampler.sample([Request("2+2=", (1,))], SamplingParams(stop=("</answer>",)))
         assert (found.text, found.token_ids) == ("12</answer>", tuple(ids))
         assert endpoint.bodies[-1]["prompt"] == list(found.prompt_ids) == tiny_tokenizer("2+2=")["input_ids"]
+        beyond = len(tiny_tokenizer) + 5  # a model may have more ids than its tokenizer, and sample one
+        list(sampler.sample([Request("", (1,), prompt_ids=(beyond,))], SamplingParams()))
+        assert endpoint.bodies[-1]["prompt"] == [beyond]
         with pytest.raises(RlvrError, match="without its token ids"):
             list(sampler.sample([Request("", (1,), prompt_ids=(9,))], SamplingParams()))
 

@@ -116,7 +116,7 @@ class ServersSampler(SeveralSamplers["_Server"]):
         Raises:
             RlvrError: no server is left, one refused the requests, or one that lives took longer than a sample may.
         """
-        prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=len(self._tokenizer))
+        prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=None)
         exact = [replace(r, prompt_ids=tuple(ids)) for r, ids in zip(requests, prompts, strict=True)]
         return super().sample(exact, params, more=more)
 

@@ -150,6 +150,15 @@ def test_a_response_that_has_begun_ends_where_it_would_have(servers, policy, beg
     assert least == {0}
 
 
+def test_a_response_goes_on_after_an_id_that_only_the_model_has(servers, policy):
+    """Such as a padded row of its embeddings, which a server may sample: partial rollouts and --resume begin with it."""
+    odd = Request("", (1,), prompt_ids=(5, len(policy.tokenizer) + 5), begun=1)
+    servers[0].endpoint.bodies.clear()
+    with pytest.raises(RlvrError, match="samples failed at"):  # the stand-in has no more ids than its tokenizer
+        list(sampler_of(servers[:1], policy).sample([odd], PARAMS))
+    assert [*odd.prompt_ids] in [body.get("prompt") for body in servers[0].endpoint.bodies]
+
+
 def test_what_comes_while_servers_sample_is_answered_as_if_asked_alone(servers, policy):
     """Also where one of them dies with turns that it was given."""
 
