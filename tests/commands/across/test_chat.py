@@ -76,7 +76,8 @@ def check_prompts(run: Path, template: str, tokenizer: Path) -> None:
         assert row["prompt"] == template.replace("{question}", question)
         assert row["prompt_ids"] == encode(row["prompt"], add_special_tokens=False).input_ids
         assert row["prompt_ids"].count(encode.bos_token_id) == template.count("<s>")
-    assert read_run(run).metadata["facts"]["prompt"] == {"name": "question_only", "text": template}
+    start = template.index("{question}")
+    assert read_run(run).metadata["facts"]["prompt"] == {"name": "question_only", "text": template, "start": start}
     assert findings(run) == []
 
 
