@@ -130,8 +130,11 @@ def stored_prompts(metadata: Mapping[str, Any]) -> StoredPrompts:
     name, start = (fact_of(metadata, "prompt", fact) for fact in ("name", "start"))
     if not isinstance(start, int):
         start = template.find(load_prompt(name).text.strip()) if name in prompt_names() else 0
-    of_both = (fact_of(metadata, which, "beginnings") or () for which in ("dataset", "eval_dataset"))
-    beginnings = sorted({(length, digest) for of_one in of_both for length, digest in of_one})
+    of_both = (fact_of(metadata, which, "beginnings") for which in ("dataset", "eval_dataset"))
+    try:
+        beginnings = sorted({(int(length), str(digest)) for of_one in of_both for length, digest in of_one or ()})
+    except (TypeError, ValueError):  # damaged
+        beginnings = []
     return StoredPrompts(template, max(start, 0), shots, tuple(beginnings))
 
 

@@ -35,8 +35,9 @@ KINDS: dict[Status, str] = {
     "memory": "memory",
     "output_too_large": "output_too_large",
 }
-_MEMORY_BYTES = 1 << 30
+_MEMORY_BYTES = (1 << 30) + (72 << 20)  # of which the thread that reads what a script prints takes an arena and a stack
 _MAX_OUTPUT_BYTES = 32 << 20  # of the right outputs of all tests
+_ANSWER_STEP = 16 << 20  # the program could read a finer limit, and guess a short output from its length
 _LONGER = 400  # times: no value is written longer than an equal one; the worst is 1e308 as an int
 _FORMS = 'a JSON list of {"input": ..., "output": ...}, or lines such as: assert f(2) == 4'
 
@@ -85,9 +86,9 @@ def grade(response: str, ground_truth: str, *, seconds: float = 4.0) -> Grade:
 
 
 def _answer_bytes(tests: ScriptTests | AssertTests) -> int:
-    """How long the answer of all tests may be: of long right outputs, twice as long, with white space that does not count."""
+    """How long the answer of all tests may be: of long right outputs, twice as long, with white space that does not count; in coarse steps."""
     right = len(json.dumps(tests.outputs)) if isinstance(tests, ScriptTests) else 0
-    return DEFAULT_LIMITS.output_bytes + 2 * right
+    return DEFAULT_LIMITS.output_bytes + -(-2 * right // _ANSWER_STEP) * _ANSWER_STEP
 
 
 def program_of(response: str) -> str | None:

@@ -541,7 +541,7 @@ def _protected(answer: Answer, min_tokens: int) -> int:
 def _may_lack(fields: dict[str, Any]) -> set[str]:
     """Return the fields of a request that can be left out: stop strings are then cut here, and a top_p of 1 is the default."""
     optional = (OPTIONAL_FIELDS.keys() | {"stop"}) & fields.keys()
-    return optional if fields["top_p"] == 1 else optional - {"top_p"}
+    return optional if fields.get("top_p", 1) == 1 else optional - {"top_p"}
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop, task: asyncio.Task, outbox: queue.SimpleQueue) -> None:

@@ -30,7 +30,8 @@ from rlvr_cli.text import is_secret, printable
 logger = logging.getLogger(__name__)
 
 PER_REQUEST_STATUSES = {400, 413, 422}  # statuses that concern one request and not the next
-RETRIES = 6  # of what may be wrong for good: answers that cannot be read, which are paid for, and an address that never answered
+RETRIES = 6  # of what may be wrong for good: answers that cannot be read, which are paid for, an address that never answered, and these:
+_MAY_STAY = (500, 501)  # of some servers the status of a prompt or a field that they never take
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between two tries, where the endpoint does not say
 LONGEST_ASKED_WAIT = 120.0  # of an endpoint that asks for more, no other try is made
 
@@ -76,7 +77,7 @@ class EndpointClient:
         key: sent to this endpoint only, and hidden in what it says.
         timeout: seconds that a request may take, with waiting and all tries.
         max_retries: tries after the first: on 408, 409, 429, 5xx, broken connections and unreadable answers. None: `RETRIES` of
-            unreadable answers, and of connections to an endpoint that has never answered; of the others as many as time allows.
+            500, 501, unreadable answers, and connections to an endpoint that has never answered; of the others as many as time allows.
         reached: whether the endpoint has answered before.
 
     Raises:
@@ -177,7 +178,7 @@ class EndpointClient:
         refused = None if transient else Refused(problem, status=status, said=said)
         asked = headers.get("x-should-retry")
         again = transient and asked != "false"
-        raise _Trouble(problem, headers=headers, again=again, passes=True, refused=refused)
+        raise _Trouble(problem, headers=headers, again=again, passes=status not in _MAY_STAY, refused=refused)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -9,6 +9,7 @@ The interpreter has no site and an empty environment. This file imports nothing 
 
 import atexit
 import builtins
+import gc
 import json
 import os
 import sys
@@ -51,7 +52,7 @@ def main() -> None:
     module.__dict__.update(setup["given"])
     said = _run(module, setup["program"], entry=setup["entry"], output_bytes=setup["output_bytes"], spare=spare)
     if is_script:
-        _end_script()
+        _end_script(module)
     for stream in (sys.stdout, sys.__stdout__, sys.stderr):
         try:
             if stream is not None:
@@ -62,12 +63,14 @@ def main() -> None:
     os._exit(0)  # of a program that is no script, neither its threads nor what it registered for the end are waited for
 
 
-def _end_script() -> None:
-    """Wait for the script's threads, and run what it registered for the end."""
+def _end_script(module: ModuleType) -> None:
+    """Wait for the script's threads, run what it registered for the end, and let its names go, so that files left open are written."""
     threading: Any = sys.modules.get("threading")
     if threading is not None:
         threading._shutdown()
     atexit._run_exitfuncs()
+    module.__dict__.clear()
+    gc.collect()
 
 
 def _run(

@@ -11,6 +11,7 @@ import io
 import os
 import sys
 import threading
+import weakref
 from contextlib import suppress
 from types import CodeType
 from typing import Any
@@ -102,15 +103,30 @@ def _run_script(code: CodeType, text: str) -> Result:
 
 def _end(names: dict[str, Any]) -> None:
     """End a script as its interpreter would: its threads, what it registered for the end, its streams and its names."""
-    left = {threading.main_thread(), *getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", ())}
-    while threads := [t for t in threading.enumerate() if not t.daemon and t not in left]:
-        threads[0].join()
+    _wait_for_threads()
     atexit._run_exitfuncs()
+    finalize: Any = weakref.finalize
+    finalize._shutdown = finalize._registered_with_atexit = False  # for the next run
     for stream in (sys.stdout, sys.__stdout__):
         with suppress(BaseException):  # the program may have closed or replaced it
             if stream is not None:
                 stream.flush()
     names.clear()
+
+
+def _wait_for_threads() -> None:
+    """Wait until the script's threads have ended, and what it has submitted to pools of threads is done."""
+    while True:
+        pools: Any = sys.modules.get("concurrent.futures.thread")
+        workers = [t for t in getattr(pools, "_threads_queues", ()) if t.is_alive()]
+        others = [t for t in threading.enumerate() if not t.daemon and t not in (threading.main_thread(), *workers)]
+        if others:
+            others[0].join()
+        elif workers:
+            pools._python_exit()
+            pools._shutdown = False  # for the next run
+        else:
+            return
 
 
 def values(program: str, setup: str, expressions: list[str]) -> list[Result]:

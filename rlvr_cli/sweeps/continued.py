@@ -38,8 +38,7 @@ def changed_options(metadata: Mapping[str, Any], config: Provenance, *, command:
         where: the run, for the error.
 
     Raises:
-        RlvrError: the run has other options, another model, or is longer than it is to be; or it has ended, within other limits, or cannot go on in
-            another directory.
+        RlvrError: the run has other options, another model, or is longer than it is to be; or it cannot go on in another directory.
     """
     if metadata["command"] != command:
         raise _other(where, "the command", f"rlvr {metadata['command']}", f"rlvr {command}")
@@ -49,21 +48,34 @@ def changed_options(metadata: Mapping[str, Any], config: Provenance, *, command:
     for option in options(type(config)):
         name, before, now = option.name, stored.get(option.name, option.default), getattr(config, option.name)
         is_its_own = name not in lengths if _is_length(option) else _is_never_given(name, metadata, config)
-        if name in _OF_THE_SWEEP or is_its_own:
+        if name in _OF_THE_SWEEP or is_its_own or (name in BOUNDS and not goes_on):
             continue
         if _is_same(option, before, now, stored):
             if goes_on and option.metadata["completes"] == "source":
                 _check_there(where, flag(name), before, now)
             continue
         is_model = option.metadata["completes"] == "model"
-        is_free = option.metadata["free_on_resume"] and (goes_on or name not in BOUNDS)
-        if not is_free or (is_model and not _is_same_model(metadata, name, now)):
+        if not option.metadata["free_on_resume"] or (is_model and not _is_same_model(metadata, name, now)):
             raise _other(where, flag(name), before, now)
         if name in lengths:
             _check_longer(where, flag(name), before, now)
         if name in lengths or name in BOUNDS or config.sources.get(name) != "default":
             changed[name] = now
     return changed
+
+
+def other_bounds(metadata: Mapping[str, Any], config: Provenance) -> list[str]:
+    """What may have ended a run elsewhere than the sweep's others, in words: it has ended, and its limits are not those of now."""
+    stored, lengths = metadata.get("config") or {}, lengths_of(config)
+    if _goes_on(metadata, lengths):
+        return []
+    return [
+        f"{flag(option.name)} {_text(before)}, and not {_text(now)}"
+        for option in options(type(config))
+        if option.name in BOUNDS
+        and not _is_never_given(option.name, metadata, config)
+        and (before := stored.get(option.name, option.default)) != (now := getattr(config, option.name))
+    ]
 
 
 def _goes_on(metadata: Mapping[str, Any], lengths: Mapping[str, int]) -> bool:

@@ -71,7 +71,7 @@ def status_of(run: Path, job: Job) -> str:
     Raises:
         RlvrError: the run is damaged, has other options than the job, or is longer than it is to be.
     """
-    if job.problem:
+    if job.problem and not _has_ended(run):
         return LEFT_OUT
     if (state := _state(run, job)) is None:
         return "new"
@@ -85,9 +85,13 @@ def status_of(run: Path, job: Job) -> str:
 def _state(run: Path, job: Job) -> Path | None:
     """The directory that says how far a run is: the one here, or of one that others have begun what stands for it."""
     is_here = (run / RUN_FILE).exists()
-    if job.there and not (is_here and (is_locked(run) or read_metadata(run)["status"] in ENDED)):
+    if job.there and not (is_here and (is_locked(run) or _has_ended(run))):
         return job.there
     return run if is_here else None
+
+
+def _has_ended(run: Path) -> bool:
+    return (run / RUN_FILE).exists() and read_metadata(run)["status"] in ENDED
 
 
 def _changed(state: Path, job: Job) -> dict[str, Any]:

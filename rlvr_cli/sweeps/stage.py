@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.readers import RunInfo, read_run
+from rlvr_cli.runs.readers import ENDED, RunInfo, read_metadata, read_run
 from rlvr_cli.runs.remote.work import Mirror
+from rlvr_cli.sweeps.continued import other_bounds
 from rlvr_cli.sweeps.experiment import Experiment, SweepRun
 from rlvr_cli.sweeps.schedule import Job, status_of
 from rlvr_cli.terminal import console
@@ -28,9 +29,15 @@ class Sweep:
         return status_of(self.folder / job.name, job)
 
     def check(self) -> None:
-        """Raise RlvrError if a run that exists is another one than the sweep would make: before any of them goes on."""
+        """Raise RlvrError if a run that exists is another one than the sweep would make: before any of them goes on.
+
+        Of those that have ended within other limits, it is said.
+        """
         for job in self.jobs:
-            self.status_of(job)
+            if self.status_of(job) in ENDED and (
+                other := other_bounds(read_metadata(self.folder / job.name), job.config)
+            ):
+                console.say(f"note: {job.name} has ended with {'; '.join(other)}: its arm has runs of different limits")
 
     def finished_arms(self, *, without: Sequence[str] = ()) -> dict[str, list[RunInfo]]:
         """The runs of each arm, without the arms that have none."""

@@ -93,6 +93,7 @@ def test_a_program_sees_nothing_of_the_one_before():
         "print(7)\nexit()",
         "import pickle\nclass A: x = 7\nprint(pickle.loads(pickle.dumps(A())).x)",
         "import atexit\natexit.register(print, 7)",
+        "out = open(1, 'w')\nout.write('7')",
         "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print(7))).start()",
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from rlvr_cli.graders import pool, reference_response, resolve_grader
 from rlvr_cli.graders.answers.extraction import last_code_block, without_thinking
 from rlvr_cli.graders.pool import GraderPool
-from rlvr_cli.graders.python import AssertTests, ScriptTests, grade, program_of, seconds_of
+from rlvr_cli.graders.python import AssertTests, ScriptTests, _answer_bytes, grade, program_of, seconds_of
 from rlvr_cli.graders.python import tests_of as unit_tests_of
 
 DOUBLE = "assert double(2) == 4\nassert double(-3) == -6"
@@ -199,6 +199,28 @@ def test_all_that_a_script_writes_to_standard_output_counts(write):
 def test_a_script_that_leaves_a_pool_of_threads_ends():
     program = "from concurrent.futures import ThreadPoolExecutor as Pool\npool = Pool(1)\ndef main(): print(pool.submit(int, 3).result())\nmain()"
     assert kind_of(program, json.dumps([{"input": "", "output": "3"}] * 3)) is None
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "Pool().submit(lambda: (time.sleep(0.05), print(total)))",
+        "threading.Thread(target=lambda: [keep.append(Pool()), print(keep[0].submit(int, total).result())]).start()",
+        "weakref.finalize(keep, print, total)",
+    ],
+)
+def test_each_run_of_a_script_ends_as_its_interpreter_would_end_it(program):
+    head = "import threading, time, weakref\nfrom concurrent.futures import ThreadPoolExecutor as Pool\n"
+    program = f"{head}class List(list): pass\nkeep, total = List(), sum(map(int, input().split()))\n{program}"
+    tests = [{"input": f"{n} 2", "output": str(n + 2)} for n in range(3)]
+    assert kind_of(program, json.dumps(tests)) is None
+
+
+def test_a_script_cannot_tell_how_long_the_right_outputs_are():
+    limits = {
+        _answer_bytes(unit_tests_of(json.dumps([{"input": "", "output": text}]))) for text in ("YES", "NO", "7" * 9999)
+    }
+    assert len(limits) == 1
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,9 @@ def test_a_question_that_may_begin_at_several_places_is_unknown():
     assert stored("{question}\n\nAnswer:", 1).question_in("1 a\n\n3\n\nmore\n\nAnswer:") is None
     for broken in ({}, {"facts": 1}, {"facts": {"prompt": {"text": 1}, "dataset": {"shots": {"count": "x"}}}}):
         assert stored_prompts(broken).question_in("q") is None
+    for beginnings in (1, [1], [["a", "x"], [3, "y"]], {"a": 1}):
+        dataset = {"shots": {"count": 1}, "beginnings": beginnings}
+        assert stored_prompts({"facts": {"prompt": {"text": "{question}"}, "dataset": dataset}}).beginnings == ()
 
 
 def test_in_a_chat_the_question_stands_behind_the_shots(folder):

@@ -11,8 +11,10 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from email.utils import formatdate
+from functools import partial
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -312,14 +314,26 @@ def test_models_that_know_only_max_completion_tokens(endpoint):
     assert endpoint.bodies[-1]["max_completion_tokens"] == 33
 
 
-def reasoning_model(body: dict) -> Reply:
+def reasoning_model(body: dict, order: Sequence[str] = ("logprobs", "stop", "top_p")) -> Reply:
     """As OpenAI's refuse what they do not take, one after another."""
-    if body.get("logprobs"):
-        return error(403, "You are not allowed to request logprobs from this model")
-    for name in ("stop", "top_p"):
+    for name in order:
         if name in body:
-            return error(400, f"Unsupported parameter: '{name}' is not supported with this model.")
+            forbidden = error(403, "You are not allowed to request logprobs from this model")
+            other = error(400, f"Unsupported parameter: '{name}' is not supported with this model.")
+            return forbidden if name == "logprobs" else other
+    if body["messages"][0]["content"] == "too long":
+        return error(400, "This prompt is too long.")
     return Reply({"choices": [{"message": {"content": "4 </answer> So."}, "finish_reason": "stop"}]})
+
+
+@pytest.mark.parametrize("order", [*permutations(("logprobs", "stop", "top_p"))])
+def test_fields_are_refused_in_any_order_and_later_refusals_are_of_one_sample(endpoint, order):
+    endpoint.answer = partial(reasoning_model, order=order)
+    sampler = open_sampler(endpoint, endpoint="chat", max_concurrency=1)
+    asked = [Request(prompt, (1,)) for prompt in ("p", "too long", "q")]
+    found, failure = until_failure(sampler.sample(asked, SamplingParams()))
+    assert [c.request_index for c in found] == [0, 2]
+    assert "too long" in failure.problem
 
 
 def test_models_that_take_neither_logprobs_nor_stop_strings(endpoint):

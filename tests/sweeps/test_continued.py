@@ -1,5 +1,6 @@
 """A run that exists and what the sweep would make now: the same, changed where it may be, or another run."""
 
+import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,7 @@ from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_facts
-from rlvr_cli.sweeps.continued import changed_options
+from rlvr_cli.sweeps.continued import changed_options, other_bounds
 
 
 def changed(stored, *, facts=None, sources=None, command="grpo", status="interrupted", **flags):
@@ -82,10 +83,16 @@ def test_what_a_preset_set_in_another_version_is_the_runs_own():
     [({"time_limit": "4h"}, {"time_limit": "6h"}), ({"time_limit": "4h"}, {}), ({"stop_when": "diverged"}, {})],
 )
 def test_a_run_that_has_ended_has_its_own_bounds_and_one_that_goes_on_gets_new_ones(before, now):
-    """Else an arm would have runs of different lengths."""
+    """Of an arm whose runs have different ones, that is said."""
+    config = resolve(GrpoConfig, flags=now, command="grpo")
     for status in ("finished", "diverged"):
-        with pytest.raises(RlvrError, match=r"is a run with other options: --(time-limit|stop-when) was"):
-            changed(before, status=status, **now)
+        assert changed(before, status=status, **now) == {}
+        metadata = {"command": "grpo", "config": {**asdict(config), **before}, "status": status}
+        metadata["sources"] = dict.fromkeys(before, "flag")
+        (said,) = other_bounds(metadata, config)
+        assert re.match(r"--(time-limit 4h|stop-when diverged), and not (6h|not given|never)", said)
+        assert other_bounds({**metadata, "status": "running"}, config) == []
+        assert other_bounds({**metadata, "config": asdict(config)}, config) == []
     bounds = {name: now.get(name, GrpoConfig.__dataclass_fields__[name].default) for name in before}
     assert changed(before, **now) == bounds
     longer = {"n_grpo_steps": 300}
