@@ -124,6 +124,7 @@ def test_the_schedule_goes_by_batches_and_empty_ones_do_not_warm_up(train):
         assert rate == pytest.approx(1e-3 * ((before + 1) / 2 if before < 2 else cosine)), (number, place)
 
 
+@pytest.mark.slow
 def test_an_earlier_run_goes_on_with_its_warm_up(train, tmp_path):
     """It counted every update, also of batches without a row; a run that is resumed otherwise has the rates of one that was not."""
     whole = train(**HALVES, n_grpo_steps=5, warmup_steps=8)

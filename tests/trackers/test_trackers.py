@@ -281,6 +281,7 @@ def server(tmp_path, monkeypatch) -> Path:
     return tmp_path / "server"
 
 
+@pytest.mark.slow
 def test_export_sends_what_wandb_has_not_received(tmp_path, server, monkeypatch):
     with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run:
         write_steps(run, range(5))

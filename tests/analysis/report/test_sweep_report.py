@@ -5,7 +5,7 @@ import re
 import pytest
 
 from factories import a_rollout, expert_iterations
-from rlvr_cli.analysis.pictures.figures import MAX_LINES
+from rlvr_cli.analysis.pictures import figures
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.report.build import charts_of, write_report
 from rlvr_cli.analysis.report.sweep import MOST_SHOWN, Findings, write_sweep_report
@@ -95,24 +95,32 @@ def test_the_page_of_several_samples_a_question_names_their_lines(tmp_path):
     assert "![at_k.svg](at_k.svg)" in markdown.read_text()
 
 
+@pytest.fixture
+def more_than_one_can_tell_apart(monkeypatch):
+    """Makes runs with two evaluations: three, where two are told apart in a picture."""
+    monkeypatch.setattr(figures, "MAX_LINES", 2)
+    return many_runs
+
+
 def many_runs(folder, *, samples=1):
-    """One more than are told apart in a picture: runs with two evaluations."""
-    for number in range(MAX_LINES + 1):
+    for number in range(3):
         with RunDir.create(folder, "eval", name=f"r{number}", metadata={}) as run:
             for step in (0, 1):
                 run.commit_metrics(step, "eval", {"reward/mean": 0.5})
                 rows = [a_rollout(run_id=run.id, step=step, sample_index=i, reward=float(i)) for i in range(samples)]
                 run.commit_rollouts("eval", step, rows)
-    return [read_run(folder / f"r{number}") for number in range(MAX_LINES + 1)]
+    return [read_run(folder / f"r{number}") for number in range(3)]
 
 
-def test_a_sweep_of_more_arms_than_one_can_tell_apart_has_all_but_their_picture(tmp_path, capsys):
-    infos = many_runs(tmp_path, samples=2)
+def test_a_sweep_of_more_arms_than_one_can_tell_apart_has_all_but_their_picture(
+    tmp_path, capsys, more_than_one_can_tell_apart
+):
+    infos = more_than_one_can_tell_apart(tmp_path, samples=2)
     arms = {info.id: [info] for info in infos}
     with open_runs(infos) as database:
         findings = Findings("Who?", "", arms, evaluation_tables(infos), ["One is."], [])
         markdown, html = write_sweep_report(tmp_path, findings, database)
-    lacking = "The curves are left out. curves: a panel would have 25 lines, and 24 are all that one can tell apart."
+    lacking = "The curves are left out. curves: a panel would have 3 lines, and 2 are all that one can tell apart."
     for text in (markdown.read_text(), html.read_text(), capsys.readouterr().err):
         assert text.count(lacking) == 1
         assert text.count("The picture of k samples is left out. at_k: a panel would have") == 1
@@ -121,11 +129,11 @@ def test_a_sweep_of_more_arms_than_one_can_tell_apart_has_all_but_their_picture(
     assert not list(tmp_path.glob("*.svg"))
 
 
-def test_the_page_of_more_runs_than_one_can_tell_apart_has_all_but_their_curves(tmp_path):
-    many_runs(tmp_path)
+def test_the_page_of_more_runs_than_one_can_tell_apart_has_all_but_their_curves(tmp_path, more_than_one_can_tell_apart):
+    more_than_one_can_tell_apart(tmp_path)
     page = write_report(sorted(tmp_path.glob("r*")), tmp_path / "page.html").read_text()
-    assert "The curves are left out. curves: a panel would have 25 lines" in page
-    assert "r24" in page
+    assert "The curves are left out. curves: a panel would have 3 lines" in page
+    assert "r2" in page
 
 
 def _curve_of(path):

@@ -546,6 +546,7 @@ def test_grpo_trains_on_what_servers_sample(forks: Forks, servers, tmp_path):
     forks.run("check", str(run), "--replay", "1", cwd=tmp_path, status=0)
 
 
+@pytest.mark.slow
 def test_training_waits_for_a_response_as_long_as_it_is_told(forks: Forks, servers, tmp_path):
     """And --resume changes that."""
     servers[0].slow = 3.0
