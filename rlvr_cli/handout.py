@@ -218,7 +218,7 @@ def _grade_here(reward_fn: Callable[[str, str], Any], response: str, truth: str)
     """Grade in this process; a reward function that fails must not lose the responses, as in a grader's worker."""
     try:
         return grade_of(reward_fn(response, truth))
-    except Exception as error:
+    except Exception as error:  # whatever the user's function raises
         code = getattr(inspect.unwrap(reward_fn), "__code__", None)
         spec = f"{code.co_filename}:{code.co_name}" if code else ""
         return Grade(None, None, None, error=type(error).__name__, error_detail=error_detail(error, spec, reward_fn))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.parsing.options import LONGEST, check_values, flag, knob
+from rlvr_cli.config.parsing.options import LONGEST, check_effects, check_values, flag, knob
 from rlvr_cli.config.parsing.sources import is_partial
 from rlvr_cli.config.shared.endpoint import EndpointOptions, check_endpoint
 from rlvr_cli.config.shared.engine import check_engine, check_servers
@@ -132,6 +132,4 @@ class DiscoverConfig(RunOptions, SamplingOptions, EndpointOptions):
                 f"{flag(given[0])} has no effect with --proposer {self.proposer}: no model is asked.",
                 "Leave one of them out.",
             )
-        given = [name for name in ("parents", "islands") if self.sources.get(name) == "flag"]
-        if self.strategy != "islands" and given:
-            raise RlvrError(f"{flag(given[0])} has no effect without --strategy islands.", "Add it, or leave this out.")
+        check_effects(self, dict.fromkeys(("parents", "islands"), (self.strategy == "islands", "--strategy islands")))

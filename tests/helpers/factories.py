@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.types import Candidate, Episode, Regrade, Rollout, Segment, Turn, TurnFacts
+from rlvr_cli.types import Candidate, Completion, Episode, Regrade, Rollout, Segment, Turn, TurnFacts
 
 _ROLLOUT = {
     "run_id": "r",
@@ -46,6 +46,19 @@ _EPISODE = Episode(
     num_turns=2, num_policy_tokens=1, ended_by="policy", tool_calls=1, tool_errors=0, forged=0, environment_seconds=0.5,
     turn_rewards=None, graded_from=0, graded_to=0,
 )  # fmt: skip
+_COMPLETION = {
+    "request_index": 0,
+    "sample_index": 0,
+    "text": "</think> <answer> 7 </answer>",
+    "prompt_ids": (1,),
+    "token_ids": (2, 3),
+    "logprobs": (-0.5, -0.5),
+    "num_prompt_tokens": 1,
+    "num_tokens": 2,
+    "finish_reason": "stop",
+    "stop_reason": "</answer>",
+    "mean_entropy": 0.25,
+}
 _GRADE = {
     "run_id": "r",
     "phase": "eval",
@@ -87,6 +100,11 @@ _CANDIDATE: dict[str, Any] = {
     "number": 0, "parents": (), "island": 0, "proposer": "replay", "program": "points = []", "program_sha256": "p",
     "num_points": 0, "points_sha256": "s", "error": None, "same_as": None, "status": "ok", "seconds": 0.5, "layers": (),
 }  # fmt: skip
+
+
+def a_completion(**changes: Any) -> Completion:
+    """A sampler's answer to its first request, with these fields changed."""
+    return Completion(**_COMPLETION | changes)
 
 
 def a_rollout(**changes: Any) -> Rollout:

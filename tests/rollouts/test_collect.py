@@ -8,6 +8,7 @@ import pytest
 
 from endpoint import completion as answer
 from endpoint import serving
+from factories import a_completion
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.data.prompts import load_prompt, prompt_of
@@ -23,7 +24,7 @@ from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.storage.parquet import to_rollouts
 from rlvr_cli.samplers.openai import OpenAISampler
-from rlvr_cli.types import Completion, Example, SamplingParams, Turn
+from rlvr_cli.types import Example, SamplingParams, Turn
 
 EXAMPLES = [Example(id=f"q{i}", question=f"{i}+1?", ground_truth=str(i + 1)) for i in range(6)]
 TEMPLATE = load_prompt("r1_zero")
@@ -52,7 +53,7 @@ class ScriptedSampler:
                 self.asked += 1
                 number = int(request.prompt.rsplit("User: ", 1)[1].split("+")[0])
                 answer = number + 1 if seed % 2 else number
-                yield Completion(
+                yield a_completion(
                     request_index=r,
                     sample_index=s,
                     text=f" adding </think> <answer> {answer} </answer>",
@@ -61,9 +62,6 @@ class ScriptedSampler:
                     logprobs=(-0.5, -1.0, -1.5),
                     num_prompt_tokens=2,
                     num_tokens=3,
-                    finish_reason="stop",
-                    stop_reason="</answer>",
-                    mean_entropy=0.25,
                 )
 
     def load_weights(self, model, policy_version):

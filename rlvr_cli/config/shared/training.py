@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rlvr_cli.config.parsing.options import check_values, flag
+from rlvr_cli.config.parsing.options import check_effects, check_values, flag
 from rlvr_cli.config.shared.engine import TrainingEngineOptions, check_engine, check_servers, check_weights_dir
 from rlvr_cli.config.shared.episodes import EpisodeOptions, check_episodes
 from rlvr_cli.config.shared.evaluation import EvaluationOptions, EvaluationSamplingOptions, check_evaluation_sampling
@@ -73,8 +73,7 @@ def check_training(config: TrainingConfig) -> None:
     check_fsdp(config)
     check_servers(config)
     check_weights_dir(config)
-    if config.sources.get("request_timeout") == "flag" and not config.sampler_urls:
-        raise RlvrError("--request-timeout needs --sampler-urls.", "Add --sampler-urls, or leave it out.")
+    check_effects(config, {"request_timeout": (bool(config.sampler_urls), "--sampler-urls")})
     if config.samplers > 1 and config.async_steps:
         raise RlvrError(
             f"--samplers {config.samplers} and --async-steps {config.async_steps} cannot be combined: what was sampled ahead by a "

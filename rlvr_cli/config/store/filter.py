@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlvr_cli.config.grpo import Language
-from rlvr_cli.config.parsing.options import LONGEST, Format, Provenance, check_values, flag, knob
+from rlvr_cli.config.parsing.options import LONGEST, Format, Provenance, check_effects, check_values, flag, knob
 from rlvr_cli.errors import RlvrError
 
 
@@ -141,12 +141,11 @@ class FilterConfig(Provenance):
             raise RlvrError(f"{flag(given)} selects responses, but --emit questions writes none.", "Leave it out.")
         if self.min_language_share < 1 and not self.language:
             raise RlvrError("--min-language-share needs --language.", "Add --language en, or leave it out.")
-        for name, effective, needed in (
-            ("ngram", self.decontaminate_against, "--decontaminate-against"),
-            ("pairs_per_question", self.emit == "pairs", "--emit pairs"),
-        ):
-            if self.sources.get(name) == "flag" and not effective:
-                raise RlvrError(f"{flag(name)} has no effect without {needed}.", f"Add {needed}, or leave it out.")
+        needs = {
+            "ngram": (bool(self.decontaminate_against), "--decontaminate-against"),
+            "pairs_per_question": (self.emit == "pairs", "--emit pairs"),
+        }
+        check_effects(self, needs)
         if self.emit == "pairs":
             without = ("correct_only", "max_per_question", "limit", "shortest", "with_control")
             given = next((name for name in without if getattr(self, name)), None)

@@ -22,7 +22,7 @@ Share = list[tuple[int, list[int]]]  # indices of requests, and of the seeds of 
 
 
 class OfAll(RlvrError):
-    """An error that is not one sampler's: the others would fail in the same way."""
+    """An error that ends the call, since the others may fail in the same way."""
 
 
 class Answering(Protocol):

@@ -135,6 +135,13 @@ def test_a_teacher_is_that_of_a_run_in_the_store(s3, place, tiny_model_dir, tmp_
     assert not found.problems
 
 
+def sweep_of_arms(folder, place, model) -> list[str]:
+    """The words of a sweep whose runs are in the store. Its file is in the folder."""
+    (folder / "arms.toml").write_text(ARMS)
+    words = ["sweep", str(folder / "arms.toml"), "--model", str(model), "--sampling-max-tokens", "4"]
+    return [*words, "--runs-dir", str(place), "--format", "json"]
+
+
 def on_another_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("RLVR_CACHE_DIR", str(tmp_path / "elsewhere"))
     views.forget()
@@ -192,10 +199,9 @@ def test_a_sweep_is_in_the_store_run_by_run_and_another_machine_has_nothing_to_r
     s3, place, forked, tmp_path, monkeypatch, capsys, tiny_model_dir
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "arms.toml").write_text(ARMS)
-    words = ["sweep", "arms.toml", "--model", str(tiny_model_dir), "--sampling-max-tokens", "4", "--format", "json"]
+    words = sweep_of_arms(tmp_path, place, tiny_model_dir)
     s3.faults += [Fault("PUT", "sampling_temperature-1-s0", "403")]
-    invoke([*words, "--runs-dir", str(place)])
+    invoke(words)
     first = capsys.readouterr()
     assert "note: arms/sampling_temperature-1-s0 is uploaded later" in first.err
     assert {"report.html", "sweep.json"} <= Store(place.below("arms")).sizes().keys()
@@ -204,7 +210,7 @@ def test_a_sweep_is_in_the_store_run_by_run_and_another_machine_has_nothing_to_r
     assert names == {"sampling_temperature-0.5-s0", "sampling_temperature-1-s0"}
     monkeypatch.setenv("RLVR_CACHE_DIR", str(tmp_path / "elsewhere"))
     views.forget()
-    invoke([*words, "--runs-dir", str(place)])
+    invoke(words)
     again = capsys.readouterr()
     assert again.err.count("finished before") == again.err.count("fetched  s3://") == 2
     assert again.out == first.out
@@ -248,9 +254,7 @@ def test_a_sweep_leaves_alone_what_another_machine_writes_and_goes_on_with_what_
     s3, place, forked, tmp_path, monkeypatch, capsys, tiny_model_dir
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "arms.toml").write_text(ARMS)
-    words = ["sweep", "arms.toml", "--model", str(tiny_model_dir), "--sampling-max-tokens", "4", "--format", "json"]
-    words += ["--runs-dir", str(place)]
+    words = sweep_of_arms(tmp_path, place, tiny_model_dir)
 
     def statuses() -> list[str]:
         views.forget()
@@ -286,9 +290,7 @@ def test_a_bad_copy_in_the_store_is_left_out_of_a_sweep_and_the_others_go_on(
     s3, place, forked, tmp_path, monkeypatch, capsys, tiny_model_dir
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "arms.toml").write_text(ARMS)
-    words = ["sweep", "arms.toml", "--model", str(tiny_model_dir), "--sampling-max-tokens", "4", "--format", "json"]
-    words += ["--runs-dir", str(place)]
+    words = sweep_of_arms(tmp_path, place, tiny_model_dir)
     invoke([*words, "--emit", "commands"])
     invoke(shlex.split(capsys.readouterr().out.splitlines()[0])[1:])
     bad = "sampling_temperature-0.5-s0"
@@ -310,13 +312,12 @@ def test_a_sweep_elsewhere_with_other_options_has_none_of_the_runs_in_the_store(
     s3, place, tmp_path, monkeypatch, capsys, tiny_model_dir
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "arms.toml").write_text(ARMS)
-    words = ["sweep", "arms.toml", "--model", str(tiny_model_dir), "--runs-dir", str(place), "--sampling-max-tokens"]
-    invoke([*words, "4", "--emit", "commands"])
+    words = sweep_of_arms(tmp_path, place, tiny_model_dir)
+    invoke([*words, "--emit", "commands"])
     invoke(shlex.split(capsys.readouterr().out.splitlines()[0])[1:])
     on_another_machine(tmp_path, monkeypatch)
     with pytest.raises(RlvrError, match="--sampling-max-tokens was 4, and is now 5"):
-        invoke([*words, "5", "--dry-run"])
+        invoke([*words, "--sampling-max-tokens", "5", "--dry-run"])
 
 
 @pytest.mark.full

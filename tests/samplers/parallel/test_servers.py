@@ -595,7 +595,7 @@ def test_grpo_trains_an_adapter_on_what_servers_sample(forks: Forks, servers, tm
         ("--sampler-urls http://a:8000,http://b:8000,http://a:8000/", "names http://a:8000 twice"),
         ("--sampler-urls http://a:8000 --engine vllm", "exclude each other"),
         ("--weights-dir .", "--weights-dir needs --sampler-urls"),
-        ("--request-timeout 900", "--request-timeout needs --sampler-urls"),
+        ("--request-timeout 900", "--request-timeout has no effect without --sampler-urls"),
         ("--sampler-urls http://a:8000 --weights-dir nowhere", "not a directory"),
         ("--sampler-urls http://127.0.0.1:9", "does not answer"),
     ],
