@@ -3,13 +3,12 @@
 Enters: an AnalyzeConfig. Leaves: the result on stdout; on stderr the runs that were read, and whether rows were left out.
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.analysis.pictures.arms import arm_names, split_arms
+from rlvr_cli.analysis.pictures.arms import split_arms
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import NamedQuery, named_queries
 from rlvr_cli.analysis.statistics.at_k import at_k_table
@@ -27,7 +26,9 @@ from rlvr_cli.commands.store.analyzing.asked import (
     names_runs,
     query_page,
     query_rows,
+    read_runs,
 )
+from rlvr_cli.commands.store.analyzing.compared import compare_arms, compare_judge
 from rlvr_cli.commands.store.analyzing.picture import check_arms, drawn_query, plot
 from rlvr_cli.commands.store.analyzing.said import as_typed, print_rows, why_nothing
 from rlvr_cli.config.parsing.command_line import typed_options
@@ -35,10 +36,8 @@ from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.config.store.analyze import AnalyzeConfig
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.manifest import ROLLOUTS
-from rlvr_cli.runs.readers import RunInfo, latest_run, read_run
-from rlvr_cli.runs.storage.files import shown
+from rlvr_cli.runs.readers import RunInfo, latest_run
 from rlvr_cli.terminal import console, tables
-from rlvr_cli.types import Table
 
 OF_ANSWERS = (
     *("at_k", "best_at_k", "categories", "curves", "hardest", "learned_and_forgotten", "migration", "pass_at_k"),
@@ -80,7 +79,7 @@ def answer(query: NamedQuery, config: AnalyzeConfig, parameters: Mapping[str, An
     arms, others = split_arms(config.runs, config.runs_dir)
     console.report_passed_over(others)
     arms = arms or [[latest_run(config.runs_dir)]]
-    infos = _read([path for arm in arms for path in arm])
+    infos = read_runs([path for arm in arms for path in arm])
     if query.name == "summary":
         return summarize_runs(infos, config, parameters)
     if query.name in OF_ANSWERS:
@@ -168,68 +167,3 @@ def summarize_runs(infos: Sequence[RunInfo], config: AnalyzeConfig, parameters: 
 
 def _has_rollouts(info: RunInfo, *, phase: str, step: int | None) -> bool:
     return any((e.folder, e.phase) == (ROLLOUTS, phase) and step in (None, e.step) for e in info.entries)
-
-
-def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
-    """Print how two runs, or two sets of runs, compare on the same questions; of more, each with the first."""
-    from rlvr_cli.analysis.statistics.comparison import compare
-    from rlvr_cli.analysis.statistics.sweep_table import compared_table, comparisons, difference_table, sentences
-
-    if len(config.runs) < 2:
-        raise UsageError(
-            f"compare needs two runs or more; {len(config.runs)} were given.",
-            "rlvr analyze compare RUN_A RUN_B, or with several seeds each: rlvr analyze compare A1,A2,A3 B1,B2,B3",
-        )
-    arms, others = split_arms(config.runs, config.runs_dir, patterns_are_arms=True)
-    console.report_passed_over(others)
-    infos = [_read(arm) for arm in arms]
-    runs = [info for arm in infos for info in arm]
-    if not all(infos) or len({info.path.resolve() for info in runs}) < sum(map(len, arms)):
-        raise RlvrError(
-            "compare needs at least one run in each arm, and each run only once.",
-            "To compare steps of one run: rlvr analyze migration RUN",
-        )
-    kept = with_accuracy(runs)
-    if left_out := [info.id for info in runs if info not in kept]:
-        raise RlvrError(
-            f"compare is of right and wrong answers, which searches and comparisons do not have: {', '.join(left_out)}.",
-            f"rlvr analyze {' '.join(left_out)}",
-        )
-    ids = [[info.id for info in arm] for arm in infos]
-    where = {"phase": parameters["phase"], "step": parameters["step"]}
-    with open_runs(runs, timeout_seconds=config.timeout_seconds) as database:
-        if len(arms) == 2:
-            *numbers, words = compare(database, *ids, **where).tables()
-        else:
-            of_arms = dict(zip(arm_names(ids), ids, strict=True))
-            first = next(iter(of_arms))
-            found = comparisons(database, of_arms, baseline=first, **where)
-            numbers = [compared_table(found, baseline=first), difference_table(found, baseline=first)]
-            notes = dict.fromkeys(note for comparison in found.values() for note in comparison.notes)
-            told = [*sentences(found, baseline=first), *notes]
-            words = Table(("in_words",), [(text,) for text in told], title="verdict")
-    if config.format != "table":
-        return tables.print_tables([*numbers, words], output=config.format)
-    tables.print_tables(numbers)
-    console.print_text("\n" + "\n".join(textwrap.fill(text, 100) for (text,) in words.rows))
-
-
-def compare_judge(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
-    """Print how far a judge agrees with a rule or with labels, and on which responses they differ."""
-    from rlvr_cli.analysis.statistics.judge_agreement import agreement_tables
-
-    with open_runs(_read(named_runs(config)), timeout_seconds=config.timeout_seconds) as database:
-        found = agreement_tables(database, parameters, labels=config.labels, limit=config.limit)
-    tables.print_tables(found, output=config.format)
-    if found[-1].more:
-        console.say(f"only the first {config.limit} responses are shown; --limit 0 shows all of them")
-
-
-def _read(paths: Sequence[Path]) -> list[RunInfo]:
-    """Read the runs in these directories, each once, and print their names."""
-    infos = list({path.resolve(): read_run(path) for path in paths}.values())
-    for info in infos:
-        console.say(f"run {shown(info.path)} ({info.metadata['status']})")
-        for notice in info.notices:
-            console.say(notice)
-    return infos

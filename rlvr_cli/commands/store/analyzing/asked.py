@@ -15,7 +15,16 @@ from rlvr_cli.config.parsing.command_line import typed_options
 from rlvr_cli.config.parsing.options import flag, nearest
 from rlvr_cli.config.store.analyze import AnalyzeConfig
 from rlvr_cli.errors import RlvrError, UsageError
-from rlvr_cli.runs.readers import expanded_by_shell, is_pattern, is_run, latest_run, resolve_runs, run_names
+from rlvr_cli.runs.readers import (
+    RunInfo,
+    expanded_by_shell,
+    is_pattern,
+    is_run,
+    latest_run,
+    read_run,
+    resolve_runs,
+    run_names,
+)
 from rlvr_cli.runs.storage.files import shown
 from rlvr_cli.terminal import console, help
 
@@ -82,6 +91,16 @@ def named_runs(config: AnalyzeConfig) -> Sequence[Path]:
     named = resolve_runs(config.runs, config.runs_dir)
     console.report_passed_over(named.others)
     return named.runs or [latest_run(config.runs_dir)]
+
+
+def read_runs(paths: Sequence[Path]) -> list[RunInfo]:
+    """Read the runs in these directories, each once, and print their names."""
+    infos = list({path.resolve(): read_run(path) for path in paths}.values())
+    for info in infos:
+        console.say(f"run {shown(info.path)} ({info.metadata['status']})")
+        for notice in info.notices:
+            console.say(notice)
+    return infos
 
 
 def find_query(text: str, runs_dir: str) -> NamedQuery:

@@ -1,0 +1,72 @@
+"""Comparisons: of two runs or more on the same questions, and of a judge with a rule or with labels.
+
+Enters: an AnalyzeConfig and the query's parameters. Leaves: tables on stdout, and what they say in words.
+"""
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from rlvr_cli.analysis.pictures.arms import arm_names, split_arms
+from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.analysis.summary import with_accuracy
+from rlvr_cli.commands.store.analyzing.asked import named_runs, read_runs
+from rlvr_cli.config.store.analyze import AnalyzeConfig
+from rlvr_cli.errors import RlvrError, UsageError
+from rlvr_cli.terminal import console, tables
+from rlvr_cli.types import Table
+
+
+def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
+    """Print how two runs, or two sets of runs, compare on the same questions; of more, each with the first."""
+    from rlvr_cli.analysis.statistics.comparison import compare
+    from rlvr_cli.analysis.statistics.sweep_table import compared_table, comparisons, difference_table, sentences
+
+    if len(config.runs) < 2:
+        raise UsageError(
+            f"compare needs two runs or more; {len(config.runs)} were given.",
+            "rlvr analyze compare RUN_A RUN_B, or with several seeds each: rlvr analyze compare A1,A2,A3 B1,B2,B3",
+        )
+    arms, others = split_arms(config.runs, config.runs_dir, patterns_are_arms=True)
+    console.report_passed_over(others)
+    infos = [read_runs(arm) for arm in arms]
+    runs = [info for arm in infos for info in arm]
+    if not all(infos) or len({info.path.resolve() for info in runs}) < sum(map(len, arms)):
+        raise RlvrError(
+            "compare needs at least one run in each arm, and each run only once.",
+            "To compare steps of one run: rlvr analyze migration RUN",
+        )
+    kept = with_accuracy(runs)
+    if left_out := [info.id for info in runs if info not in kept]:
+        raise RlvrError(
+            f"compare is of right and wrong answers, which searches and comparisons do not have: {', '.join(left_out)}.",
+            f"rlvr analyze {' '.join(left_out)}",
+        )
+    ids = [[info.id for info in arm] for arm in infos]
+    where = {"phase": parameters["phase"], "step": parameters["step"]}
+    with open_runs(runs, timeout_seconds=config.timeout_seconds) as database:
+        if len(arms) == 2:
+            *numbers, words = compare(database, *ids, **where).tables()
+        else:
+            of_arms = dict(zip(arm_names(ids), ids, strict=True))
+            first = next(iter(of_arms))
+            found = comparisons(database, of_arms, baseline=first, **where)
+            numbers = [compared_table(found, baseline=first), difference_table(found, baseline=first)]
+            notes = dict.fromkeys(note for comparison in found.values() for note in comparison.notes)
+            told = [*sentences(found, baseline=first), *notes]
+            words = Table(("in_words",), [(text,) for text in told], title="verdict")
+    if config.format != "table":
+        return tables.print_tables([*numbers, words], output=config.format)
+    tables.print_tables(numbers)
+    console.print_text("\n" + "\n".join(textwrap.fill(text, 100) for (text,) in words.rows))
+
+
+def compare_judge(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
+    """Print how far a judge agrees with a rule or with labels, and on which responses they differ."""
+    from rlvr_cli.analysis.statistics.judge_agreement import agreement_tables
+
+    with open_runs(read_runs(named_runs(config)), timeout_seconds=config.timeout_seconds) as database:
+        found = agreement_tables(database, parameters, labels=config.labels, limit=config.limit)
+    tables.print_tables(found, output=config.format)
+    if found[-1].more:
+        console.say(f"only the first {config.limit} responses are shown; --limit 0 shows all of them")
