@@ -61,6 +61,11 @@ def find(spec: str, role: Role) -> tuple[Path, str]:
             f"{path} defines no {role.kind} {name}.", f"It defines: {', '.join(others) or f'no {role.kind} at all'}."
         )
     for node in tree.body:
+        if isinstance(node, ast.AsyncFunctionDef) and node.name == name:
+            raise RlvrError(
+                f"{path}:{node.lineno}: the {role.noun} {name} is async, and it is called without await.",
+                "Write def; asyncio.run(...) in it waits for what is async.",
+            )
         if isinstance(node, ast.FunctionDef) and node.name == name:
             _check_signature(node, path, role)
     return path, name

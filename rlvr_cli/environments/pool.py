@@ -4,6 +4,7 @@ Enters: an example, a seed, and the policy's turns so far. Leaves: a future `Ans
 is killed, its other episodes are played again, which gives the same as they are functions of example, seed and turns (`slot`).
 """
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -42,7 +43,7 @@ class EnvironmentPool:
     Args:
         spec: what plays.
         workers: number of processes.
-        timeout: seconds that a turn may take.
+        timeout: seconds that the answer to a turn may take; of several calls in a turn, each.
         memory_gb: address space of one process, in GiB.
         report: gets a sentence on each of the first few different errors, from any thread.
 
@@ -130,7 +131,8 @@ class EnvironmentPool:
         """Answer all of the policy's turns in a fresh instance, which lives in another process if there are several."""
         slot = self._slots[(seed + 1) % len(self._slots)]
         question = ["play_again", seed, _fields(example), list(turns)]
-        return slot.ask(question, timeout=self.timeout * (1 + len(turns)), read=_played_again)
+        answers = 1 + sum(self._num_calls([turn]) for turn in turns)
+        return slot.ask(question, timeout=self.timeout * answers, read=_played_again)
 
     def say(self, sentence: str) -> None:
         """Report a sentence."""
@@ -147,7 +149,12 @@ class EnvironmentPool:
     def _ask(self, kind: str, example: Example, seed: int, turns: Sequence[str]) -> Future[Answer]:
         slot = self._slot(seed)
         question = [kind, seed, _fields(example), list(turns)]
-        return slot.ask(question, timeout=self.timeout, read=partial(self._answer, slot))
+        return slot.ask(question, timeout=self.timeout * self._num_calls(turns), read=partial(self._answer, slot))
+
+    def _num_calls(self, turns: Sequence[str]) -> int:
+        """How many calls of tools the answer to the last turn takes; 1 if it is something else."""
+        of_tools = self.spec.calls and not self.spec.of_verifiers  # see `tools.ChatTools`
+        return max(len(json.loads(turns[-1])), 1) if of_tools and turns else 1
 
     def _slot(self, seed: int) -> Slot:
         """The place of an episode."""

@@ -13,9 +13,8 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, SupportsFloat
 
 from rlvr_cli.environments.interface import Environment, Reply
 from rlvr_cli.environments.open import EnvironmentSpec, load_environment, load_functions
@@ -43,7 +42,9 @@ def serve(
 ) -> None:
     """Answer until the connection ends."""
     fork_guarded(parent)
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
@@ -110,18 +111,24 @@ class _Episodes:
 
     def begin(self, seed: int, example: dict[str, Any]) -> dict[str, Any]:
         environment = self._make()
-        prompt = environment.begin(Example(**example), seed)
+        prompt = _prompt(environment.begin(Example(**example), seed), chat=self._chat)
         self._keep(seed, environment, 0)
-        return {"prompt": _prompt(prompt, chat=self._chat)}
+        return {"prompt": prompt}
 
     def answer(self, seed: int, example: dict[str, Any], turns: Sequence[str]) -> dict[str, Any]:
         environment, answered = self._under_way.pop(seed, (None, 0))
         if environment is None or answered != len(turns) - 1:
+            _give_up(environment)
             environment = self._make()
             environment.begin(Example(**example), seed)
-            for turn in turns[:-1] if _keeps_a_state(environment) else ():
+            answered = 0 if _keeps_a_state(environment) else len(turns) - 1
+        try:
+            for turn in turns[answered:-1]:
                 environment.answer(turn)
-        reply = _fields(environment.answer(turns[-1]))
+            reply = _fields(environment.answer(turns[-1]))
+        except BaseException:
+            _give_up(environment)
+            raise
         if not reply["done"]:
             self._keep(seed, environment, len(turns))
         marker = getattr(environment, "marker", "")
@@ -131,20 +138,31 @@ class _Episodes:
         """Play a whole episode in an instance of its own, which is not kept."""
         environment = self._make()
         prompt = environment.begin(Example(**example), seed)
-        replies = [_fields(environment.answer(turn)) for turn in turns]
+        replies: list[dict[str, Any]] = []
+        try:
+            replies += (_fields(environment.answer(turn)) for turn in turns)
+        finally:
+            if not (replies and replies[-1]["done"]):
+                _give_up(environment)
         return {"prompt": _prompt(prompt, chat=self._chat), "replies": replies}
 
     def end(self, seeds: Sequence[int]) -> None:
         """Give up the environments of episodes that have ended otherwise than by these."""
         for seed in seeds:
             environment, _ = self._under_way.pop(seed, (None, 0))
-            if give_up := getattr(environment, "give_up", None):
-                give_up()
+            _give_up(environment)
 
     def _keep(self, seed: int, environment: Environment, answered: int) -> None:
         self._under_way[seed] = (environment, answered)
         if len(self._under_way) > _EPISODES:
-            del self._under_way[next(iter(self._under_way))]
+            environment, _ = self._under_way.pop(next(iter(self._under_way)))
+            _give_up(environment)
+
+
+def _give_up(environment: object) -> None:
+    """Let an environment put away what it has opened, where its episode did not end by itself."""
+    if give_up := getattr(environment, "give_up", None):
+        give_up()
 
 
 def _keeps_a_state(environment: object) -> bool:
@@ -196,19 +214,22 @@ def _fields(reply: object) -> dict[str, Any]:
     if not isinstance(reply, Reply):
         raise TypeError(f"answer() returned {reply!r:.200}, not a Reply")
     texts = (reply.text, reply.role, "" if reply.error is None else reply.error)
-    if not all(isinstance(text, str) for text in texts) or not isinstance(reply.reward, int | float | None):
+    if not all(isinstance(text, str) for text in texts) or not isinstance(reply.reward, SupportsFloat | None):
         raise TypeError(f"answer() returned {reply!r:.200}, not a Reply of text, with a number as its reward")
-    if reply.reward is not None and not math.isfinite(reply.reward):
-        raise ValueError(f"a reward of {reply.reward}")
+    reward = None if reply.reward is None else float(reply.reward)  # also of numpy and torch
+    if reward is not None and not math.isfinite(reward):
+        raise ValueError(f"a reward of {reward}")
     for name, value in (reply.measured or {}).items():
-        if not isinstance(name, str) or not isinstance(value, int | float) or not math.isfinite(value):
+        if not isinstance(name, str) or not isinstance(value, SupportsFloat) or not math.isfinite(float(value)):
             raise ValueError(f"measured {name!r:.100} = {value!r:.100}, not a finite number with a name")
+    measured = reply.measured and {name: float(value) for name, value in reply.measured.items()}
     calls = [_fields(call) for call in reply.calls]
     if any(call.done or call.calls or call.reward is not None or call.measured for call in reply.calls):
         raise ValueError(
             "done, reward, measured or calls in one of the calls of a Reply: they belong to the Reply itself"
         )
-    return {**asdict(reply), "text": _cut(storable(reply.text)), "calls": calls}
+    numbers = {"done": bool(reply.done), "reward": reward, "measured": measured}
+    return {"text": _cut(storable(reply.text)), "role": reply.role, "error": reply.error, "calls": calls, **numbers}
 
 
 def _cut(text: str) -> str:

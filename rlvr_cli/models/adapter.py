@@ -22,6 +22,7 @@ from rlvr_cli.models.compute.recompute import gradient_checkpointing
 from rlvr_cli.models.directory import ADAPTER_WEIGHTS, base_of, local_directory
 from rlvr_cli.models.policy import Lora, LowRank, Policy
 from rlvr_cli.models.pretrained import load_error, quiet, read_pretrained, replaced
+from rlvr_cli.runs.remote.views import address_of
 from rlvr_cli.text import printable
 
 _NAME = "default"  # of the adapter, within the names of its weights: peft leaves it out in files
@@ -32,7 +33,7 @@ class AdaptedPolicy(Policy):
     """A policy whose own weights are frozen, and an adapter that is trained.
 
     Attributes:
-        base: the model without the adapter: an absolute path, or a Hub id.
+        base: the model without the adapter: an absolute path, an address in object storage, or a Hub id.
         initial: the adapter's weights in the `reference`; None: there it has no adapter.
     """
 
@@ -202,12 +203,8 @@ def load_adapted(
     model, tokenizer = read_pretrained(path_or_id, dtype=dtype, device=device)
     add_adapter(model, lora, directory=None if base is None else local_directory(path_or_id))
     here = local_directory(base or path_or_id)
-    policy = AdaptedPolicy(
-        model,
-        tokenizer,
-        base=str(base or path_or_id) if here is None else str(here.absolute()),
-        compute_dtype=compute_dtype,
-    )
+    own = str(base or path_or_id) if here is None else address_of(here.absolute()) or str(here.absolute())
+    policy = AdaptedPolicy(model, tokenizer, base=own, compute_dtype=compute_dtype)
     if base is not None:
         policy.initial = {name: tensor.detach().clone() for name, tensor in policy.weights().items()}
     return policy

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.remote.store import is_address
+from rlvr_cli.runs.remote.views import folder_of
 from rlvr_cli.text import printable
 
 CONVERT = (
@@ -53,14 +55,18 @@ def adapter_settings(path_or_id: str | Path) -> dict[str, Any] | None:
 def base_of(path_or_id: str | Path) -> str | None:
     """Return the model, a directory or a Hub id, that the adapter in a directory belongs to; None if it holds no adapter.
 
+    Of a base in object storage it is what was fetched.
+
     Raises:
-        RlvrError: the base is a directory that is not there, or is no model.
+        RlvrError: the base is a directory that is not there, or is no model; or it cannot be fetched.
     """
     settings = adapter_settings(path_or_id)
     if settings is None:
         return None
     base: str = settings["base_model_name_or_path"]
     try:
+        if is_address(base):
+            base = str(folder_of(base))
         directory = local_directory(base)
     except RlvrError as error:
         raise RlvrError(

@@ -14,7 +14,7 @@ from rlvr_cli.models.directory import base_of, local_directory
 from rlvr_cli.runs.check import base_sha256, check_trained_model
 from rlvr_cli.runs.provenance import tokenizer_digest
 from rlvr_cli.runs.remote.store import is_address
-from rlvr_cli.runs.remote.views import folder_of
+from rlvr_cli.runs.remote.views import address_of, folder_of
 from rlvr_cli.text import printable
 
 
@@ -65,7 +65,7 @@ def _base_identity(adapter: Path, base: str, *, fetch: bool) -> dict[str, Any]:
             f"The adapter in {printable(str(adapter))} was trained on other weights than those that are now in {printable(base)}.",
             "Put these weights back.",
         )
-    return {"base": base, "base_sha256": found}
+    return {"base": address_of(Path(base)) or base, "base_sha256": found}
 
 
 def model_shape(path_or_id: str | Path) -> dict[str, int] | None:

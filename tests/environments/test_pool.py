@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from contextlib import closing
 
@@ -83,6 +85,10 @@ class Counts:
             return Reply(5)
         if turn == "nan!":
             return Reply(reward=float("nan"))
+        if turn == "numbers!":
+            import numpy
+            done = numpy.bool_(True)
+            return Reply("", done=done, reward=numpy.float32(0.5), measured={"a": numpy.int64(3)})
         if turn == "escape!":
             child = subprocess.Popen(["sleep", "600"], start_new_session=True)
             return Reply(str(child.pid))
@@ -135,14 +141,22 @@ HELD = """
 import weakref
 from rlvr_cli.environments import Reply
 
+given_up = []
+
 class Held:
     stop, alive = ("!",), weakref.WeakSet()
 
     def begin(self, example, seed):
         self.alive.add(self)
+        self.seed = seed
 
     def answer(self, turn):
-        return Reply(str(len(self.alive)), done=turn == "end!")
+        if turn == "raise!":
+            raise ValueError("lost")
+        return Reply(f"{len(self.alive)} {given_up}", done=turn == "end!")
+
+    def give_up(self):
+        given_up.append(self.seed)
 """
 
 
@@ -151,13 +165,17 @@ def test_what_has_ended_is_given_up(tmp_path):
     with closing(EnvironmentPool(EnvironmentSpec(f"{tmp_path}/mine.py:Held"), workers=1)) as pool:
         for seed in range(4):
             assert pool.begin(Example("q", "Q", "1"), seed).result().error is None
-        assert ask(pool, "a!", seed=0).reply.text == "4"
+        assert ask(pool, "a!", seed=0).reply.text == "4 []"
         pool.end(1)
         pool.end(2)
         pool.end(99)  # it knows none
-        assert ask(pool, "a!", "end!", seed=0).reply.text == "2"
+        assert ask(pool, "a!", "end!", seed=0).reply.text == "2 [1, 2]"
         pool.end(0)  # it has said so itself
-        assert ask(pool, "a!", seed=3).reply.text == "1"
+        assert ask(pool, "raise!", seed=3).error == "ValueError"
+        pool.play_again(Example("q", "Q", "1"), 5, ["a!"]).result()
+        pool.play_again(Example("q", "Q", "1"), 6, ["end!"]).result()
+        assert ask(pool, "a!", seed=4).reply.text == "1 [1, 2, 3, 5]"
+        assert ask(pool, "a!", "a!", "a!", seed=4).reply.text.endswith("5, 4]")  # it is made again
 
 
 @pytest.mark.parametrize(
@@ -309,6 +327,32 @@ def test_a_report_that_fails_reaches_whoever_asked_and_costs_no_process(tmp_path
         with pytest.raises(BrokenPipeError):
             ask(pool, turn, seed=1)
         assert (pool._slots[0]._worker is before) == (turn == "raise!")
+
+
+def test_numbers_may_be_those_of_numpy(pool):
+    reply = ask(pool, "numbers!").reply
+    assert (reply.done, reply.reward, reply.measured) == (True, 0.5, {"a": 3.0})
+
+
+def test_each_call_of_a_chat_models_turn_has_the_time_of_a_turn(tmp_path):
+    (tmp_path / "mine.py").write_text("import time\ndef wait(seconds: float):\n    time.sleep(seconds)\n")
+    calls = [{"name": "wait", "arguments": {"seconds": 0.6}}] * 2
+    spec = EnvironmentSpec("", (f"{tmp_path}/mine.py:wait",), chat=True)
+    with closing(EnvironmentPool(spec, workers=1, timeout=1.0)) as pool:
+        assert [call.error for call in ask(pool, json.dumps(calls)).reply.calls] == [None, None]
+
+
+@pytest.mark.slow  # a limit cannot be raised again, so that it needs a process of its own
+def test_less_memory_may_be_allowed_than_an_environment_may_have(tmp_path):
+    code = (
+        "import resource; from rlvr_cli.environments.open import EnvironmentSpec; from rlvr_cli.types import Example\n"
+        "from rlvr_cli.environments.pool import EnvironmentPool\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
+        "pool = EnvironmentPool(EnvironmentSpec('calculator'), workers=1)\n"
+        "print(pool.answer(Example('q', 'Q', '1'), 7, ['<calc>1+1</calc>']).result().reply.text); pool.close()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "<out>2</out>"
 
 
 def test_a_flood_is_cut_and_the_policy_is_told(pool):

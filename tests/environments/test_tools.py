@@ -141,6 +141,12 @@ def test_what_does_not_exist_is_said(spec, problem):
     assert error.value.problem == problem
 
 
+def test_a_tool_that_would_have_to_be_awaited_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text("async def look(query: str):\n    return query\n")
+    with pytest.raises(RlvrError, match=r"mine.py:1: the tool look is async, and it is called without await\."):
+        check_environment(EnvironmentSpec("", (f"{tmp_path}/mine.py:look",)))
+
+
 def test_a_tool_with_the_name_of_a_built_in_one_is_refused(tmp_path):
     (tmp_path / "mine.py").write_text("def calc(expression): return 7\n")
     with pytest.raises(RlvrError, match=r"Several tools are called calc, one of them by --environment calculator\."):

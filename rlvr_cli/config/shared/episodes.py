@@ -40,7 +40,7 @@ class EpisodeOptions(SamplingOptions, PromptOptions, ModelOptions):
     )
     turn_timeout: float = knob(
         10.0,
-        "Time limit of the environment's answer in seconds; its process is then killed.",
+        "Time limit of the environment's answer in seconds, of each call in a turn with several; its process is then killed.",
         group="Episodes",
         above=0,
         at_most=LONGEST,

@@ -62,9 +62,14 @@ def form_of(chat: ChatTemplate, *, end: str) -> Callable[[str], list[Call]]:
     )
 
 
-def spoken(text: str) -> str:
-    """A turn without its thinking: what is called there is not called."""
-    return text.rpartition("</think>")[2]
+def spoken(text: str, *, thinks: bool = False) -> str:
+    """A turn without its thinking: what is called there is not called.
+
+    Args:
+        thinks: whether the prompt has begun a thinking.
+    """
+    _, ended, rest = text.rpartition("</think>")
+    return "" if "<think>" in rest or (thinks and not ended) else rest
 
 
 def _call(text: str, arguments: str = "arguments") -> Call:

@@ -94,10 +94,12 @@ class NextTurn:
         if self._renderer is not None:
             return self._renderer.calls(prompt_ids, ids)
         assert self._read is not None, "a conversation without tools"
-        text = str(self.chat.tokenizer.decode([*ids], clean_up_tokenization_spaces=False))
+        text, begun = (
+            str(self.chat.tokenizer.decode([*part], clean_up_tokenization_spaces=False)) for part in (ids, prompt_ids)
+        )
         for end in self._ends:
             text = text.removesuffix(end)
-        return self._read(spoken(text))
+        return self._read(spoken(text, thinks=begun.rstrip().endswith("<think>")))
 
     def conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[int], list[bool]]:
         """The ids of a conversation that is given, turn by turn as those of an episode: of its prompt, of what follows, and of

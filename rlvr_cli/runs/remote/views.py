@@ -139,6 +139,14 @@ def folder_of(text: str) -> Path:
     )
 
 
+def address_of(folder: Path) -> str | None:
+    """Return the address of a folder that `folder_of` returned; None for one that is of this machine."""
+    for directory in folder.parents:
+        if found := remote_run(directory):
+            return str(found.address.below(str(folder.relative_to(directory))))
+    return None
+
+
 def remote_run(path: Path) -> RemoteRun | None:
     """Return the run in object storage that a directory stands for."""
     source = source_of(path)

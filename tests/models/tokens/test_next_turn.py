@@ -285,6 +285,7 @@ def read(next_turn, name, text):
         ("qwen3", '<tool_call>{"name": "a"}</tool_call> <tool_call>{"name": "b", "arguments": "{\\"x\\": 1}"}</tool_call>',
          [{"name": "a", "arguments": {}}, {"name": "b", "arguments": {"x": 1}}]),
         ("qwen3", '<think><tool_call>{"name": "a"}</tool_call></think>2', []),
+        ("qwen3", '<think>So <tool_call>{"name": "a"}</tool_call> no<|im_end|>', []),
         ("qwen3", '<tool_call>{"name": 1}</tool_call>', 'this is not {"name": ..., "arguments": {...}}'),
         ("qwen3", '<tool_call>{"name": "a", "arguments": [1]}</tool_call>', "its arguments are no JSON object"),
         ("qwen3", '<tool_call>{"name": "a"</tool_call>', "this is no JSON"),
@@ -306,6 +307,13 @@ def test_calls_are_read_as_the_model_writes_them(next_turn, name, text, calls):
         assert problem.startswith(calls)
     else:
         assert found == calls
+
+
+def test_what_is_called_in_a_thinking_that_the_prompt_began_is_not_called(next_turn):
+    turns = next_turn("qwen3", tools=True)
+    prompt, call = ids_of(turns, "<|im_start|>assistant\n<think>\n"), '<tool_call>{"name": "a"}</tool_call>'
+    assert turns.calls(prompt, ids_of(turns, call)) == []
+    assert len(turns.calls(prompt, ids_of(turns, f"So.</think>{call}"))) == 1
 
 
 def test_a_form_of_calls_that_is_not_known_is_refused(made):

@@ -11,6 +11,9 @@ import pytest
 import rlvr_cli
 from rlvr_cli.cli import invoke
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.identity import builtin_model_path, model_identity, model_path
+from rlvr_cli.models.load import load_policy
+from rlvr_cli.models.policy import Lora
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import all_runs, is_run, latest_run, read_rollouts, read_run, resolve_run, resolve_runs
 from rlvr_cli.runs.remote import cache, views
@@ -39,6 +42,20 @@ def go_on(run) -> None:
     with RunDir.resume(run) as resumed:
         resumed.commit_rollouts("train", 2, [a_rollout(resumed.id, i, step=2) for i in range(3)])
         resumed.commit_metrics(2, "train", {"loss": 0.25})
+
+
+def test_an_adapter_names_its_base_in_the_store(s3, place, finished, tmp_path):
+    pytest.importorskip("peft", reason="peft is not installed: pip install -e '.[lora]'")
+    shutil.copytree(builtin_model_path(), finished / "model")
+    export_run(finished, place)
+    base, own = str(place.below("done").below("model")), tmp_path / "own"
+    load_policy(model_path(base), device="cpu", lora=Lora(2, 4, seed=0)).save(own)
+    assert json.loads((own / "adapter_config.json").read_text())["base_model_name_or_path"] == base
+    shutil.rmtree(tmp_path / "cache")
+    views.forget()
+    again = load_policy(own, device="cpu", lora=Lora(2, 4, seed=0))
+    assert again.base == base
+    assert model_identity(own)["base"] == base
 
 
 def fetched(s3) -> set[str]:
