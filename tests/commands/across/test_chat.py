@@ -9,6 +9,7 @@ import pytest
 
 from checks import findings
 from llamas import write_byte_level_llama, write_chat_llama, write_chat_qwen
+from marks import slow
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.data.traces import load_traces
 from rlvr_cli.models.pretrained import load_tokenizer
@@ -30,7 +31,7 @@ TRAINING = [
     "--eval-dataset",
     "d.jsonl",
     "--eval-examples",
-    2,
+    1,
     "--learning-rate",
     1e-4,
     "--checkpoint-every",
@@ -40,7 +41,7 @@ GRPO = ["grpo", "--dataset", "d.jsonl", *TRAINING, "--n-grpo-steps", 2, "--rollo
 GRPO += ["--train-batch-size", 8, "--gradient-accumulation-steps", 2]
 EI = ["ei", "--dataset", "d.jsonl", *TRAINING, "--n-ei-steps", 2, "--ei-batch-size", 2, "--group-size", 4]
 EI += ["--train-batch-size", 4]
-SFT = ["sft", "--dataset", "t.jsonl", *TRAINING, "--train-batch-size", 2]
+SFT = ["sft", "--dataset", "t.jsonl", *TRAINING, "--train-batch-size", 2, "--n-sft-steps", 2]
 EVAL = ["eval", "--dataset", "d.jsonl", *COMMON]
 LLAMA = "<s><|user|>\n26 Jul 2024\n{question}<|end|>\n<|assistant|>\n"
 QWEN = "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
@@ -88,10 +89,9 @@ def check_replay(run: Path) -> None:
 
 
 def test_eval_sends_the_chat_template(place, rlvr):
-    for model, template in (("llama", LLAMA), ("qwen", QWEN)):
-        done = rlvr(*EVAL, "--model", model, "--chat", "--run", model)
-        assert f"prompt   question_only in the model's chat template: {template!r}" in done.err
-        check_prompts(place / "runs" / model, template, place / model)
+    done = rlvr(*EVAL, "--model", "llama", "--chat", "--run", "llama")
+    assert f"prompt   question_only in the model's chat template: {LLAMA!r}" in done.err
+    check_prompts(place / "runs/llama", LLAMA, place / "llama")
     rlvr(*EVAL, "--model", "qwen", "--chat", "--chat-thinking", "off", "--chat-system", "Be brief.", "--run", "off")
     system = "<|im_start|>system\nBe brief.<|im_end|>\n"
     check_prompts(place / "runs/off", system + QWEN + "<think>\n\n</think>\n\n", place / "qwen")
@@ -100,10 +100,9 @@ def test_eval_sends_the_chat_template(place, rlvr):
     encode = load_tokenizer(place / "llama")
     for row in read_rollouts(place / "runs/plain").to_pylist():
         assert row["prompt_ids"] == [1, *encode(row["prompt"], add_special_tokens=False).input_ids]
-    diff = rlvr("analyze", "config_diff", "qwen", "off", "llama", "--format", "json").out
+    diff = rlvr("analyze", "config_diff", "llama", "off", "--format", "json").out
     found = {(d["run_id"], d["option"]) for d in json.loads(diff)}
     assert {("off", "chat_thinking"), ("off", "chat_system"), ("off", "(prompt sha256)")} <= found
-    assert ("llama", "(prompt sha256)") in found
 
 
 def test_the_r1_zero_prompt_in_a_chat_is_noted(place, rlvr):
@@ -112,13 +111,10 @@ def test_the_r1_zero_prompt_in_a_chat_is_noted(place, rlvr):
     assert "r1_zero" not in rlvr(*arguments, "--prompt", "question_only").err
 
 
-@pytest.mark.parametrize("model", [pytest.param("llama", marks=pytest.mark.slow), "qwen"])
+@pytest.mark.parametrize("model", [slow("llama"), "qwen"])
 def test_grpo_trains_on_what_it_sends_and_goes_on_after_a_kill(place, rlvr, model):
     template = {"llama": LLAMA, "qwen": QWEN}[model]
     arguments = [*GRPO, "--model", model, "--chat", "--run", "g"]
-    plan = rlvr(*arguments, "--dry-run").err
-    assert f"prompt         question_only in the model's chat template: {template!r}" in plan
-    assert not (place / "runs").exists()
     rlvr(*arguments, fault="update:2", status=-signal.SIGKILL)
     run, chat = place / "runs/g", place / model / "chat_template.jinja"
     kept = chat.read_text()
@@ -131,13 +127,12 @@ def test_grpo_trains_on_what_it_sends_and_goes_on_after_a_kill(place, rlvr, mode
     rlvr("grpo", "--resume", "g")
     check_prompts(run, template, place / model)
     check_replay(run)
-    rlvr("check", "g", "--replay", "all")
     assert (run / "model/chat_template.jinja").read_text() == kept
     shutil.rmtree(place / model)
-    rlvr(*EVAL, "--model", run / "model", "--chat", "--run", "e")
-    check_prompts(place / "runs/e", template, run / "model")
+    assert repr(template) in rlvr(*EVAL, "--model", run / "model", "--chat", "--dry-run").err
 
 
+@pytest.mark.slow
 def test_ei_trains_on_what_it_sends(place, rlvr):
     rlvr(*EI, "--model", "llama", "--chat", "--run", "ei")
     check_prompts(place / "runs/ei", LLAMA, place / "llama")
@@ -177,7 +172,7 @@ def test_sft_puts_questions_into_the_chat_template(place, rlvr):
     assert chat != plain
 
 
-@pytest.mark.parametrize("chat", [["--chat"], pytest.param([], marks=pytest.mark.slow)], ids=["chat", "plain"])
+@pytest.mark.parametrize("chat", [["--chat"], slow([])], ids=["chat", "plain"])
 def test_sft_on_a_runs_rollouts_trains_on_the_sampled_tokens(place, rlvr, chat):
     rlvr(*EVAL, "--model", "llama", *chat, "--run", "e", "--num-samples", 4)
     done = rlvr(*SFT, "--dataset", "e", "--model", "llama", *chat, "--run", "s")

@@ -9,6 +9,8 @@ import pytest
 
 from chat_models import write_chat_model
 from checks import findings
+from killed import metrics_of
+from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.data.traces import load_traces
@@ -115,14 +117,14 @@ def test_training_is_on_the_policys_tokens_and_replays(place, trained, rlvr, mon
 def test_turns_are_sampled_at_an_endpoint_after_the_ids_that_it_gave(place, rlvr):
     """What is asked for a turn ends with the tokens of the turns before; the answers of tools stand between them as the template has them."""
     model = place / "qwen3"
-    given = [*COMMON, "--environment", "calculator", "--limit", 8, "--run", "at-endpoint"]
+    given = [*COMMON, "--environment", "calculator", "--limit", 4, "--run", "at-endpoint"]
     with vllm_servers(model, 1) as (server,):
         rlvr("eval", "--model", model, "--base-url", f"{server.url}/v1", *given)
     run, tokenizer = place / "runs/at-endpoint", load_tokenizer(model)
     assert findings(run) == []
     assert read_run(run).metadata["sampler"]["engine"] == "openai"
     rows = rows_of(run)
-    assert sum(row["episode"]["tool_errors"] for row in rows) > 2
+    assert any(row["episode"]["tool_errors"] for row in rows)
     turns = [(row, turn) for row in rows for turn in row["turns"] or ()]
     bodies = [body for body in server.endpoint.bodies if body]  # without the question which models there are
     asked = {tuple(body["prompt"]) for body in bodies if not isinstance(body["prompt"], str)}
@@ -177,7 +179,7 @@ def test_sampling_processes_play_them_too_and_how_is_said_once(place, rlvr, apar
 
 
 def test_an_environment_of_ones_own_answers_as_the_user(place, rlvr):
-    rlvr("eval", "--model", "qwen3", *COMMON, "--environment", "mine.py:Again", "--limit", 8, "--run", "e")
+    rlvr("eval", "--model", "qwen3", *COMMON, "--environment", "mine.py:Again", "--limit", 4, "--run", "e")
     run = place / "runs/e"
     assert findings(run) == []
     tokenizer, rows = load_tokenizer(place / "qwen3"), rows_of(run)
@@ -192,9 +194,9 @@ def test_an_environment_of_ones_own_answers_as_the_user(place, rlvr):
         for role, start, end_of_turn in ((t["role"], t["start"], t["end"]) for t in row["turns"] or ()):
             ids = row["response_ids"][start:end_of_turn]
             assert role == "policy" or ids.count(end) <= 1
-    rlvr("grade", "e", "--grader", "mine.py:hears")
-    query = "SELECT sum(reward) AS n FROM grades"
-    assert json.loads(rlvr("analyze", query, "e", "--format", "json").out)[0]["n"] == 0
+    rlvr("grade", "e", "--grader", "mine.py:hears", "--grader-workers", 1)
+    with open_runs([read_run(run)]) as database:
+        assert database.select("SELECT count(*), sum(reward) FROM grades").rows == [(4, 0.0)]
     assert read_run(run).metadata["facts"]["environment"]["name"] == "mine.py:Again"
 
 
@@ -265,15 +267,14 @@ def test_conversations_train_on_the_assistants_tokens_alone(place, rlvr):
         1,
     ]
     arguments += ["--micro-batch-size", 2, "--learning-rate", 1e-4, "--prompt", "question_only"]
-    rlvr(*arguments, "--environment", "calculator", "--eval-dataset", "arithmetic:2", "--eval-examples", 2, "--run", "s",
+    rlvr(*arguments, "--environment", "calculator", "--eval-dataset", "arithmetic:1", "--eval-examples", 1, "--run", "s",
          "--sampling-max-tokens", 8, "--grader", "mine.py:length")  # fmt: skip
     tokenizer = load_tokenizer(place / "qwen3")
     call = '<tool_call>\n{"name": "calc", "arguments": {"expression": "1+1"}}\n</tool_call><|im_end|>'
     nothing = "<think>\n\n</think>\n\n"  # as the chat template writes a last turn without thinking
     own = [nothing, call, nothing, "It is 2.<|im_end|>", nothing, call, nothing, "2<|im_end|>"]
     expected = sum(len(tokenizer(text, add_special_tokens=False).input_ids) for text in own)
-    query = "SELECT value FROM metrics WHERE name = 'update/tokens'"
-    assert json.loads(rlvr("analyze", query, "s", "--format", "json").out)[0]["value"] == expected
+    assert metrics_of(place / "runs/s")["train", 0, "update/tokens"] == expected
     raw = [option for option in arguments if option != "--chat"]
     assert "holds conversations (messages), and the prompt is raw text" in rlvr(*raw, "--run", "unmade", status=1).err
 

@@ -39,7 +39,7 @@ def questions(tmp_path):
 
 
 def test_an_evaluation_says_why_a_program_has_no_reward(questions, tmp_path):
-    eval_command.run(EvalConfig(**questions, sampling_max_tokens=16, run="r"))
+    eval_command.run(EvalConfig(**questions, sampling_max_tokens=16, grader_workers=1, run="r"))
     rows = read_rollouts(tmp_path / "r").to_pylist()
     assert len(rows) == 4
     assert {row["grade_error"] for row in rows} == {None}

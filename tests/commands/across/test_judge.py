@@ -51,13 +51,13 @@ def expected(response: str) -> float:
 
 def test_an_evaluation_is_graded_by_the_judge(rlvr, judge, tmp_path):
     judge.answer = lambda body: said("I cannot tell.") if is_odd(response_in(body)) else scoring(length_score)(body)
-    done = rlvr("eval", *FEW, "--num-samples", 4, "--run", "r", "--judge-max-tokens", 99)
+    done = rlvr("eval", *FEW, "--num-samples", 2, "--run", "r", "--judge-max-tokens", 99)
     run = tmp_path / "runs/r"
     questions = {e.id: e.question for e in load_dataset("arithmetic:8").examples}
     rows = read_rollouts(run).to_pylist()
-    assert len(rows) == 32
+    assert len(rows) == 16
     failed = [r for r in rows if is_odd(r["response"])]
-    assert 0 < len(failed) < 32
+    assert 0 < len(failed) < 16
     for r in rows:
         said_of = r["judgement"]
         if r in failed:
@@ -84,7 +84,7 @@ def test_an_evaluation_is_graded_by_the_judge(rlvr, judge, tmp_path):
         metrics = dict(database.select("SELECT name, value FROM metrics WHERE name LIKE 'judge/%'").rows)
     paid = len(judge.bodies)
     assert metrics == {
-        "judge/asked": paid, "judge/cached": 32 - paid, "judge/prompt_tokens": 50 * paid, "judge/reply_tokens": 5 * paid,
+        "judge/asked": paid, "judge/cached": 16 - paid, "judge/prompt_tokens": 50 * paid, "judge/reply_tokens": 5 * paid,
     }  # fmt: skip
     assert findings(run) == []
     texts = [done.said, *(p.read_bytes().decode("latin-1") for p in tmp_path.rglob("*") if p.is_file())]
@@ -120,8 +120,7 @@ def test_stored_responses_are_graded_by_a_judge_and_their_replies_are_known_to_t
             "judge:rubric.md",
         )
     asked_once = len(judge.bodies)
-    assert "0 rollouts to grade, 8 graded already" in rlvr("grade", "r").err
-    rlvr("grade", "r", "--judge-concurrency", 3)
+    assert "0 rollouts to grade, 8 graded already" in rlvr("grade", "r", "--judge-concurrency", 3).err
     assert len(judge.bodies) == asked_once
     rlvr("grade", "r", "--again")
     assert len(judge.bodies) == 2 * asked_once
@@ -134,7 +133,7 @@ def test_stored_responses_are_graded_by_a_judge_and_their_replies_are_known_to_t
 
 def test_a_judge_is_asked_the_same_of_a_stored_response_with_shots(rlvr, judge, tmp_path):
     (tmp_path / "p").write_text("Q: {question}\nA:")
-    rlvr("eval", *FEW, "--prompt", "p", "--shots", 2, "--run", "r")
+    rlvr("eval", *FEW, "--limit", 2, "--prompt", "p", "--shots", 2, "--run", "r")
     paid = len(judge.bodies)
     rlvr("grade", "r")
     assert len(judge.bodies) == paid
@@ -153,7 +152,7 @@ def test_an_interrupted_again_goes_on_to_ask_the_judge_anew(rlvr, judge, tmp_pat
 
 TRAINING = (
     *("--dataset", "arithmetic:40", "--rollout-batch-size", 8, "--group-size", 4, "--train-batch-size", 8, "--gradient-accumulation-steps", 1),
-    *("--sampling-max-tokens", 8, "--eval-every", 0, "--eval-examples", 2, "--n-grpo-steps", 2, "--learning-rate", "1e-3"),
+    *("--sampling-max-tokens", 8, "--eval-every", 0, "--eval-examples", 1, "--n-grpo-steps", 2, "--learning-rate", "1e-3"),
 )  # fmt: skip
 
 

@@ -35,7 +35,12 @@ QUERY = "SELECT m.name, avg(m.value) FROM (SELECT unnest(measured) AS m FROM rol
 def test_what_an_environment_measures_is_stored_and_can_be_asked_for(forked, samplers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
-    common = {"dataset": "arithmetic:4", "environment_workers": 1, "runs_dir": str(tmp_path)} | samplers
+    common = {
+        "dataset": "arithmetic:2",
+        "environment_workers": 1,
+        "sampling_max_tokens": 8,
+        "runs_dir": str(tmp_path),
+    } | samplers
     evaluate.run(EvalConfig(**common, environment="mine.py:Counts", run="r"))
     rows = to_rollouts(read_rollouts(tmp_path / "r"))
     judged = [row for row in rows if row.episode and row.episode.num_turns == 2]
@@ -52,6 +57,12 @@ def test_what_an_environment_measures_is_stored_and_can_be_asked_for(forked, sam
 def test_what_is_no_number_fails_its_episode(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
-    options = {"dataset": "arithmetic:2", "environment_workers": 1, "runs_dir": str(tmp_path), "run": "r"}
+    options = {
+        "dataset": "arithmetic:1",
+        "environment_workers": 1,
+        "sampling_max_tokens": 8,
+        "runs_dir": str(tmp_path),
+        "run": "r",
+    }
     with pytest.raises(Exception, match="measured 'share' = inf, not a finite number with a name"):
         evaluate.run(EvalConfig(**options, environment="mine.py:Infinite"))

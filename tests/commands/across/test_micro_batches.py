@@ -6,6 +6,7 @@ import math
 import pyarrow.parquet as pq
 import pytest
 
+from marks import slow
 from rlvr_cli.commands import distill, dpo, ei, grpo, ppo, sft
 from rlvr_cli.config.distill import DistillConfig
 from rlvr_cli.config.dpo import DpoConfig
@@ -38,7 +39,7 @@ OWN = {  # what makes one update of each command
         distill.run, DistillConfig, {"rollout_batch_size": ROWS, "group_size": 1, "n_distill_steps": 1}
     ),
 }  # fmt: skip
-ONCE = ["sft", "grpo", *(pytest.param(command, marks=pytest.mark.slow) for command in ("ppo", "ei", "dpo", "distill"))]
+LONGER = [slow(command) for command in ("ppo", "ei", "dpo", "distill")]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def update_of(command, place, model, **given):
     return {row["name"]: row["value"] for row in rows if (row["phase"], row["step"]) == ("train", 0)}
 
 
-@pytest.mark.parametrize("command", ONCE)
+@pytest.mark.parametrize("command", ["sft", slow("grpo"), *LONGER])
 def test_where_nothing_is_said_tokens_are_counted(command, place, tiny_model_dir, capsys):
     update = update_of(command, place, tiny_model_dir)
     assert f"micro-batches  up to {TOKENS:,} tokens" in capsys.readouterr().err
@@ -88,7 +89,7 @@ def test_where_nothing_is_said_tokens_are_counted(command, place, tiny_model_dir
     assert update["update/rows"] / number > 8, "rows are not counted"
 
 
-@pytest.mark.parametrize("command", ONCE)
+@pytest.mark.parametrize("command", ["sft", "grpo", *LONGER])
 def test_a_split_that_is_asked_for_counts_rows(command, place, tiny_model_dir, capsys):
     asked = {"gradient_accumulation_steps": 6} if command == "grpo" else {"micro_batch_size": 4}
     update = update_of(command, place, tiny_model_dir, **asked)

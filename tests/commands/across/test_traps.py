@@ -95,15 +95,14 @@ def test_a_resumed_run_shows_the_whole_and_a_finished_one_says_so(rlvr, tmp_path
 
 
 def test_the_environment_names_the_directory_of_runs(tmp_path, forks):
-    def rlvr(*arguments):
+    def rlvr(*arguments, status=0):
         variable = {"RLVR_RUNS_DIR": str(tmp_path / "elsewhere")}
-        return forks.run(*arguments, cwd=tmp_path, status=0, environment=variable)
+        return forks.run(*arguments, cwd=tmp_path, status=status, environment=variable)
 
-    rlvr("eval", "--limit", 2, "--sampling-max-tokens", 8, "--run", "r")
+    rlvr("eval", "--limit", 1, "--sampling-max-tokens", 8, "--grader-workers", 1, "--run", "r")
     assert read_run(tmp_path / "elsewhere/r").metadata["sources"]["runs_dir"] == "environment"
     assert "elsewhere/r" in rlvr("analyze", "summary").err
-    rlvr("eval", "--limit", 2, "--sampling-max-tokens", 8, "--run", "r", "--runs-dir", "here")
-    assert (tmp_path / "here/r").is_dir()
+    assert "There is no directory here" in rlvr("analyze", "summary", "--runs-dir", "here", status=1).err
     rlvr("eval", "--resume", "r")
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from weakref import WeakSet
@@ -10,6 +11,7 @@ from weakref import WeakSet
 import pytest
 
 from factories import a_rollout
+from marks import slow
 from rlvr_cli.analysis.queries.selection import Item, Question, Selected, find_contaminated, normalized
 from rlvr_cli.commands.store.filter import encoded
 from rlvr_cli.commands.store.filter import run as filter_run
@@ -68,9 +70,14 @@ ROWS: list[tuple[str, str, float | None, FinishReason, int]] = [
 
 
 @pytest.fixture
-def made(tmp_path) -> Path:
+def made(once_made, tmp_path) -> Path:
     """10 training rollouts of 3 questions at step 3, and 1 of the evaluation."""
-    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata=FACTS) as run:
+    return Path(shutil.copytree(once_made, tmp_path / "runs/r"))
+
+
+@pytest.fixture(scope="module")
+def once_made(tmp_path_factory) -> Path:
+    with RunDir.create(tmp_path_factory.mktemp("runs"), "grpo", name="r", metadata=FACTS) as run:
         rows = [
             rollout("r", q, i, text, reward=reward, step=3, finish=finish, tokens=tokens)
             for i, (q, text, reward, finish, tokens) in enumerate(ROWS)
@@ -216,7 +223,7 @@ def test_random_choices_are_a_function_of_the_seed(made, call):
     first, _ = call(made, limit=4)
     same, _ = call(made, limit=4, overwrite=True)
     assert first == same
-    others = [call(made, limit=4, seed=seed, overwrite=True)[0] for seed in range(1, 6)]
+    others = [call(made, limit=4, seed=seed, overwrite=True)[0] for seed in (1, 2)]
     assert any(starts(rows) != starts(first) for rows in others)
     for rows in [first, *others]:
         assert len(rows) == 4
@@ -266,7 +273,7 @@ def test_several_runs(made, call, tmp_path):
         call(("r", "s"), overwrite=True)
 
 
-@pytest.mark.parametrize("runs", [("r", "s"), ("s", "r")])
+@pytest.mark.parametrize("runs", [("r", "s"), slow(("s", "r"))])
 def test_a_question_that_two_prompts_asked_counts_with_the_samples_of_both(made, call, tmp_path, runs):
     other = replace(rollout("s", "half: 5 + 2?", 0, f"z {RIGHT}", reward=1.0, step=3), prompt="HALF:  5 + 2?")
     facts = {"facts": {**FACTS["facts"], "prompt": {"name": "question_only", "text": "{question}"}}}
@@ -285,15 +292,14 @@ def test_a_question_that_two_prompts_asked_counts_with_the_samples_of_both(made,
 
 
 def test_the_control_is_as_large_and_from_the_same_source(made, call, tmp_path):
-    rows, _ = call(made, correct_only=True, dedup=True, with_control=True)
-    control = rows_of(tmp_path / "out-control.jsonl")
-    assert len(control) == len(rows) == 5
     everything, _ = call(made, dedup=True, out="all.jsonl")
-    assert all(r in everything for r in control)
     draws = set()
-    for seed in range(8):
-        call(made, correct_only=True, dedup=True, with_control=True, seed=seed, overwrite=True)
-        draws.add(starts(rows_of(tmp_path / "out-control.jsonl")))
+    for seed in range(3):
+        rows, _ = call(made, correct_only=True, dedup=True, with_control=True, seed=seed, overwrite=True)
+        control = rows_of(tmp_path / "out-control.jsonl")
+        assert len(control) == len(rows) == 5
+        assert all(r in everything for r in control)
+        draws.add(starts(control))
     assert len(draws) > 1
     assert any(set(d) & set("eh") for d in draws)  # wrong ones too
 
@@ -340,27 +346,23 @@ def test_where_nothing_can_be_written_nothing_is_read(made, call, tmp_path, caps
 def test_sft_takes_the_traces_and_grpo_the_questions(made, call, tmp_path, capsys):
     from rlvr_cli.commands import grpo, sft
 
-    for name, check in (("t.jsonl", True), ("t.parquet", False)):
-        call(made, out=name)
-        traces = load_traces(str(tmp_path / name), TEMPLATE)
-        assert [(e.prompt, e.response, e.ground_truth) for e in traces.examples] == [
-            (TEMPLATE.fill(ROWS[i][0]), ROWS[i][1], "7") for i in (0, 1, 2, 3, 4, 5, 6, 8)
-        ]
-        if check:
-            flags = {"dataset": str(tmp_path / name), "correct_only": True, "dry_run": True}
-            sft.run(resolve(SftConfig, flags=flags, command="sft"))
-            assert "6 of 8 traces" in capsys.readouterr().err
-    for name, check in (("q.jsonl", True), ("q.parquet", False)):
-        call(made, out=name, emit="questions")
-        questions = load_dataset(str(tmp_path / name), purpose="train").examples
-        assert [(e.id, e.question, e.ground_truth) for e in questions] == [
-            (q.split()[0], q, "7") for q in dict.fromkeys(row[0] for row in ROWS)
-        ]
-        if check:
-            flags = {"dataset": str(tmp_path / name), "rollout_batch_size": 8, "train_batch_size": 8, "group_size": 4}
-            flags |= {"gradient_accumulation_steps": 1, "dry_run": True, "runs_dir": str(tmp_path)}
-            grpo.run(resolve(GrpoConfig, flags=flags, command="grpo"))
-            assert "3 of " in capsys.readouterr().err
+    call(made, out="t.parquet")
+    traces = load_traces(str(tmp_path / "t.parquet"), TEMPLATE)
+    assert [(e.prompt, e.response, e.ground_truth) for e in traces.examples] == [
+        (TEMPLATE.fill(ROWS[i][0]), ROWS[i][1], "7") for i in (0, 1, 2, 3, 4, 5, 6, 8)
+    ]
+    flags = {"dataset": str(tmp_path / "t.parquet"), "correct_only": True, "dry_run": True}
+    sft.run(resolve(SftConfig, flags=flags, command="sft"))
+    assert "6 of 8 traces" in capsys.readouterr().err
+    call(made, out="q.jsonl", emit="questions")
+    questions = load_dataset(str(tmp_path / "q.jsonl"), purpose="train").examples
+    assert [(e.id, e.question, e.ground_truth) for e in questions] == [
+        (q.split()[0], q, "7") for q in dict.fromkeys(row[0] for row in ROWS)
+    ]
+    flags = {"dataset": str(tmp_path / "q.jsonl"), "rollout_batch_size": 8, "train_batch_size": 8, "group_size": 4}
+    flags |= {"gradient_accumulation_steps": 1, "dry_run": True, "runs_dir": str(tmp_path)}
+    grpo.run(resolve(GrpoConfig, flags=flags, command="grpo"))
+    assert "3 of " in capsys.readouterr().err
 
 
 def test_a_run_without_its_template_gives_traces_alone(tmp_path, call):
@@ -577,11 +579,8 @@ def test_filtering_leaves_the_run_as_it_is(made, call):
 @pytest.mark.parametrize(
     "fault",
     [
-        *("write.torn:3", "renamed:2"),
-        *(
-            pytest.param(f, marks=pytest.mark.slow)
-            for f in ("write:2", "write:3", "rename:1", "renamed:1", "renamed:3")
-        ),
+        "renamed:2",
+        *map(slow, ("write.torn:3", "write:2", "write:3", "rename:1", "renamed:1", "renamed:3")),
     ],
 )
 def test_no_output_is_without_its_meta(made, call, tmp_path, monkeypatch, fault):

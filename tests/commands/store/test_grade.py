@@ -2,14 +2,17 @@
 
 import json
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from checks import findings
 from factories import a_rollout, an_episode
 from forks import Done
+from marks import slow
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.statistics.grade_changes import cohen_kappa, compare_grades
@@ -60,8 +63,12 @@ TRAIN = {
 
 @pytest.fixture
 def grader(tmp_path) -> str:
-    (tmp_path / "mine.py").write_text(GRADER)
-    return f"{tmp_path / 'mine.py'}:grade"
+    return write_grader(tmp_path)
+
+
+def write_grader(folder: Path) -> str:
+    (folder / "mine.py").write_text(GRADER)
+    return f"{folder / 'mine.py'}:grade"
 
 
 def test_a_grader_that_asks_gets_what_the_row_knows_of_the_example(made, tmp_path):
@@ -80,7 +87,11 @@ def test_a_grader_that_asks_gets_what_the_row_knows_of_the_example(made, tmp_pat
 @pytest.fixture
 def made(tmp_path) -> Path:
     """A run with an evaluation of 4 questions x 2 samples at step 5, another at step 0, and 4 training groups of 2."""
-    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={"config": {"loss_type": "grpo_clip"}}) as run:
+    return make(tmp_path / "runs")
+
+
+def make(folder: Path) -> Path:
+    with RunDir.create(folder, "grpo", name="r", metadata={"config": {"loss_type": "grpo_clip"}}) as run:
         run.commit_rollouts("eval", 0, [rollout("r", "a", 0, "8", 0.0)])
         tables: list[tuple[Phase, int, dict]] = [("eval", 5, EVAL), ("train", 3, TRAIN)]
         for phase, step, table in tables:
@@ -92,6 +103,20 @@ def made(tmp_path) -> Path:
             run.commit_rollouts(phase, step, rows)
         run.finish("interrupted")
     return run.path
+
+
+class Graded(NamedTuple):
+    run: Path
+    grader: str
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory) -> Graded:
+    """A run as `made`, and its grader, which has graded it; to read, or to copy."""
+    folder = tmp_path_factory.mktemp("graded")
+    run, grader = make(folder / "runs"), write_grader(folder)
+    call(run, grader=grader)
+    return Graded(run, grader)
 
 
 def call(path: Path, **flags):
@@ -178,22 +203,19 @@ def test_what_changed_is_what_a_hand_counts(made, grader, capsys):
     assert findings(made) == []
 
 
-def test_other_formats_print(made, grader, capsys):
+def test_other_formats_print(graded, capsys):
     for output in ("table", "csv"):
-        call(made, grader=grader, format=output, phase="eval")
+        call(graded.run, grader=graded.grader, format=output, phase="eval")
         out = capsys.readouterr().out
         assert "kappa" in out
         assert "training groups" not in out
 
 
-def test_without_a_baseline_the_advantage_is_the_reward(made, grader):
-    info = read_run(made)
-    call(made, grader=grader)
+def test_without_a_baseline_the_advantage_is_the_reward(graded):
+    info, grader = read_run(graded.run), graded.grader
     metadata = {**info.metadata, "config": {"loss_type": "no_baseline"}}
     (groups,) = [
-        t
-        for t in compare_grades(replace(read_run(made), metadata=metadata), grader=grader, phase="all")
-        if t.title == "groups"
+        t for t in compare_grades(replace(info, metadata=metadata), grader=grader, phase="all") if t.title == "groups"
     ]
     assert groups.rows[-1][:2] == ("an advantage changed its sign (+, 0 or -)", 3)  # f, g and h: a reward turned
     # A punishment of the longest responses belongs to the reward: all have 1 token, so that nothing but its size is seen.
@@ -201,16 +223,15 @@ def test_without_a_baseline_the_advantage_is_the_reward(made, grader):
         **info.metadata,
         "config": {"loss_type": "no_baseline", "overlong": "soft_punish", "sampling_max_tokens": 1},
     }
-    tables = compare_grades(replace(read_run(made), metadata=punished), grader=grader, phase="all")
+    tables = compare_grades(replace(info, metadata=punished), grader=grader, phase="all")
     assert tables[-1].rows[-1][:2] == ("an advantage changed its sign (+, 0 or -)", 3)  # now from 0 to -1, or back
     assert tables[-1].rows[1][:2] == ("signal before", 3)
 
 
-def test_groups_that_dynamic_sampling_dropped_are_not_counted(made, grader):
-    call(made, grader=grader)
-    info = read_run(made)
+def test_groups_that_dynamic_sampling_dropped_are_not_counted(graded):
+    info = read_run(graded.run)
     dynamic = replace(info, metadata={**info.metadata, "config": {"loss_type": "grpo_clip", "dynamic_sampling": True}})
-    *_, groups = compare_grades(dynamic, grader=grader, phase="all")
+    *_, groups = compare_grades(dynamic, grader=graded.grader, phase="all")
     assert {name: count for name, count, _ in groups.rows} == {
         "all": 3,  # g had no signal, and was not trained on
         "signal before": 3,
@@ -375,11 +396,8 @@ def spawn(forks):
 @pytest.mark.parametrize(
     "point",
     [
-        *("renamed", "manifest.torn"),
-        *(
-            pytest.param(p, marks=pytest.mark.slow)
-            for p in ("write", "write.torn", "rename", "manifest", "manifest.done")
-        ),
+        "manifest.torn",
+        *map(slow, ("write", "write.torn", "rename", "renamed", "manifest", "manifest.done")),
     ],
 )
 def test_a_kill_at_any_point_loses_nothing(made, grader, spawn, point):
@@ -409,7 +427,7 @@ def test_a_signal_exits_130_and_says_how_to_go_on(made, grader, spawn):
 @pytest.mark.parametrize(
     ("point", "commands"),
     [
-        ("write:1", ["{r} {other} --grader {grader} --again"]),  # nothing has begun
+        slow("write:1", ["{r} {other} --grader {grader} --again"]),  # nothing has begun
         (
             "manifest.done:1",
             [
@@ -418,15 +436,14 @@ def test_a_signal_exits_130_and_says_how_to_go_on(made, grader, spawn):
                 "{other} --grader {grader} --again",
             ],
         ),
-        ("manifest.done:3", ["{other} --grader {grader} --again"]),
+        slow("manifest.done:3", ["{other} --grader {grader} --again"]),
     ],
 )
-def test_what_an_interrupted_again_names_grades_the_rest_once(made, grader, forks, point, commands):
-    other = made.parent / "other"
-    with RunDir.create(made.parent, "eval", name="other", metadata={}) as run:
+def test_what_an_interrupted_again_names_grades_the_rest_once(graded, tmp_path, forks, point, commands):
+    made, other, grader = shutil.copytree(graded.run, tmp_path / "r"), tmp_path / "other", graded.grader
+    with RunDir.create(tmp_path, "eval", name="other", metadata={}) as run:
         run.commit_rollouts("eval", 0, [rollout("other", "a", 0, "8", 0.0)])
-    for path in (made, other):
-        call(path, grader=grader)
+    call(other, grader=grader)
     done = forks.run("grade", made, other, "--grader", grader, "--again", cwd=ROOT, fault=f"{point}:term", status=130)
     named = done.err.strip().rpartition("go on with: ")[2].split(" && ")
     assert named == [f"rlvr grade {words}".format(r=made, other=other, grader=grader) for words in commands]
@@ -489,13 +506,12 @@ def test_kappa():
     assert cohen_kappa(0, 0, 0, 0) is None
 
 
-def test_the_query_graders_counts_the_same(made, grader):
-    call(made, grader=grader)
-    call(made, grader="r1_zero")  # which says wrong to all: nothing has tags
-    query = named_queries()["graders"]
+def test_the_query_graders_counts_the_same(graded, tmp_path):
+    query, grader, run = named_queries()["graders"], graded.grader, shutil.copytree(graded.run, tmp_path / "r")
+    call(run, grader="r1_zero")  # which says wrong to all: nothing has tags
 
     def rows(**parameters):
-        with open_runs([read_run(made)]) as database:
+        with open_runs([read_run(run)]) as database:
             table = database.select(query.sql, {**query.parameters, **parameters})
         return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 

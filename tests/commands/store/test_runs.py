@@ -270,11 +270,11 @@ def test_where_and_sort(tmp_path, run_command):
     assert names() == ["middle", "high", "low"]
     assert names(sort="best") == ["high", "middle", "low"]
     assert names(sort="worst") == ["low", "middle", "high"]
-    assert names(sort="name") == ["high", "low", "middle"]
     assert names(where="accuracy > 0.4", sort="name") == ["high", "middle"]
     assert names(where="(config->>'$.learning_rate')::DOUBLE < 5e-5") == ["low"]
-    assert names(limit=1, sort="best") == ["high"]
-    assert "only the first 1 of 3 runs" in run_command(limit=1).err
+    said = run_command(format="json", limit=1, sort="best")
+    assert [row["run_id"] for row in json.loads(said.out)] == ["high"]
+    assert "only the first 1 of 3 runs" in said.err
     assert "no run fits" in run_command(where="status = 'failed'").err
     with pytest.raises(RlvrError, match="reward"):
         run_command(where="reward > 1")

@@ -70,7 +70,7 @@ class Served:
 
 
 @pytest.fixture
-def serve(tmp_path):
+def serve(forked, tmp_path):
     made = []
 
     def start(*words, **named):
@@ -199,7 +199,7 @@ def test_without_the_extra_the_pip_line_is_said(monkeypatch, package):
 
 
 @installed
-def test_the_browser_is_opened_at_the_address(runs, tmp_path):
+def test_the_browser_is_opened_at_the_address(forked, runs, tmp_path):
     seen = tmp_path / "seen"
     script = tmp_path / "firefox"
     script.write_text(f'#!/bin/sh\necho "$@" >> {seen}\n')
