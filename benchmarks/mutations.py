@@ -1726,9 +1726,9 @@ EMULATED = [  # waits, precisions and shapes on a CUDA device; no number changes
     ),
     *mutations_of(
         "samplers/parallel/process.py",
-        ("a sampling process gets no examples to play with", "asdict(request if self.plays_episodes else replace(request, example=None))", "asdict(replace(request, example=None))", f"{IN_A_RUN} processes_play"),
+        ("a sampling process gets no examples to play with", "asdict(request if self.plays_episodes else replace(request, example=None))", "asdict(replace(request, example=None))", MEASURED),
     ),
-    Mutation("sampling processes play no episodes", "samplers/parallel/serve.py", "    if not episodes:\n", "    if True:\n", f"{IN_A_RUN} processes_play"),
+    Mutation("sampling processes play no episodes", "samplers/parallel/serve.py", "    if not episodes:\n", "    if True:\n", MEASURED),
     *mutations_of(
         "samplers/embedded/attention.py",
         ("a block has the mask of the first rows", "mask[rows.start // heads : rows.stop // heads, :, columns]", "mask[: (rows.stop - rows.start) // heads, :, columns]", f"{SHARED} -k in_blocks"),

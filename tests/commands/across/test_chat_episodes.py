@@ -114,6 +114,7 @@ def test_training_is_on_the_policys_tokens_and_replays(place, trained, rlvr, mon
             assert logprob == 0.0 or own
 
 
+@pytest.mark.slow
 def test_turns_are_sampled_at_an_endpoint_after_the_ids_that_it_gave(place, rlvr):
     """What is asked for a turn ends with the tokens of the turns before; the answers of tools stand between them as the template has them."""
     model = place / "qwen3"
@@ -234,7 +235,7 @@ def test_what_a_model_cannot_do_is_said_before_anything_is_sampled(place, rlvr):
     arguments = ["eval", "--model", "qwen3", *COMMON, "--tool", "mine.py:length", "--run", "never"]
     assert "The tool length cannot be described to a chat model" in rlvr(*arguments, status=1).err
     raw = [option for option in COMMON if option != "--chat"]
-    arguments = ["eval", "--model", "qwen3", *raw, "--environment", "mine.py:Again", "--run", "raw"]
+    arguments = ["eval", "--model", "qwen3", *raw, "--environment", "mine.py:Again", "--limit", 1, "--run", "raw"]
     assert "begins with messages, and the prompt is raw text" in rlvr(*arguments, status=1).err
     assert not (place / "runs/never").exists()
 

@@ -54,7 +54,6 @@ class Rewarded(Sums):
 
 class Once(Sums):  # rewards the first or the second turn: sums of a group may be equal where its turns differ
     gives_rewards = True
-    stop = ("=",)  # which nearly every turn has
 
     def begin(self, example, seed):
         super().begin(example, seed)
@@ -92,8 +91,6 @@ class Broken(Sums):
         raise KeyError("no such game")
 
 class Slow(Sums):
-    stop = ("=",)
-
     def answer(self, turn):
         time.sleep(30)
 
@@ -192,7 +189,10 @@ TURNS |= {
     "overlong_buffer": 20,
     "max_sampling_rounds": 3,
     "n_grpo_steps": 1,
+    "rollout_batch_size": 16,
+    "train_batch_size": 16,
     "group_size": 2,
+    "seed": 1,
 }
 
 
@@ -251,8 +251,8 @@ def test_credit_of_turns_goes_on_to_the_same_bytes(folder, forks, more):
 
 
 def test_limits_of_episodes_reach_the_environment_and_the_sampler(folder):
-    given = {**COMMON, "limit": 2, "runs_dir": str(folder)}
-    evaluate.run(EvalConfig(**given | {"limit": 1}, environment=f"{folder}/mine.py:Slow", turn_timeout=0.2, run="slow"))
+    given = {**COMMON, "limit": 4, "runs_dir": str(folder)}
+    evaluate.run(EvalConfig(**given, environment=f"{folder}/mine.py:Slow", turn_timeout=0.2, run="slow"))
     slow = read_rollouts(folder / "slow").to_pylist()
     failed = [row for row in slow if row["episode"]["ended_by"] == "error"]
     assert {(row["grade_error"], row["failure_kind"]) for row in failed} == {("timeout", "environment_error")}
@@ -269,11 +269,11 @@ def test_limits_of_episodes_reach_the_environment_and_the_sampler(folder):
 @pytest.mark.parametrize("command", ["eval", "grpo"])
 def test_an_environment_that_always_fails_is_what_the_last_error_names(folder, command):
     given = {**COMMON, "environment": f"{folder}/mine.py:Broken", "runs_dir": str(folder), "run": f"{command}-broken"}
-    config = EvalConfig(**given, limit=4) if command == "eval" else GrpoConfig(**given, **TRAINED)
+    config = EvalConfig(**given, limit=2) if command == "eval" else GrpoConfig(**given, **TRAINED)
     line = 1 + SUMS.splitlines().index('        raise KeyError("no such game")')
     with pytest.raises(RlvrError) as caught:
         (evaluate if command == "eval" else grpo).run(config)
-    episodes, of = (4, "the run") if command == "eval" else (8, "the first batch")
+    episodes, of = (2, "the run") if command == "eval" else (8, "the first batch")
     assert caught.value.problem == (
         f"The environment {folder}/mine.py:Broken failed in {episodes} of the {episodes} episodes of {of}; {episodes} of them: "
         f"KeyError: {folder}/mine.py:{line}: 'no such game'"
@@ -323,8 +323,6 @@ def test_a_plan_says_what_plays_and_what_rewards(folder, forks, command):
         assert ("grader" in said.err) == (name == "Sums")
     said = forks.run(*given, "--environment", "calculator", "--tool", "mine.py:teacher", cwd=folder, status=0)
     assert "calculator, tools mine.py:teacher; up to 3 turns" in said.err
-    said = forks.run(*given, "--environment", "mine.py:Rewarded", "--grader", "r1_zero", cwd=folder)
-    assert (said.status, "gives the rewards, and so does --grader r1_zero" in said.err) == (1, True)
 
 
 def test_an_answer_is_needed_where_a_grader_judges(folder, forks):
@@ -336,9 +334,6 @@ def test_an_answer_is_needed_where_a_grader_judges(folder, forks):
     assert read_run(folder / "runs/games").metadata["facts"]["grader"] == "environment"
     said = forks.run(*given, "mine.py:Sums", cwd=folder)
     assert (said.status, "games.jsonl:1: no answer: looked for" in said.err) == (1, True)
-    (folder / "games.jsonl").write_text('{"question": "2+1=", "answer": ""}\n')
-    said = forks.run(*given, "mine.py:Sums", cwd=folder)
-    assert (said.status, "games.jsonl:1: no answer: its field answer is empty." in said.err) == (1, True)
 
 
 def test_a_file_that_has_changed_is_named_by_a_resumed_run(folder, forks, tmp_path):
@@ -477,7 +472,8 @@ def played(folder, name, *, environment="Sums", **given):
     return rows_of(folder / name, phase="train")
 
 
-@pytest.mark.parametrize("processes", ["samplers", "trainers"])
+# With samplers, test_measured.py plays some by default.
+@pytest.mark.parametrize("processes", [slow("samplers"), "trainers"])
 def test_processes_play_episodes_with_environments_of_their_own(folder, forked, processes):
     """The same ones as one sampler; none of them waits for all others."""
     rows = played(folder, processes, environment="Watched", n_grpo_steps=1, eval_examples=1, **{processes: 2})

@@ -2,6 +2,7 @@
 
 import pytest
 
+from marks import slow
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.commands import eval as evaluate
 from rlvr_cli.config.eval import EvalConfig
@@ -31,14 +32,14 @@ class Infinite(Counts):
 QUERY = "SELECT m.name, avg(m.value) FROM (SELECT unnest(measured) AS m FROM rollouts) GROUP BY m.name ORDER BY m.name"
 
 
-@pytest.mark.parametrize("samplers", [{}, {"samplers": 2}])
+@pytest.mark.parametrize("samplers", [slow({}), {"samplers": 2}])
 def test_what_an_environment_measures_is_stored_and_can_be_asked_for(forked, samplers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
     common = {
         "dataset": "arithmetic:2",
         "environment_workers": 1,
-        "sampling_max_tokens": 8,
+        "sampling_max_tokens": 64,
         "runs_dir": str(tmp_path),
     } | samplers
     evaluate.run(EvalConfig(**common, environment="mine.py:Counts", run="r"))

@@ -102,7 +102,7 @@ def test_the_environment_names_the_directory_of_runs(tmp_path, forks):
     rlvr("eval", "--limit", 1, "--sampling-max-tokens", 8, "--grader-workers", 1, "--run", "r")
     assert read_run(tmp_path / "elsewhere/r").metadata["sources"]["runs_dir"] == "environment"
     assert "elsewhere/r" in rlvr("analyze", "summary").err
-    assert "There is no directory here" in rlvr("analyze", "summary", "--runs-dir", "here", status=1).err
+    assert "There is no run in here" in rlvr("analyze", "summary", "--runs-dir", "here", status=1).err
     rlvr("eval", "--resume", "r")
 
 

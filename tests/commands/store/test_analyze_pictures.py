@@ -5,6 +5,7 @@ import re
 import pytest
 
 from factories import a_rollout, expert_iterations
+from rlvr_cli.analysis.pictures import plots
 from rlvr_cli.commands.store.analyze import run
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.store.analyze import AnalyzeConfig
@@ -53,10 +54,23 @@ def picture(seeds_dir, tmp_path, capsys):
     return call
 
 
-def test_seeds_of_expert_iteration_in_a_picture(picture, tmp_path):
-    expert_iterations(tmp_path, {"s0": [0, 10, 21, 30], "s1": [0, 12, 22, 32]})
-    found = picture(runs=("s0,s1",), runs_dir=str(tmp_path), panels=("eval_reward",), x="updates")
-    assert {"0", "10", "20", "30"} <= set(found), "also the evaluations after training are there"
+@pytest.fixture
+def drawn(picture, monkeypatch):
+    """The picture of the command itself, which is not written."""
+    pictures = []
+    monkeypatch.setattr(plots, "save_plot", lambda made, path: pictures.append(made) or path.write_text(""))
+
+    def call(*query, **flags):
+        picture(*query, **flags)
+        return pictures.pop()
+
+    return call
+
+
+def test_seeds_of_expert_iteration_in_a_picture(drawn, tmp_path):
+    expert_iterations(tmp_path, {"s0": [0, 2, 5], "s1": [0, 3, 6]})
+    (panel,) = drawn(runs=("s0,s1",), runs_dir=str(tmp_path), panels=("eval_reward",), x="updates").panels
+    assert [list(line.x) for line in panel.lines] == [[0, 2.5, 5.5]], "also the evaluations after training are there"
 
 
 def test_arms_of_seeds_in_one_picture(picture):
@@ -76,46 +90,44 @@ def test_arms_of_seeds_in_one_picture(picture):
 def test_what_the_options_of_a_picture_change(picture):
     one = {"panels": ("eval_reward",)}
     smooth = "Lines: mean of 3 neighboring points; the points themselves are faint."
-    shown = {
-        "updates": {},
-        "minutes of work": {"x": "minutes"},
-        "tokens for training": {"x": "tokens", "title": "Which loss?", "smooth": 3},
-    }
-    found = {label: picture(**one, **flags) for label, flags in shown.items()}
-    for label in (*shown, "Which loss?", smooth):
-        changed = "tokens for training" if label in ("Which loss?", smooth) else label
-        assert [name for name, texts in found.items() if label in texts] == [changed]
-    assert {"0", "500", "1,000", "1,500", "2,000"} <= set(found["tokens for training"]), "what training took"
+    plain, changed = picture(**one), picture(**one, x="tokens", title="Which loss?", smooth=3)
+    for label, found in (
+        ("updates", plain),
+        *((text, changed) for text in ("tokens for training", "Which loss?", smooth)),
+    ):
+        assert [label in texts for texts in (plain, changed)] == [found is plain, found is changed]
+    assert {"0", "500", "1,000", "1,500", "2,000"} <= set(changed), "what training took"
 
 
-def test_panels_of_a_picture(picture):
-    found = picture(panels=("grad_norm,eval_reward",))
-    assert [text for text in found if text in ("Held-out reward", "Gradient norm", "Training reward")] == [
-        "Gradient norm",
-        "Held-out reward",
-    ]
+def test_minutes_of_a_picture(drawn):
+    assert drawn(panels=("eval_reward",), x="minutes").panels[0].x_label == "minutes of work"
+
+
+def test_panels_of_a_picture(drawn):
+    found = drawn(panels=("grad_norm,eval_reward",)).panels
+    assert [panel.title for panel in found] == ["Gradient norm", "Held-out reward"]
     with pytest.raises(RlvrError, match="no panel 'reward'") as caught:
-        picture(panels=("reward",))
+        drawn(panels=("reward",))
     assert caught.value.hint == (
         "Panels: eval_reward, train_reward, grad_norm. Other columns: wall_seconds, eval_wall_seconds, eval_samples. "
         "Any metric: rlvr analyze metrics RUN --set names=%reward% --plot FILE"
     )
 
 
-def test_a_logarithmic_picture(picture):
-    assert {"1", "10", "100", "1,000"} <= set(picture(panels=("grad_norm",), log="y"))
-    assert "10" not in picture(panels=("grad_norm",))
+def test_a_logarithmic_picture(picture, drawn):
+    assert [drawn(panels=("grad_norm",), log=log).panels[0].log for log in ("y", "")] == ["y", ""]
 
 
-def test_any_select_can_be_drawn(picture):
+def test_any_select_can_be_drawn(drawn):
     sql = "SELECT run_id, step, avg(reward) AS my_mean FROM rollouts GROUP BY ALL ORDER BY ALL"
-    found = picture(sql, runs=("no_baseline-s0", "grpo_clip-s0"))
-    assert found.count("my mean") == 2  # the title, and the label of the axis
-    assert [t for t in found if t.startswith("loss_type")] == ["loss_type no_baseline", "loss_type grpo_clip"]
+    found = drawn(sql, runs=("no_baseline-s0", "grpo_clip-s0"))
+    assert [(panel.title, panel.y_label) for panel in found.panels] == [("my mean", "my mean")]
+    assert found.series == ("loss_type no_baseline", "loss_type grpo_clip")
 
 
-def test_the_ks_of_a_picture(picture):
-    assert "pass@k" in picture("at_k", runs=("no_baseline-s1",), set=("k=1",))
+def test_the_ks_of_a_picture(drawn):
+    (panel,) = drawn("at_k", runs=("no_baseline-s1",), set=("k=1",)).panels
+    assert panel.lines[0].x == [1]
 
 
 @pytest.mark.parametrize(

@@ -303,17 +303,22 @@ def test_the_signs_are_those_of_shaped_rewards(tmp_path):
     assert (counts["signal before"], counts["signal after"], counts["lost their signal"]) == (2, 1, 1)
 
 
-def test_a_failed_grade_is_null_and_a_cut_response_was_cut(tmp_path, grader):
+def test_a_failed_grade_is_null_a_cut_response_was_cut_and_the_lenient_rule_is_another_grader(tmp_path, grader):
     with RunDir.create(tmp_path / "runs", "eval", name="r", metadata={}) as run:
         rows = [rollout("r", "a", 0, "fails", 1.0), rollout("r", "b", 0, "no end", 0.0, finish="length")]
+        rows.append(rollout("r", "c", 0, "x </think>\n<answer> 7 </answer>", 0.0))
         run.commit_rollouts("eval", 0, rows)
     call(run.path, grader=grader)
     call(run.path, grader="r1_zero")
-    columns = "grader = 'r1_zero', example_id, reward, grade_error, category, failure_kind"
-    rows = {row[:2]: row[2:] for row in grades_of(run.path, columns)}
-    assert rows[False, "a"] == (None, "ZeroDivisionError", "grade_error", None)
-    assert rows[False, "b"] == (0.0, None, "format_1_answer_0", "wrong_answer")
-    assert rows[True, "b"] == (0.0, None, "format_0_answer_0", "truncated")
+    call(run.path, grader="r1_zero", format_rule="lenient")
+    rows = {
+        row[:2]: row[2:]
+        for row in grades_of(run.path, "grader, example_id, reward, grade_error, category, failure_kind")
+    }
+    assert rows[grader, "a"] == (None, "ZeroDivisionError", "grade_error", None)
+    assert rows[grader, "b"] == (0.0, None, "format_1_answer_0", "wrong_answer")
+    assert rows["r1_zero", "b"] == (0.0, None, "format_0_answer_0", "truncated")
+    assert [rows[rule, "c"][0] for rule in ("r1_zero", "r1_zero_lenient")] == [0.0, 1.0]
 
 
 def test_what_is_graded_is_not_graded_twice(made, grader, capsys):
@@ -326,38 +331,26 @@ def test_what_is_graded_is_not_graded_twice(made, grader, capsys):
     assert "8 rollouts to grade, 9 graded already" in captured.err
     assert json.loads(captured.out)["verdicts"][1]["samples"] == 8
     assert len(list((made / "grades").iterdir())) == 3
-    call(made, grader=grader)
-    assert "0 rollouts to grade, 17 graded already" in capsys.readouterr().err
-    assert len(list((made / "grades").iterdir())) == 3
 
 
 def test_again_and_a_changed_file_supersede(made, grader, tmp_path, capsys):
     call(made, grader=grader)
-    before = grades_of(made, "reward")
+    before = grades_of(made, "reward, attempt")
     call(made, grader=grader, again=True)
     assert "17 rollouts to grade\n" in capsys.readouterr().err
-    assert grades_of(made, "reward") == before
-    assert set(grades_of(made, "attempt")) == {(1,)}
+    assert grades_of(made, "reward, attempt") == [(reward, 1) for reward, _ in before]
     (tmp_path / "mine.py").write_text(GRADER.replace("truth in response", "truth not in response"))
     call(made, grader=grader, phase="eval")
     assert "9 rollouts to grade\n" in capsys.readouterr().err
-    assert set(grades_of(made, "phase, attempt")) == {("eval", 2), ("train", 1)}
-    now = {row[:3]: row[3] for row in grades_of(made, "phase, example_id, sample_index, reward")}
+    rows = grades_of(made, "phase, example_id, sample_index, reward, attempt")
+    assert len(rows) == 17
+    assert {(phase, attempt) for phase, *_, attempt in rows} == {("eval", 2), ("train", 1)}
+    now = {row[:3]: row[3] for row in rows}
     assert now["eval", "b", 1] == 1.0  # it said 8, and the truth is 7
     assert now["eval", "d", 0] is None
-    assert len(grades_of(made)) == 17
     assert findings(made) == []
     call(made, grader=grader)  # the training rollouts have grades of the old file
     assert "8 rollouts to grade, 9 graded already" in capsys.readouterr().err
-
-
-def test_the_lenient_rule_is_another_grader(tmp_path, capsys):
-    response = "x </think>\n<answer> 7 </answer>"
-    with RunDir.create(tmp_path / "runs", "eval", name="r", metadata={}) as run:
-        run.commit_rollouts("eval", 0, [rollout("r", "a", 0, response, 0.0)])
-    call(run.path, grader="r1_zero")
-    call(run.path, grader="r1_zero", format_rule="lenient")
-    assert grades_of(run.path, "grader, reward") == [("r1_zero", 0.0), ("r1_zero_lenient", 1.0)]
 
 
 def test_an_interrupted_regrading_keeps_what_it_did(made, grader):
@@ -416,11 +409,11 @@ def test_a_kill_at_any_point_loses_nothing(made, grader, spawn, point):
     assert len(list((made / "grades").iterdir())) == 3  # none was graded twice
 
 
-def test_a_signal_exits_130_and_says_how_to_go_on(made, grader, spawn):
-    done = spawn(made, grader, "manifest.done:1:term")
-    assert done.status == 130
-    assert f"what is done is kept in {made}; go on with: rlvr grade {made} --grader {grader}" in done.err
-    assert "Traceback" not in done.err
+def test_a_signal_exits_130_and_says_how_to_go_on_with_the_same_options(made, grader, forks):
+    given = ("--grader-timeout", "7.5", "--format", "json")
+    done = forks.run("grade", made, "--grader", grader, *given, cwd=ROOT, fault="manifest.done:1:term", status=130)
+    command = f"rlvr grade {made} --grader {grader} --grader-timeout 7.5 --format json"
+    assert done.err.strip().endswith(f"what is done is kept in {made}; go on with: {command}")
     assert len(grades_of(made)) == 1
 
 
@@ -452,12 +445,6 @@ def test_what_an_interrupted_again_names_grades_the_rest_once(graded, tmp_path, 
     for path, rows, parts in ((made, 17, 3), (other, 1, 1)):
         assert grades_of(path, "attempt") == [(1,)] * rows
         assert len(list((path / "grades").iterdir())) == 2 * parts  # of two attempts; none was graded a third time
-
-
-def test_the_options_of_an_interrupted_regrading_are_in_the_command_that_goes_on(made, grader, forks):
-    given = ("--grader-timeout", "7.5", "--format", "json")
-    done = forks.run("grade", made, "--grader", grader, *given, cwd=ROOT, fault="manifest.done:1:term", status=130)
-    assert done.err.strip().endswith(f"rlvr grade {made} --grader {grader} --grader-timeout 7.5 --format json")
 
 
 def test_a_run_that_is_being_written_is_left_alone(made, grader, spawn):

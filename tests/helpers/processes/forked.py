@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -158,6 +159,7 @@ def _become(order: dict[str, Any], descriptors: list[int], orders: socket.socket
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environment"])
+    tempfile.tempdir = None  # TMPDIR may name another one
     sys.stdin = os.fdopen(0, closefd=False)  # the one of the process that forks may have read ahead
     module, *arguments = order["words"]
     name = arguments[0].partition(":")[0] if module == "rlvr_cli.parallel.child" else module

@@ -35,6 +35,7 @@ LATE = (  # what libraries import in every call: typer for options, pyarrow for 
     *(["pandas"] if importlib.util.find_spec("pandas") else []),
     "duckdb",
     "pyarrow.compute",
+    "pyarrow.pandas_compat",
     "pyarrow.parquet",
 )
 LIGHT = (
@@ -55,13 +56,14 @@ HEAVY = (
     "rlvr_cli.commands.discover",
     "rlvr_cli.models.load",
     "rlvr_cli.samplers.embedded.engine",
+    "rlvr_cli.samplers.embedded.open",
     "rlvr_cli.training.parallel.ranks",
     "peft",
     "hypothesis",
     "pytest",
     *(
         name
-        for name in ("aiohttp", "matplotlib.backends.backend_svg")
+        for name in ("aiohttp", "matplotlib.backends.backend_svg", "renderers.configs")
         if importlib.util.find_spec(name.partition(".")[0])
     ),
 )
