@@ -180,7 +180,7 @@ def test_sampling_processes_play_them_too_and_how_is_said_once(place, rlvr, apar
 
 
 def test_an_environment_of_ones_own_answers_as_the_user(place, rlvr):
-    rlvr("eval", "--model", "qwen3", *COMMON, "--environment", "mine.py:Again", "--limit", 4, "--run", "e")
+    rlvr("eval", "--model", "qwen3", *COMMON, "--environment", "mine.py:Again", "--limit", 3, "--run", "e")
     run = place / "runs/e"
     assert findings(run) == []
     tokenizer, rows = load_tokenizer(place / "qwen3"), rows_of(run)
@@ -197,7 +197,7 @@ def test_an_environment_of_ones_own_answers_as_the_user(place, rlvr):
             assert role == "policy" or ids.count(end) <= 1
     rlvr("grade", "e", "--grader", "mine.py:hears", "--grader-workers", 1)
     with open_runs([read_run(run)]) as database:
-        assert database.select("SELECT count(*), sum(reward) FROM grades").rows == [(4, 0.0)]
+        assert database.select("SELECT count(*), sum(reward) FROM grades").rows == [(3, 0.0)]
     assert read_run(run).metadata["facts"]["environment"]["name"] == "mine.py:Again"
 
 

@@ -472,8 +472,8 @@ def played(folder, name, *, environment="Sums", **given):
     return rows_of(folder / name, phase="train")
 
 
-# With samplers, test_measured.py plays some by default.
-@pytest.mark.parametrize("processes", [slow("samplers"), "trainers"])
+@pytest.mark.slow  # by default test_measured.py plays some
+@pytest.mark.parametrize("processes", ["samplers", "trainers"])
 def test_processes_play_episodes_with_environments_of_their_own(folder, forked, processes):
     """The same ones as one sampler; none of them waits for all others."""
     rows = played(folder, processes, environment="Watched", n_grpo_steps=1, eval_examples=1, **{processes: 2})

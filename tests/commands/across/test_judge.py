@@ -129,6 +129,7 @@ def test_stored_responses_are_graded_by_a_judge_and_their_replies_are_known_to_t
     assert findings(run) == []
 
 
+@pytest.mark.slow
 def test_a_judge_is_asked_the_same_of_a_stored_response_with_shots(rlvr, judge, tmp_path):
     (tmp_path / "p").write_text("Q: {question}\nA:")
     rlvr("eval", *FEW, "--limit", 2, "--prompt", "p", "--shots", 2, "--run", "r")

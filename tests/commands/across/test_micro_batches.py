@@ -79,7 +79,7 @@ def update_of(command, place, model, **given):
     return {row["name"]: row["value"] for row in rows if (row["phase"], row["step"]) == ("train", 0)}
 
 
-@pytest.mark.parametrize("command", ["sft", slow("grpo"), *LONGER])
+@pytest.mark.parametrize("command", ["grpo", slow("sft"), *LONGER])
 def test_where_nothing_is_said_tokens_are_counted(command, place, tiny_model_dir, capsys):
     update = update_of(command, place, tiny_model_dir)
     assert f"micro-batches  up to {TOKENS:,} tokens" in capsys.readouterr().err
@@ -89,7 +89,7 @@ def test_where_nothing_is_said_tokens_are_counted(command, place, tiny_model_dir
     assert update["update/rows"] / number > 8, "rows are not counted"
 
 
-@pytest.mark.parametrize("command", ["sft", "grpo", *LONGER])
+@pytest.mark.parametrize("command", ["sft", slow("grpo"), *LONGER])
 def test_a_split_that_is_asked_for_counts_rows(command, place, tiny_model_dir, capsys):
     asked = {"gradient_accumulation_steps": 6} if command == "grpo" else {"micro_batch_size": 4}
     update = update_of(command, place, tiny_model_dir, **asked)

@@ -649,13 +649,8 @@ def test_analyze_imports_nothing_that_it_does_not_need(runs_dir):
             {"query": "SELECT step FROM rollouts", "phase": "train"},
             "This query has no --phase.\n.*WHERE phase = \\$phase",
         ),
-        ({"query": "SELECT $phase", "step": 4}, "This query has no --step.\n.*WHERE step = \\$step"),
-        ({"query": "SELECT $a", "category": "x"}, "This query has no --category.\n.*WHERE category = \\$category"),
-        ({"query": "SELECT 1", "failure_kind": "x"}, "This query has no --failure-kind."),
         ({"query": "SELECT 1", "loss_type": "grpo_clip"}, "This query has no --loss-type."),
         ({"query": "pass_at_k", "set": ("k=abc",)}, "k must be a whole number, 1 or more"),
-        ({"query": "pass_at_k", "set": ("k=0",)}, "k must be a whole number, 1 or more"),
-        ({"query": "at_k", "set": ("k=1,2,x",)}, "k must be a whole number, 1 or more, or several such as k=1,2,4,8"),
         ({"query": "at_k", "set": ("k=[1,0]",)}, "k must be a whole number, 1 or more, or several"),
         ({"query": "hardest", "set": ("least=1,2",)}, "least must be a whole number, 0 or more"),
     ],
@@ -666,14 +661,14 @@ def test_what_does_not_apply_is_said(runs_dir, given, problem):
         run(resolve(AnalyzeConfig, flags=flags, command="analyze"))
 
 
-@pytest.fixture
-def handout(tmp_path):
+@pytest.fixture(scope="module")
+def handout(tmp_path_factory):
     """The handout's example of length normalization: responses of 4 and 7 tokens with advantage 2."""
     config = {
         "loss_type": "no_baseline", "use_std_normalization": True, "std_normalization": None, "advantage_eps": 1e-6,
         "length_normalization": "masked_mean", "normalize_constant": None, "sampling_max_tokens": 7, "overlong": "none",
     }  # fmt: skip
-    with RunDir.create(tmp_path, "grpo", name="two", metadata={"config": config}) as run:
+    with RunDir.create(tmp_path_factory.mktemp("handout"), "grpo", name="two", metadata={"config": config}) as run:
         rows = [
             a_rollout(
                 run_id="two", phase="train", example_id="q", sample_index=i, reward=2.0, num_response_tokens=n,
@@ -682,7 +677,7 @@ def handout(tmp_path):
             for i, n in enumerate((4, 7))
         ]  # fmt: skip
         run.commit_rollouts("train", 0, rows)
-    return str(tmp_path / "two")
+    return str(run.path)
 
 
 @pytest.mark.parametrize(

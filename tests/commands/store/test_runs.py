@@ -156,6 +156,7 @@ def test_what_a_resumed_run_may_change_is_named_if_it_tells_runs_apart(tmp_path)
     assert differs == {"a": "sft_epochs 1", "b": "sft_epochs 2", "c": "engine vllm, sft_epochs 3"}
 
 
+@pytest.mark.slow
 def test_the_rarest_values_come_first_and_no_two_runs_look_alike(tmp_path, run_command, monkeypatch):
     usual = {"dataset": "arithmetic:128", "sampling_max_tokens": 160}
     named = {f"b-{n}": {**usual, "thinking_budget": str(n)} for n in (8, 40)}
