@@ -9,6 +9,7 @@ hand in the last cell of the row, and are kept. A row whose last cell is empty c
 
 import argparse
 import ast
+import functools
 import importlib.util
 import inspect
 import itertools
@@ -72,6 +73,7 @@ def shown(value: Any) -> str:
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
+@functools.cache
 def configs() -> dict[str, type]:
     """The config dataclass of each command."""
     return {command: config_of(command) for command in COMMANDS}
@@ -119,6 +121,7 @@ class SharedOption:
         return any(option.metadata["free_on_resume"] for option in self.by_command.values())
 
 
+@functools.cache
 def shared_options() -> dict[Description, SharedOption]:
     """The options that more than one command has."""
     found: dict[Description, dict[str, Field[Any]]] = {}

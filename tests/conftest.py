@@ -30,7 +30,8 @@ from hypothesis import settings
 
 from forks import HEAVY, OF_PACKAGES, Forks
 
-settings.register_profile("rlvr", deadline=None)  # tests never assert a time: an example may wait for a busy machine
+# No deadline: an example may wait for a busy machine. 40 examples, each time others: what is rare comes up in another run.
+settings.register_profile("rlvr", deadline=None, max_examples=40)
 settings.load_profile("rlvr")
 
 TINY_CORPUS = (
@@ -69,8 +70,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _needed(item: pytest.Item) -> list[str]:
     """The packages of extras that a test needs."""
-    on_vllm = ["vllm"] if item.get_closest_marker("vllm") else []
-    return on_vllm + [package for marker in item.iter_markers("extra") for package in marker.args]
+    needed = []
+    for marker in item.iter_markers():  # once: they are looked for in every class and folder
+        if marker.name == "vllm":
+            needed.append("vllm")
+        elif marker.name == "extra":
+            needed += marker.args
+    return needed
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Architecture rules, checked on the AST: rooms import only from rooms above, heavy imports are confined, unsafe calls are absent."""
 
 import ast
+import functools
 import importlib
 import re
 import subprocess
@@ -146,10 +147,17 @@ def is_in(module: str, places: set[str]) -> bool:
 TREES = {module_of(path): ast.parse(path.read_text()) for path in FILES}
 
 
+@functools.cache
+def nodes_of(tree: ast.AST) -> list[ast.AST]:
+    """Each of the trees is walked once for all tests."""
+    return [*ast.walk(tree)]
+
+
+@functools.cache
 def imports(tree: ast.AST) -> list[tuple[str, int]]:
     """Return (dotted module, line) of each import; relative imports fail."""
     found = []
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -194,7 +202,7 @@ def test_no_module_imports_itself_by_way_of_others():
 def modules_imported(tree: ast.AST, modules: Container[str]) -> set[str]:
     """Return those of the modules that a file imports; `from package import module` is one of the module alone."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -238,7 +246,7 @@ def test_every_module_has_a_docstring():
 def test_a_function_of_a_command_or_of_training_fits_a_page():
     """Of at most 60 lines, its docstring included: a longer one is two things."""
     for module in (module for module in TREES if is_in(module, {"commands", "training"})):
-        for node in ast.walk(TREES[module]):
+        for node in nodes_of(TREES[module]):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None
                 assert node.end_lineno - node.lineno < 60, f"{module}:{node.lineno}: {node.name}"
@@ -253,7 +261,7 @@ def test_no_unsafe_calls():
         source = path.read_text()
         assert "pickle" not in {name.split(".")[0] for name, _ in imports(TREES[module_of(path)])}, path
         assert not re.search(r"shell=True|weights_only=False|trust_remote_code=True", source), path
-        for node in ast.walk(TREES[module_of(path)]):
+        for node in nodes_of(TREES[module_of(path)]):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in forbidden_calls, f"{path.name}:{node.lineno}: {node.func.id}()"
 
@@ -295,8 +303,8 @@ KNOWS_LAYERS = {"samplers/embedded/decode_step"}  # computes the layers of known
 
 def model_internals(tree: ast.AST) -> list[ast.Attribute]:
     """Return the uses of a model's internals. `load_state_dict` and `state_dict` of an optimizer are none."""
-    found = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in INSIDES]
-    called = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
+    found = [n for n in nodes_of(tree) if isinstance(n, ast.Attribute) and n.attr in INSIDES]
+    called = {id(n.func) for n in nodes_of(tree) if isinstance(n, ast.Call)}
     return [
         n
         for n in found

@@ -169,14 +169,13 @@ def environment(tmp_path) -> dict[str, str]:
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_a_real_bash_completes(here, environment):
-    """Bash loads the script that `--show-completion` prints, and completes four lines."""
+    """Bash loads the script that `--show-completion` prints, and completes three lines."""
     script = """
         rlvr --show-completion > completion.sh; source completion.sh
         complete -p rlvr
         ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _rlvr_completion rlvr; echo "${COMPREPLY[*]}"; }
         ask rlvr gr
         ask rlvr grpo --loss-type grpo_
-        ask rlvr analyze curves mid
         ask rlvr eval --model models/
     """
     done = subprocess.run(
@@ -187,7 +186,6 @@ def test_a_real_bash_completes(here, environment):
         "complete -o default -F _rlvr_completion rlvr",
         "grpo grade",
         "grpo_clip grpo_no_clip",
-        "mid-sft",
         "models/nested/ models/qwen",
     ]
 

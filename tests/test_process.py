@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from marks import slow
 from rlvr_cli import process
 from rlvr_cli.errors import Interrupted
 from rlvr_cli.process import STOP_SIGNALS, StopRequest, stoppable
@@ -188,7 +189,7 @@ def test_what_a_command_and_an_engine_import_is_never_collected(code, tmp_path):
 
 @pytest.mark.parametrize(
     ("called", "variables", "kept"),
-    [("keep()", {}, True), ("keep()", {"MALLOC_TRIM_THRESHOLD_": "131072"}, False), ("", {}, False)],
+    [("keep()", {}, True), ("keep()", {"MALLOC_TRIM_THRESHOLD_": "131072"}, False), slow("", {}, False)],
     ids=["ours", "of the environment", "default"],
 )
 def test_what_is_freed_is_kept_unless_the_environment_says_otherwise(called, variables, kept):

@@ -25,6 +25,7 @@ def test_a_specification_has_arguments_of_any_kind():
             parse(f"verifiers:{spec}")
 
 
+@pytest.mark.slow  # its own process imports verifiers; training reads questions of it, too
 @pytest.mark.extra("verifiers")
 def test_a_process_that_is_no_fork_reads_the_questions():
     evaluation = load_dataset("verifiers:rlvr-mine", limit=2)

@@ -159,7 +159,9 @@ def test_damage_is_found_by_every_reader(small_run: Path, tmp_path: Path, said: 
         "model": lambda run: model_facts(str(run / "model"))["sha256"],
         "open": opened,
     }
-    counts = attack(small_run, tmp_path / "copy", readers, mutations=8, seed=1)
+    counts = attack(
+        small_run, tmp_path / "copy", readers, mutations=5, seed=1, kinds=("flip", "cut", "delete", "swap", "append")
+    )
     assert counts["refused"] > counts["mutations"]
 
 
@@ -219,7 +221,7 @@ def test_a_bit_flipped_anywhere_in_the_index_is_found(small_run: Path, tmp_path:
     for name in ("run.json", "manifest.jsonl"):
         copy = copy_of(small_run, tmp_path / "copy")
         data = (copy / name).read_bytes()
-        for place in range(0, len(data), 13):
+        for place in range(0, len(data), 41):
             (copy / name).write_bytes(data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :])
             assert said_by(check_everything, copy, {name}) == "REFUSED" or b'"sha256"' in data[place - 8 : place + 8]
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from marks import slow
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks/intervals.py"
 
 
@@ -36,10 +38,10 @@ def test_a_share_has_an_interval_that_holds(intervals, case, share):
     assert held["wald"][0] < 0.93  # Wald's, which the query pass_at_k had, does not
 
 
-@pytest.mark.parametrize("case", [(1, 20, 1, 0.0), (3, 20, 8, 0.0), (3, 100, 8, 0.3)])
+@pytest.mark.parametrize("case", [slow((1, 20, 1, 0.0)), (3, 20, 8, 0.0), (3, 100, 8, 0.3)])
 def test_seeds_and_questions_count_once_each(intervals, case):
     """The interval is neither too narrow where seeds matter, nor that of the noise counted twice where they do not."""
-    null = intervals.arms_held(case, trials=250)
+    null = intervals.arms_held(case, trials=150)
     assert 0.92 <= null["ours"][0] <= 0.99
     if case[0] > 1:
         assert null["ours"][1] < null["welch t"][1]
@@ -49,17 +51,17 @@ def test_seeds_and_questions_count_once_each(intervals, case):
             )  # 1.7 times if the noise is counted in seeds and questions
         else:
             assert null["paired z"][0] < null["ours"][0]
-        real = intervals.arms_held(case, effect=0.4, trials=250)
+        real = intervals.arms_held(case, effect=0.4, trials=100)
         assert real["ours"][2] > real["welch t"][2] - 0.02
 
 
-@pytest.mark.parametrize("case", [(5, 32, 4, 0.3), (10, 64, 8, 0.9)])
+@pytest.mark.parametrize("case", [(5, 32, 4, 0.3), slow((10, 64, 8, 0.9))])
 def test_alarms_are_seldom_false(intervals, case):
     assert intervals.false_alarms(case, trials=120).get("any", 0.0) <= 0.05
 
 
 def test_what_is_promised_is_detected(intervals):
-    power, with_needed = intervals.found_at_the_promise((1, 100, 1, 0.0), trials=200)
+    power, with_needed = intervals.found_at_the_promise((1, 100, 1, 0.0), trials=120)
     assert 0.7 <= power <= 0.9
     assert 0.7 <= with_needed <= 0.9
 

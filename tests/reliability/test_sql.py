@@ -15,6 +15,7 @@ import pytest
 
 from checks import tree_hash
 from factories import a_rollout
+from marks import slow
 from rlvr_cli.analysis.queries.database import REFUSED_FUNCTIONS, open_runs
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
@@ -289,7 +290,7 @@ def test_the_connection_itself_is_sealed(root):
     "sql",
     [
         "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b WHERE a.range % 7 = b.range % 5",
-        "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT count(*) FROM t",
+        slow("WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT count(*) FROM t"),
     ],
 )
 def test_endless_queries_are_stopped(root, sql, monkeypatch):
@@ -303,8 +304,8 @@ def test_endless_queries_are_stopped(root, sql, monkeypatch):
 @pytest.mark.parametrize(
     "sql",
     [
-        "SELECT list(range) FROM range(1000000000)",
-        "SELECT string_agg(range::VARCHAR) FROM range(1000000000)",
+        slow("SELECT list(range) FROM range(1000000000)"),
+        slow("SELECT string_agg(range::VARCHAR) FROM range(1000000000)"),
         "SELECT range FROM range(1000000000) ORDER BY hash(range) DESC LIMIT 100000000",
     ],
 )
@@ -321,11 +322,11 @@ def test_memory_is_limited(root, sql, monkeypatch):
     "sql",
     [
         "SELECT " + "(" * 20000 + "1" + ")" * 20000,
-        "SELECT " + "[" * 20000,
+        slow("SELECT " + "[" * 20000),
         "SELECT " + "NOT " * 12000 + "true",
         "SELECT * FROM " + "(SELECT * FROM " * 2000 + "rollouts" + ")" * 2000,
-        "SELECT 1" + " UNION SELECT 1" * 1000,
-        "SELECT " + "-" * 40000 + "1",
+        slow("SELECT 1" + " UNION SELECT 1" * 1000),
+        slow("SELECT " + "-" * 40000 + "1"),
     ],
 )
 def test_deep_queries_do_not_crash(root, sql):

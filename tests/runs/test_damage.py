@@ -66,7 +66,7 @@ def test_a_manifest_torn_at_any_byte_of_its_last_line_loses_nothing(tmp_path: Pa
         run.commit_rollouts("train", 1, some_rollouts(run, step=1))
         both = (run.path / "manifest.jsonl").read_bytes()
     as_killed(run.path)
-    for end in range(len(whole), len(both), 17):
+    for end in range(len(whole), len(both), 61):
         copy = tmp_path / f"copy-{end}"
         shutil.copytree(run.path, copy)
         (copy / "manifest.jsonl").write_bytes(both[:end])
@@ -159,7 +159,7 @@ def test_any_flipped_byte_of_a_part_is_detected(finished: Path):
     part = finished / "rollouts" / "train-000000-0001.parquet"
     data = part.read_bytes()
     generator = random.Random(0)
-    for position in [0, len(data) - 1, *generator.sample(range(len(data)), 60)]:
+    for position in [0, len(data) - 1, *generator.sample(range(len(data)), 12)]:
         broken = bytearray(data)
         broken[position] ^= 1 << generator.randrange(8)
         part.write_bytes(broken)
@@ -174,7 +174,7 @@ def test_any_flipped_byte_of_a_part_is_detected(finished: Path):
 def test_any_flipped_byte_of_the_metrics_is_detected(finished: Path):
     file = finished / "metrics.parquet"
     data = file.read_bytes()
-    for position in range(0, len(data), 397):
+    for position in range(0, len(data), 997):
         broken = bytearray(data)
         broken[position] ^= 64
         file.write_bytes(broken)

@@ -97,7 +97,9 @@ def test_there_is_a_run_of_each_kind():
     assert sorted(RESUMED["runs"]) == CUT
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    "run", [pytest.param(run, marks=[SLOW] * (run not in ("eval", "grpo-cut", "sft"))) for run in RUNS]
+)
 def test_every_row_reads_as_before(rlvr, run):
     tables = sorted(path.stem for path in (V1 / f"expected/{run}").glob("*.csv"))
     assert {"rollouts", "runs"} <= {*tables}
@@ -179,9 +181,7 @@ def test_an_old_run_can_be_trained_on(rlvr, place):
     assert {row[header.index("phase")] for row in rows} == {"eval"}
 
 
-@pytest.mark.parametrize(
-    "run", [pytest.param(run, marks=[SLOW] * (run in ("async-cut", "ei-cut", "sft-cut"))) for run in CUT]
-)
+@pytest.mark.parametrize("run", [pytest.param(run, marks=[SLOW] * (run != "grpo-cut")) for run in CUT])
 def test_an_old_run_resumes_to_the_same_end(rlvr, place, run):
     expected = RESUMED["runs"][run]
     command = json.loads((place / f"runs/{run}/run.json").read_text())["command"]
@@ -249,6 +249,7 @@ def test_annotating_an_old_run_changes_only_its_schema_version_and_what_protects
     assert after == before | {"schema_version": SCHEMA_VERSION}
 
 
+@SLOW  # one that was cut goes on, too
 def test_a_finished_old_run_can_be_extended(rlvr, place):
     rlvr("grpo", "--resume", "grpo", "--n-grpo-steps", "4")
     header, *before = expected_rows("grpo")

@@ -181,7 +181,7 @@ def test_a_part_has_page_checksums_and_the_schema_version(run: RunDir):
     columns = [pq.read_metadata(part).row_group(0).column(c) for c in range(pq.read_metadata(part).num_columns)]
     pages = range(4, max(c.data_page_offset + c.total_compressed_size for c in columns) - 100)
     caught = 0
-    for position in pages[::11]:
+    for position in pages[::37]:
         broken = bytearray(data)
         broken[position] ^= 1
         try:
@@ -192,7 +192,7 @@ def test_a_part_has_page_checksums_and_the_schema_version(run: RunDir):
             assert found.equals(table), (
                 position
             )  # a byte that carries no data, for instance in a page header's statistics
-    assert caught > len(pages[::11]) / 2
+    assert caught > len(pages[::37]) / 2
 
 
 def test_a_key_is_committed_once(run: RunDir):
@@ -353,8 +353,9 @@ def test_metrics_and_their_clock_continue_after_resuming(tmp_path: Path):
     first = read_run(run.path).metadata["wall_seconds"]
     assert first >= 0.05
     time.sleep(0.3)  # a pause between sessions does not count
+    began = time.monotonic()
     with RunDir.resume(run.path) as run:
-        assert first <= run.wall_seconds < first + 0.3
+        assert first <= run.wall_seconds <= first + time.monotonic() - began
         run.commit_metrics(1, "train", {"loss": 0.5})
         run.commit_metrics(2, "train", {"loss": 0.25})
     walls = pq.read_table(run.path / "metrics.parquet")["wall_seconds"].to_pylist()

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from marks import slow
+
 ROOT = Path(__file__).parents[2]
 RLVR = f"{shlex.quote(sys.executable)} -c 'from rlvr_cli.cli import main; main()'"
 FULL = "Cannot write the result to standard output: No space left on device."
@@ -36,7 +38,7 @@ def shell(command: str, cwd: Path, **environment: str) -> subprocess.CompletedPr
         ("RLVR --version > /dev/full", 1, FULL),
         ("RLVR analyze --list >&-", 1, CLOSED),
         ("RLVR --version <&- >&- 2>&-", 1, ""),
-        ("RLVR --version 2>&-", 0, ""),
+        slow("RLVR --version 2>&-", 0, ""),
         ("RLVR --nothing 2>/dev/full", 2, ""),
         ("RLVR --help | true", 0, ""),
         ("_RLVR_COMPLETE=complete_bash COMP_WORDS='rlvr ev' COMP_CWORD=1 RLVR > /dev/full", 1, FULL),
@@ -48,7 +50,7 @@ def test_what_cannot_be_written_is_an_error(tmp_path: Path, command: str, status
     assert says in done.stderr
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", ["", slow("1")])
 def test_a_result_that_a_disk_has_no_room_for_is_an_error(tmp_path: Path, unbuffered: str):
     """A limit on the file's size cuts a write short, as the last block of a disk does: the rest must be missed."""
     done = shell("ulimit -f 2; RLVR analyze --list --format json > out.json", tmp_path, PYTHONUNBUFFERED=unbuffered)

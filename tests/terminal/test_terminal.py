@@ -19,6 +19,7 @@ from uuid import UUID
 
 import pytest
 
+from marks import slow
 from rlvr_cli.terminal import cases, console, tables
 from rlvr_cli.types import PValue, Table
 from screens import case_table, terminal, without_style
@@ -337,7 +338,9 @@ def test_text_longer_than_the_screen_is_paged(tmp_path, pager):
     assert output.count("\n") == 6
 
 
-@pytest.mark.parametrize(("count", "empty", "stdin_too"), [("1", False, True), ("3", True, True), ("3", False, False)])
+@pytest.mark.parametrize(
+    ("count", "empty", "stdin_too"), [("1", False, True), slow("3", True, True), slow("3", False, False)]
+)
 def test_what_is_not_paged(tmp_path, pager, count, empty, stdin_too):
     """No pager for one screen of text, with an empty $PAGER, or if stdin is not a terminal."""
     output, paged = on_a_terminal([count], tmp_path=tmp_path, pager="" if empty else pager, stdin_too=stdin_too)
@@ -345,11 +348,11 @@ def test_what_is_not_paged(tmp_path, pager, count, empty, stdin_too):
     assert output.count("\x1b[1;32m<answer> 8 </answer>") == int(count)
 
 
-@pytest.mark.parametrize("pager", ["no-such-pager", "head -n 2"])
+@pytest.mark.parametrize("pager", [slow("no-such-pager"), "head -n 2"])
 def test_a_missing_pager_or_one_that_quits_early(tmp_path, pager):
-    output, _ = on_a_terminal(["500"], tmp_path=tmp_path, pager=pager)
+    output, _ = on_a_terminal(["100"], tmp_path=tmp_path, pager=pager)
     assert output.endswith("after\n")
-    assert output.count("example q") == (1 if pager == "head -n 2" else 500)
+    assert output.count("example q") == (1 if pager == "head -n 2" else 100)
 
 
 # Messages and progress

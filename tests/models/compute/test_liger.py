@@ -3,6 +3,7 @@
 Where there is no GPU, Triton's interpreter runs the kernels on the CPU (tests/conftest.py).
 """
 
+import importlib
 import json
 
 import pytest
@@ -23,7 +24,7 @@ from rlvr_cli.training.updates.scores import compute_log_probs
 from rlvr_cli.training.updates.update import train_update
 from triton_on_cpu import mend_interpreter
 
-ops = pytest.importorskip("liger_kernel.ops", reason="needs liger-kernel")
+pytest.importorskip("liger_kernel", reason="needs liger-kernel")
 pytestmark = pytest.mark.slow
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH = collate([[5, 6, 7, 8]] * 3 + [[3]], [[9, 10], [9, 11, 12], [13], [2, 3, 4, 5, 6]], pad_id=1)
@@ -224,6 +225,7 @@ def test_the_choice_without_a_gpu(wanted):
 
 
 def test_kernels_that_compute_something_else_are_not_used(monkeypatch):
+    ops = importlib.import_module("liger_kernel.ops")  # of peft and all of it: not when the tests are collected
     right = ops.LigerSiLUMulFunction
 
     class Wrong(right):
