@@ -28,6 +28,8 @@ from rlvr_cli.models.tokens.tokenization import collate
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.training.updates.scores import compute_log_probs
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 SMALL = {
     "dataset": "arithmetic:200",
     "n_grpo_steps": 1,
@@ -78,7 +80,7 @@ def folder(tmp_path_factory):
 
 
 CLIPPED = {
-    "n_grpo_steps": 2, "rollout_batch_size": 32, "epochs_per_rollout_batch": 2, "learning_rate": 3e-3, "lr_schedule": "cosine",
+    "n_grpo_steps": 2, "train_batch_size": 8, "epochs_per_rollout_batch": 2, "learning_rate": 3e-3, "lr_schedule": "cosine",
     "kl_coef": 0.1,
 }  # fmt: skip
 
@@ -94,12 +96,13 @@ CENTERED = {"gradient_accumulation_steps": 1, "advantage_eps": 0.25}
 
 @pytest.fixture(scope="module")
 def centered(folder):
+    """What these advantages are is also seen where rewards are shaped, and each division in the replays of runs."""
     return trained(folder, use_std_normalization=False, run="centered", **CENTERED)
 
 
 @pytest.fixture(scope="module")
 def raw(folder):
-    return trained(folder, loss_type="no_baseline", run="raw")
+    return trained(folder, loss_type="no_baseline", std_normalization="batch", run="raw")
 
 
 @pytest.fixture(scope="module")
@@ -299,6 +302,7 @@ def test_no_baseline_weighs_by_the_reward_itself(raw):
     assert {row["reward"] for row in raw.rows} == {0.0, 1.0}
 
 
+@pytest.mark.slow
 def test_without_std_normalization_advantages_are_differences(centered):
     for group in groups_of(centered.rows).values():
         mean = statistics.mean(r["reward"] for r in group)
@@ -306,15 +310,14 @@ def test_without_std_normalization_advantages_are_differences(centered):
 
 
 def test_dynamic_sampling_trains_on_groups_with_a_signal_and_counts_what_they_cost(train):
-    _, rows, metrics, _ = train(dynamic_sampling=True, n_grpo_steps=2, group_size=2)
-    for step in (0, 1):
-        groups = [g for (at, _), g in groups_of(rows).items() if at == step]
-        with_signal = [g for g in groups if len({r["reward"] for r in g}) > 1]
-        assert metrics["train", "groups/sampled"][step] == len(groups)
-        assert metrics["train", "groups/used"][step] == len(with_signal) == 8
-        assert metrics["train", "update/rows"][step] == 16
-        assert metrics["train", "reward/samples"][step] == len(groups) * 2
-    assert max(metrics["train", "sampling/rounds"].values()) > 1
+    _, rows, metrics, _ = train(dynamic_sampling=True, group_size=2)
+    groups = [*groups_of(rows).values()]
+    with_signal = [g for g in groups if len({r["reward"] for r in g}) > 1]
+    assert metrics["train", "groups/sampled"] == {0: len(groups)}
+    assert metrics["train", "groups/used"] == {0: len(with_signal)} == {0: 8}
+    assert metrics["train", "update/rows"] == {0: 16}
+    assert metrics["train", "reward/samples"] == {0: len(groups) * 2}
+    assert metrics["train", "sampling/rounds"][0] > 1
     assert len({r["example_id"] for r in rows}) == len(groups_of(rows))  # 200 questions: none is asked twice yet
 
 
@@ -348,7 +351,7 @@ def test_a_failed_grade_counts_as_nothing_and_is_counted(flawed):
     "given",
     [
         slow({}),
-        {"loss_type": "grpo_clip", "rollout_batch_size": 64, "train_batch_size": 32, "epochs_per_rollout_batch": 2, "n_grpo_steps": 3},
+        slow({"loss_type": "grpo_clip", "rollout_batch_size": 64, "train_batch_size": 32, "epochs_per_rollout_batch": 2, "n_grpo_steps": 3}),
         full({"loss_type": "no_baseline"}),
         slow({"length_normalization": "masked_normalize", "importance_correction": "truncated", "use_std_normalization": False}),
         slow({"loss_type": "gspo", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 4e-4, "std_normalization": "batch"}),
@@ -368,7 +371,7 @@ def test_reward_rises(train, given):
 def test_expert_iteration_trains_on_correct_responses_once_each(tmp_path):
     ei.run(
         EiConfig(
-            dataset="arithmetic:100", n_ei_steps=2, ei_batch_size=10, group_size=4, sft_epochs=2, train_batch_size=8, micro_batch_size=8,
+            dataset="arithmetic:100", n_ei_steps=2, ei_batch_size=6, group_size=4, sft_epochs=2, train_batch_size=8, micro_batch_size=8,
             sampling_max_tokens=32, learning_rate=1e-3, eval_examples=2, eval_max_tokens=8, grader_workers=1, runs_dir=str(tmp_path), run="r",
         )
     )  # fmt: skip
@@ -377,7 +380,7 @@ def test_expert_iteration_trains_on_correct_responses_once_each(tmp_path):
     assert len(steps) == 2
     for start, end in zip(steps, [*steps[1:], updates], strict=True):
         sampled = [r for r in rows if r["step"] == start]
-        assert len(sampled) == 10 * 4
+        assert len(sampled) == 6 * 4
         distinct = {(*r["prompt_ids"], -1, *r["response_ids"]) for r in sampled if r["reward"] == 1}
         assert metrics["train", "experts/distinct"][start] == len(distinct)
         assert sum(metrics["train", "update/rows"][step] for step in range(start, end)) == 2 * len(distinct)
@@ -404,7 +407,7 @@ def test_a_round_without_a_correct_response_is_said_and_passed(tmp_path, capsys)
 
 
 def test_the_clip_range_is_looked_at_once_after_the_first_update_that_moves_ratios(train, clipped):
-    said = train(loss_type="gspo", cliprange=50.0, train_batch_size=8, n_grpo_steps=2).said
+    said = train(loss_type="gspo", cliprange=50.0, train_batch_size=4).said
     assert said.count("has no effect: ratios are 0.") == 1
     assert "clip range" not in clipped.said
 
@@ -457,6 +460,7 @@ def test_advantages_are_made_of_the_shaped_reward_and_each_term_has_a_column(tra
     assert row[1] == len(rows)
 
 
+@pytest.mark.slow
 def test_over_the_batch_advantages_have_one_scale(train, centered):
     """The objective on-policy: that of the centered rewards, divided by one number, that of the rows."""
     divided = train(std_normalization="batch", **CENTERED).metrics
@@ -466,15 +470,16 @@ def test_over_the_batch_advantages_have_one_scale(train, centered):
         assert divided["train", name][0] == pytest.approx(expected, rel=1e-5), name
 
 
-def test_raw_rewards_stay_what_they_are(train, raw):
-    divided = train(loss_type="no_baseline", std_normalization="batch").metrics
-    for name in ("loss/objective", "optimizer/grad_norm"):
-        assert divided["train", name] == raw.metrics["train", name]
+def test_raw_rewards_stay_what_they_are(raw):
+    """Divided by their standard deviation over the batch they would give more than twice this objective."""
+    weighted = [row["reward"] * statistics.mean(row["sampled_logprobs"]) for row in raw.rows]
+    assert statistics.stdev(row["reward"] for row in raw.rows) < 0.6
+    assert raw.metrics["train", "loss/objective"][0] == pytest.approx(-statistics.mean(weighted), rel=0.1)
 
 
 def test_a_run_out_of_time_keeps_what_it_has_learned(train):
     path = train(
-        n_grpo_steps=100, time_limit="0.7s", rollout_batch_size=8, train_batch_size=8, sampling_max_tokens=8
+        n_grpo_steps=100, time_limit="0.4s", rollout_batch_size=8, train_batch_size=8, sampling_max_tokens=8
     ).path
     updates, model = read_run(path).metadata["updates"], path / "model/model.safetensors"
     assert updates < 100

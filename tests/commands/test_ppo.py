@@ -18,6 +18,8 @@ from rlvr_cli.models.load import load_policy
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.training.optimizers.optimizer import learning_rate_at
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 SMALL = {
     "dataset": "arithmetic:64",
     "n_ppo_steps": 2,
@@ -33,6 +35,8 @@ SMALL = {
     "micro_batch_size": 4,
     "run": "r",
 }
+
+FEW = {"rollout_batch_size": 4, "train_batch_size": 2}
 
 
 def trained(folder, **given) -> Path:
@@ -153,10 +157,11 @@ def replayed(run, **given):
             "vf_coef": 0.3,
             "micro_batch_size": 3,
         },
-        {"critic": "shared", "train_batch_size": 2, "cliprange": 0.05, "group_size": 2, "critic_learning_rate": 5e-3},
-        {"kl_coef": 0.5, "vf_cliprange": 0.05, "whiten_advantages": False, "sampling_temperature": 0.8},
-        {"kl_coef": 0.5, "kl_clamp": True, "critic_warmup_steps": 1, "weight_decay": 0.1, "n_ppo_steps": 3},
+        {**FEW, "critic": "shared", "cliprange": 0.05, "group_size": 2, "critic_learning_rate": 5e-3},
+        {**FEW, "kl_coef": 0.5, "vf_cliprange": 0.05, "whiten_advantages": False, "sampling_temperature": 0.8},
+        {**FEW, "kl_coef": 0.5, "kl_clamp": True, "critic_warmup_steps": 1, "weight_decay": 0.1, "n_ppo_steps": 3},
         {
+            **FEW,
             "kl_coef": 2.0,
             "kl_in": "loss",
             "learning_rate": 1e-3,
@@ -223,7 +228,7 @@ def test_what_is_logged_and_stored(tmp_path):
 
 
 def test_the_mismatch_leaves_out_the_tokens_before_the_minimum(tmp_path):
-    metrics = metrics_of(trained(tmp_path, n_ppo_steps=1, sampling_min_tokens=32))
+    metrics = metrics_of(trained(tmp_path, **FEW, n_ppo_steps=1, sampling_min_tokens=32))
     assert {name for name in metrics if name.startswith("mismatch/")} == {
         f"mismatch/position/{n}" for n in (0, 1, 4, 16)
     }
@@ -316,7 +321,7 @@ def test_the_plan_says_what_is_minimized_and_comes_before_anything_else(tmp_path
 
 def test_with_an_adapter_the_critic_has_one_too(tmp_path):
     run = trained(
-        tmp_path, n_ppo_steps=1, lora_rank=4, checkpoint_every=1, learning_rate=1e-2, critic_learning_rate=1e-2
+        tmp_path, **FEW, n_ppo_steps=1, lora_rank=4, checkpoint_every=1, learning_rate=1e-2, critic_learning_rate=1e-2
     )
     stored = load_file(run / "checkpoints/step-000002/policy.safetensors")
     of_body = {name for name in stored if name.startswith("critic.body.")}
