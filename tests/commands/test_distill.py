@@ -27,6 +27,8 @@ def teacher(tmp_path_factory, tiny_model_dir):
     return write_teacher(tmp_path_factory.mktemp("teacher") / "t", of=tiny_model_dir)
 
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 STEPS = 10
 
 
@@ -49,6 +51,12 @@ def trained(*where, **given):
     options = options_of(*where, **given)
     distill.run(resolve(DistillConfig, flags=options, command="distill"))
     return where[-1] / options["run"]
+
+
+@pytest.fixture(scope="module")
+def stepped(tiny_model_dir, teacher, tmp_path_factory):
+    """A run of one step, which stays as it is."""
+    return trained(tiny_model_dir, teacher, tmp_path_factory.mktemp("runs"), n_distill_steps=1)
 
 
 @pytest.mark.slow
@@ -95,9 +103,8 @@ def test_advantages_are_stored_where_they_count(tiny_model_dir, teacher, tmp_pat
         "    return {'format_reward': r, 'answer_reward': r, 'reward': r}\n"
     )
     grader = f"{tmp_path / 'mine.py'}:grade"
-    run = trained(
-        tiny_model_dir, teacher, tmp_path, task_reward=0.5, grader=grader, rollout_batch_size=16, group_size=4
-    )
+    sizes = {"n_distill_steps": 1, "rollout_batch_size": 16, "group_size": 4}
+    run = trained(tiny_model_dir, teacher, tmp_path, task_reward=0.5, grader=grader, **sizes)
     rows = read_rollouts(run, phase="train", columns=["advantage", "reward", "example_id", "step"]).to_pylist()
     by_group = {}
     for row in rows:
@@ -142,7 +149,7 @@ def test_prompts_must_fit_the_context_of_the_teacher(tiny_model_dir, teacher, tm
         trained(tiny_model_dir, small, tmp_path)
 
 
-def test_a_token_that_the_teacher_lacks_is_named(tiny_model_dir, teacher, tmp_path):
+def test_a_token_that_the_teacher_lacks_is_named(tiny_model_dir, teacher, stepped, tmp_path):
     """The student's embedding has padding rows; untrained, it samples them too."""
     from rlvr_cli.models.load import load_policy
 
@@ -154,16 +161,14 @@ def test_a_token_that_the_teacher_lacks_is_named(tiny_model_dir, teacher, tmp_pa
     policy = load_policy(teacher, device="cpu")
     policy.model.resize_token_embeddings(640, mean_resizing=False)
     policy.save(tmp_path / "padded-teacher")
-    first, other = (
-        read_stored(trained(tiny_model_dir, model, tmp_path, n_distill_steps=1, run=f"of-{model.name}")).logged
-        for model in (teacher, tmp_path / "padded-teacher")
-    )
+    padded = trained(tiny_model_dir, tmp_path / "padded-teacher", tmp_path, n_distill_steps=1, run="other")
+    first, other = (read_stored(run).logged for run in (stepped, padded))
     for name in ("policy/divergence_mean", "optimizer/grad_norm"):
         assert other[0][name] == pytest.approx(first[0][name], rel=1e-5), "as if it had no other rows"
 
 
-def test_another_teacher_is_not_the_one_of_the_run(tiny_model_dir, teacher, tmp_path):
-    run = trained(tiny_model_dir, teacher, tmp_path, n_distill_steps=1)
+def test_another_teacher_is_not_the_one_of_the_run(tiny_model_dir, teacher, stepped, tmp_path):
+    run = shutil.copytree(stepped, tmp_path / "r")
 
     def go_on(with_teacher):
         flags = {"resume": str(run), "teacher": str(with_teacher), "n_distill_steps": 2}
@@ -309,6 +314,7 @@ def test_prompts_must_fit_the_context_of_the_teachers_server(tiny_model_dir, tea
     assert {row["num_response_tokens"] for row in read_rollouts(run, phase="train").to_pylist()} == {8}
 
 
+@pytest.mark.slow  # a fresh run by default
 def test_a_run_goes_on_with_a_server_of_a_larger_context(tiny_model_dir, teacher, tmp_path, capsys):
     """Its options stay; an error asks for what it can have. Responses may all be shorter, so that it is only warned at first."""
     given = {"divergence": "sampled", "sampling_min_tokens": 8, "n_distill_steps": 1}

@@ -210,12 +210,14 @@ def test_an_update_that_fails(monkeypatch):
     assert "No space left on device" in row(found, "cpu: update")["found"]
 
 
+@pytest.mark.slow  # that they are looked at is seen where the engine samples from another distribution
 def test_weights_that_cannot_be_loaded(monkeypatch):
     """The update before the load fails in its first backward pass, the third one."""
     monkeypatch.setenv("RLVR_FAULT", "backward:3:enospc")
     assert doctor.tries("transformers", ON_CPU).problems == ["cpu, transformers: weights"]
 
 
+@pytest.mark.slow
 def test_grading_that_fails(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/python")
     found = doctor.tries("transformers", ON_CPU)
@@ -223,6 +225,7 @@ def test_grading_that_fails(monkeypatch):
     assert "/no/python" in row(found, "grading")["found"]
 
 
+@pytest.mark.slow
 def test_an_engine_in_a_process_of_its_own(forked, monkeypatch):
     """An engine that cannot share the trainer's model, as vLLM cannot; the process says why it does not open."""
     alone = EngineKind("Alone", ENGINES["vllm"].open)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from marks import slow
+from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.runs.readers import read_rollouts, read_run
 
 REWARDS = """
@@ -127,17 +128,15 @@ def test_max_grade_errors_is_the_share_that_may_fail(rlvr, tmp_path):
     )
     (tmp_path / "e.jsonl").write_text('{"question": "e?", "answer": "5"}\n')
     given = ("grpo", *SMALL, "--dataset", "q.jsonl", "--eval-dataset", "e.jsonl", "--grader", "rewards.py:sevens")
-    done = rlvr(*given, "--run", "a", status=1)  # 8 of 32, over a tenth
+    done = rlvr(*given, "--run", "a", "--max-grade-errors", 0.24, status=1)  # 8 of 32
     assert "8 of the 32 responses of the first batch could not be graded" in done.err
     assert "ZeroDivisionError: rewards.py:11: division by zero" in done.err
-    rlvr(*given, "--run", "b", "--max-grade-errors", 0.24, status=1)
-    rlvr(*given, "--run", "c", "--max-grade-errors", 0.25)
-    assert read_run(tmp_path / "runs/c").metadata["status"] == "finished"
     # a run that stopped goes on with the share that is given then
-    resumed = rlvr("grpo", "--resume", "a", "--max-grade-errors", 1)
+    resumed = rlvr("grpo", "--resume", "a", "--max-grade-errors", 0.25)
     assert "note: the grader" not in resumed.err  # its first batch is graded already
     assert read_run(tmp_path / "runs/a").metadata["status"] == "finished"
-    # the first evaluation counts, too
+    # the first evaluation counts, too, and without the option a tenth may fail
+    assert GrpoConfig().max_grade_errors == 0.1
     (tmp_path / "e.jsonl").write_text('{"question": "e?", "answer": "7"}\n')
     (tmp_path / "q.jsonl").write_text(
         "".join(json.dumps({"question": f"{n}?", "answer": "5"}) + "\n" for n in range(8))

@@ -209,7 +209,7 @@ def test_a_run_that_fails_is_told_and_tried_again_and_the_others_go_on(sweep, tm
         "devices": "7",
     }
     with pytest.raises(RlvrError, match=r"1 of the 2 runs failed: no_baseline_mine\.py-late-s5") as raised:
-        sweep(**flags)
+        sweep("grpo_baselines", "--n-grpo-steps", "1", "--eval-examples", "2", **flags)
     assert str(tmp_path / "mine/logs") in raised.value.hint
     assert "not yet on 7" in (tmp_path / "mine/logs/no_baseline_mine.py-late-s5.log").read_text()
     assert read_metadata(tmp_path / "mine/no_baseline_r1_zero-s5")["status"] == "finished"

@@ -1,7 +1,7 @@
 """Options as words and back."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr_cli.config import config_of
@@ -26,6 +26,7 @@ def values_for(option):
 
 
 @pytest.mark.parametrize("command", CONFIGURED)
+@settings(max_examples=30)  # of each command
 @given(data=st.data())
 def test_words_give_back_the_values(command, data):
     kind = config_of(command)
