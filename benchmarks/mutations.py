@@ -195,7 +195,7 @@ WIRING = [
         "training/losses/chosen.py",
         ("one loss type whatever is asked", "loss = LOSSES.get(config.loss_type)", 'loss = LOSSES.get("reinforce_with_baseline")', replays("grpo-weighted"), "loss_type"),
         ("the KL penalty is k3 whatever is asked", "kl_type=config.kl_type,", "", replays("grpo-gspo"), "kl_type"),
-        ("no floor of importance weights", "importance_floor=config.importance_floor,", "", replays("grpo-floored"), "importance_floor"),
+        ("no floor of importance weights", "importance_floor=config.importance_floor,", "", replays("grpo-masked"), "importance_floor"),
         ("importance weights are truncated always", 'importance_masked=config.importance_correction == "masked",', "", replays("grpo-masked"), "importance_correction"),
         ("the mismatch has the tokens before the minimum", "min_tokens=config.sampling_min_tokens,", "", "tests/replay/test_wiring.py -k mismatch_leaves"),
         ("cispo's cap is 5", "getattr(config, name) for name in loss.options", '(5.0 if name == "cispo_cap" else getattr(config, name)) for name in loss.options', replays("grpo-cispo"), "cispo_cap"),

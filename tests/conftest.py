@@ -6,12 +6,14 @@
 `tiny_tokenizer`  the tokenizer in it, shared by the session: treat it as read-only.
 `forks`           the `rlvr` script without seconds of imports (`helpers/processes/forks.py`).
 `forked`          for a module whose tests start samplers or trainers in this process: these are forks too.
+`read_once`       for a module whose tests are of something else than loading: it reads each model from disk once.
 
 The model is random, but its logits spread enough (`initializer_range` far above the usual 0.02) that sampled tokens are
 neither uniform nor always the same one. Special tokens: `<|endoftext|>` ends a response, `<|pad|>` pads.
 """
 
 import atexit
+import copy
 import functools
 import gc
 import importlib.util
@@ -136,14 +138,19 @@ def tiny_model_dir(tmp_path_factory) -> Path:
     return directory
 
 
-@pytest.fixture
-def tiny_model(tiny_model_dir):
-    """The tiny policy, float32, in eval mode; each test has its own copy."""
+@pytest.fixture(scope="session")
+def _loaded_tiny_model(tiny_model_dir):
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32, local_files_only=True)
     return model.eval()
+
+
+@pytest.fixture
+def tiny_model(_loaded_tiny_model):
+    """The tiny policy, float32, in eval mode; each test has its own copy."""
+    return copy.deepcopy(_loaded_tiny_model)
 
 
 @pytest.fixture(scope="session")
@@ -171,4 +178,12 @@ def forks(tmp_path_factory, request) -> Iterator[Forks]:
 def forked(forks) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("subprocess.Popen", forks.popen)
+        yield
+
+
+@pytest.fixture(scope="module")
+def read_once() -> Iterator[None]:
+    from loaded import models_read_once
+
+    with models_read_once():
         yield
