@@ -226,7 +226,7 @@ def scored(ranks: Ranks, kind: str, how):
     return [*found, compute_log_probs(policy, a_batch(), ranks=ranks, **how)]
 
 
-@pytest.mark.parametrize("kind", ["tied", "soft-capped"])
+@pytest.mark.parametrize("kind", ["tied", pytest.param("soft-capped", marks=pytest.mark.slow)])
 def test_log_probs_before_and_after_an_update(together: Together, kind: str):
     for how in ({"micro_batch_size": 2}, {"micro_batch_size": 1, "micro_batch_tokens": 15}):
         alone = scored(ALONE, kind, how)

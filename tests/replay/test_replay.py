@@ -28,6 +28,8 @@ from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.training.traces import encode_traces
 from rlvr_cli.types import Example, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("read_once")
+
 GRADER = """
 def grade(response, truth):
     return {"format_reward": 1.0, "answer_reward": 1.0, "reward": len(response) % 3 / 2}
@@ -72,7 +74,7 @@ def test_a_run_that_is_as_it_says(run, capsys):
     assert "objective, gradient norm and weights to" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("replayed", ["2", "9"])
+@pytest.mark.parametrize("replayed", [slow("2"), "9"])
 def test_what_a_replay_found_is_one_document(run, capsys, replayed):
     check.run(CheckConfig(runs=(str(run),), replay=replayed, format="json"))
     found = json.loads(capsys.readouterr().out)
@@ -101,6 +103,7 @@ def test_the_document_of_a_replay_says_what_is_wrong(run, capsys):
     assert (damaged["updates"], damaged["result"]) == ([], [])
 
 
+@pytest.mark.slow  # by default as `rlvr check` says it, above
 def test_rounding_alone_is_no_difference(run):
     found = replay_run(read_stored(run), most=None)
     assert found.problems == []
@@ -153,7 +156,7 @@ def test_how_a_norm_is_summed_is_no_difference(tmp_path):
     [
         slow({"weight_decay": 0.5}, "update 1 differs", 2),
         slow({"seed": 1}, "update 0 differs", 1),
-        ({"learning_rate": 1e-3}, "update 0 differs", 1),
+        slow({"learning_rate": 1e-3}, "update 0 differs", 1),  # by default: its document, above
         slow({"max_grad_norm": 0.1}, "update 1 differs", 2),
         slow({"sampling_temperature": 0.9}, "policy 0 sampled differs", 1),
         ({"sampling_max_tokens": 7}, "but at most 7 were allowed", 1),
@@ -170,6 +173,7 @@ def test_another_option_is_named(run, changed, named, most):
     assert any(named in problem for problem in problems), problems
 
 
+@pytest.mark.slow  # also of a document, above
 def test_a_run_that_differs_is_an_error(run):
     change(run, seed=1)
     with pytest.raises(RlvrError, match="do not give what it logged"):

@@ -13,6 +13,8 @@ from rlvr_cli.models.load import load_policy
 from rlvr_cli.replay.run import ROUNDING, TOLERANCE, _nudged, _replay, allowing, replay_run
 from rlvr_cli.replay.stored import StoredRun, read_stored
 
+pytestmark = pytest.mark.usefixtures("read_once")
+
 
 def trained(folder: Path, *, steps: int, batch: int, learning_rate: float = 1e-3, seed: int = 2) -> StoredRun:
     """A run of the built-in model at a learning rate at which rounding grows."""

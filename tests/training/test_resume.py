@@ -86,15 +86,8 @@ def stopped_in_turn(forks: Forks, root: Path, whole: Whole, faults: Sequence[str
 
 
 def test_grpo_killed_stopped_and_out_of_disk_in_turn_ends_the_same(forks: Forks, whole: Whole, tmp_path: Path):
-    """The last kill is before the last pruning."""
-    faults = (
-        "write.torn:2",
-        "manifest.torn:6",
-        "update:3:term",
-        "checkpoint.torn:1:enospc",
-        "backward:1:term",
-        "checkpoint.renamed:1",
-    )
+    """The last kill is before the last pruning. More points: slow."""
+    faults = "update:3:term", "checkpoint.torn:1:enospc", "checkpoint.renamed:1"
     stopped_in_turn(forks, tmp_path, whole, faults)
 
 
@@ -133,7 +126,7 @@ SHAPED = shlex.split(
         slow([*PACKED, "--num-examples", "24"]),
         full([*PACKED, "--packing-attend-across", "--num-examples", "24"]),
         slow(DPO),
-        PPO,
+        slow(PPO),
         slow([*PPO, "--critic", "shared", "--critic-warmup-steps", "0", "--kl-in", "loss"]),
         full([*PPO, "--lora-rank", "4", "--learning-rate", "5e-3"]),
         full([*DPO, "--loss-type", "dpo_norm", "--lora-rank", "4"]),
@@ -194,6 +187,17 @@ def test_other_training_killed_at_some_points_ends_the_same(forks: Forks, tmp_pa
         go_on(forks, run, command, fault=fault, status=-signal.SIGKILL)
         assert_readable(run)
     go_on(forks, run, command)
+    assert_ended_as(whole, run)
+
+
+def test_ppo_killed_before_its_last_update_ends_the_same(forks: Forks, tmp_path: Path):
+    """It has what others have not: scores, values and another network in its checkpoints, here within a batch."""
+    whole, run = tmp_path / "runs/whole", tmp_path / "runs/cut"
+    go_on(forks, whole, PPO)
+    last = read_run(whole).metadata["updates"] - 1
+    go_on(forks, run, PPO, fault=f"updated:{last}", status=-signal.SIGKILL)
+    assert checkpoints_of(run)[-1] == f"step-{last - 1:06}"
+    go_on(forks, run, PPO)
     assert_ended_as(whole, run)
 
 
@@ -461,7 +465,6 @@ def test_other_inputs_are_named(forks: Forks, tmp_path: Path):
         assert named in output
         assert output.count(", now is ") == 1, "only what differs is named"
         path.write_bytes(was)
-    go_on(forks, run, command)
 
 
 def test_two_writers_at_once_are_refused(forks: Forks, whole: Whole, cut: Path):
@@ -493,12 +496,13 @@ def damage(path: Path, how: str) -> None:
             path.unlink()
 
 
+@pytest.mark.slow  # by default: without any intact one, below
 @pytest.mark.parametrize(
     ("file", "how"),
     [
         ("model/model.safetensors", "flipped"),
-        pytest.param("optimizer.safetensors", "cut", marks=pytest.mark.slow),
-        pytest.param("tensors.safetensors", "deleted", marks=pytest.mark.slow),
+        ("optimizer.safetensors", "cut"),
+        ("tensors.safetensors", "deleted"),
     ],
 )
 def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(

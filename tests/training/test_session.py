@@ -1,6 +1,8 @@
 """What a training command decides before its first step: the precision of products on a CPU."""
 
 import shutil
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +25,8 @@ FEW = {
     "train_batch_size": 4,
     "group_size": 2,
     "sampling_max_tokens": 4,
+    "eval_examples": 1,
+    "grader_workers": 1,
     "device": "cpu",
     "engine": "transformers",
 }
@@ -40,15 +44,32 @@ def million(tiny_model_dir, tmp_path_factory):
     return directory
 
 
+def multiplies_bfloat16(instructions: bool, patch: pytest.MonkeyPatch) -> None:
+    """Say whether this processor does, by AVX512_BF16."""
+    patch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
+    patch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+
+
 @pytest.fixture
 def processor(monkeypatch):
-    """Say whether this processor multiplies bfloat16 by AVX512_BF16."""
+    return partial(multiplies_bfloat16, patch=monkeypatch)
 
-    def has(instructions: bool) -> None:
-        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
-        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
 
-    return has
+@pytest.fixture(scope="module")
+def begun(million, tmp_path_factory):
+    """A run of one step in this precision, made once on a processor that chooses it; the folder is for a copy of it."""
+    made: dict[str, Path] = {}
+
+    def run_in(dtype: str, folder: Path) -> None:
+        if dtype not in made:
+            runs_dir = tmp_path_factory.mktemp("begun")
+            with pytest.MonkeyPatch.context() as patch:
+                multiplies_bfloat16(dtype == "bfloat16", patch)
+                grpo.run(GrpoConfig(**FEW, model=str(million), runs_dir=str(runs_dir), run="r", n_grpo_steps=1))
+            made[dtype] = runs_dir / "r"
+        shutil.copytree(made[dtype], folder / "r")
+
+    return run_in
 
 
 WINS = "float32 weights and optimizer state; computes in bfloat16: faster on this processor (--compute-dtype float32 rounds less)"
@@ -101,10 +122,9 @@ def resumed(folder, *, steps):
 
 
 @pytest.mark.parametrize("began", ["bfloat16", slow("float32")])
-def test_a_run_goes_on_in_the_precision_that_it_began_with(processor, million, tmp_path, capsys, began):
+def test_a_run_goes_on_in_the_precision_that_it_began_with(processor, begun, tmp_path, capsys, began):
     """On a CPU that would choose another one. Weights and moments are float32 all the while."""
-    processor(began == "bfloat16")
-    grpo.run(GrpoConfig(**FEW, model=str(million), runs_dir=str(tmp_path), run="r", n_grpo_steps=1))
+    begun(began, tmp_path)
     assert read_run(tmp_path / "r").metadata["policy"]["compute_dtype"] == began
     processor(began != "bfloat16")
     assert resumed(tmp_path, steps=2) == began
@@ -114,25 +134,23 @@ def test_a_run_goes_on_in_the_precision_that_it_began_with(processor, million, t
 @pytest.mark.parametrize(
     ("stored", "instructions", "computes"),
     [
-        ({}, True, "float32"),  # of a version that stored nothing of it
+        slow({}, True, "float32"),  # of a version that stored nothing of it
         slow({"device": "cuda:0", "compute_dtype": "bfloat16"}, True, "bfloat16"),
         ({"device": "cuda:0", "compute_dtype": "bfloat16"}, False, "float32"),
         slow({"device": "cpu", "compute_dtype": ["bfloat16"]}, True, "float32"),  # by a stranger
     ],
 )
-def test_a_run_from_elsewhere_goes_on(processor, million, tmp_path, stored, instructions, computes):
-    processor(False)
-    grpo.run(GrpoConfig(**FEW, model=str(million), runs_dir=str(tmp_path), run="r", n_grpo_steps=1))
+def test_a_run_from_elsewhere_goes_on(processor, begun, tmp_path, stored, instructions, computes):
+    begun("float32", tmp_path)
     with RunDir.resume(tmp_path / "r") as run:
         run.update(policy=stored)
     processor(instructions)
     assert resumed(tmp_path, steps=2) == computes
 
 
-def test_a_run_without_a_signal_replays_in_bfloat16(processor, million, tmp_path):
+def test_a_run_without_a_signal_replays_in_bfloat16(begun, tmp_path):
     """No update moves, so none says how far rounding goes; log-probabilities are rounded all the same."""
-    processor(True)
-    grpo.run(GrpoConfig(**FEW, model=str(million), runs_dir=str(tmp_path), run="r", n_grpo_steps=1))
+    begun("bfloat16", tmp_path)
     found = replay_run(read_stored(tmp_path / "r"), most=None)
     assert not found.problems
     assert max(found.gaps) > GAP

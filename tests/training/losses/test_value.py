@@ -219,7 +219,7 @@ def test_an_update_is_one_plain_pass_over_the_batch(own, outside):
 
 @pytest.mark.parametrize("own", [True, False], ids=["own", "shared"])
 @given(st.permutations(range(len(LENGTHS))), st.integers(1, 6), st.integers(0, 3), st.booleans())
-@settings(max_examples=5)
+@settings(max_examples=3)
 def test_no_cut_order_or_padding_changes_an_update(own, order, size, extra_width, recomputed):
     policy = critic_policy(own)
     batch = ppo_batch(policy)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marks import slow
 from policies import make_batch, make_policy
 from rlvr_cli.models.adapter import AdaptedPolicy, add_adapter
 from rlvr_cli.models.policy import Lora, Policy
@@ -114,16 +115,22 @@ def assert_same_update(together: Together, *case, of_one_process=None):
             assert found[0][1][name] == pytest.approx(value, rel=1e-9, abs=1e-9, nan_ok=True), name
 
 
+# By default each loss once, and each pair of a model and a normalization; `-m slow` has all.
+OFTEN = [
+    pytest.param(loss, [*MODELS][number % 3], NORMALIZATIONS[number // 3 : number // 3 + 1], id=f"{loss}-often")
+    for number, loss in enumerate(["sft", *LOSSES])
+]
+
+
 @pytest.mark.parametrize(
-    ("loss_type", "kind"),
+    ("loss_type", "kind", "normalizations"),
     [
-        pytest.param(loss, kind, marks=[pytest.mark.slow] * ((number + place) % len(MODELS) != 0))
-        for number, loss in enumerate(["sft", *LOSSES])
-        for place, kind in enumerate(MODELS)
+        *OFTEN,
+        *(slow(loss, kind, NORMALIZATIONS) for loss in ("sft", *LOSSES) for kind in MODELS),
     ],
 )
-def test_every_loss_has_the_gradient_of_one_process(together: Together, loss_type: str, kind: str):
-    for normalization, constant in NORMALIZATIONS:
+def test_every_loss_has_the_gradient_of_one_process(together: Together, loss_type: str, kind: str, normalizations):
+    for normalization, constant in normalizations:
         how = {"micro_batch_size": 2, "normalization": normalization, "normalize_constant": constant}
         assert_same_update(together, loss_type, kind, a_batch(), how)
 
@@ -142,8 +149,15 @@ def test_no_cut_changes_the_gradient(together: Together, seed, size, tokens, cli
     assert_same_update(together, *case, of_one_process=case if tokens else None)  # ranks cut tokens anew
 
 
-@pytest.mark.parametrize("loss_type", ["reinforce_with_baseline", "gspo", "kimi"])
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(
+    ("loss_type", "size"),
+    [
+        ("reinforce_with_baseline", 3),
+        ("gspo", 1),
+        ("kimi", 1),
+        *(slow(loss, size) for loss, size in (("reinforce_with_baseline", 1), ("gspo", 3), ("kimi", 3))),
+    ],
+)
 def test_episodes_whose_turns_have_advantages_of_their_own(together: Together, loss_type: str, size: int):
     """On several ranks in many micro-batches as in one process in one."""
     batch = a_batch()

@@ -38,6 +38,8 @@ from teachers import write_teacher
 
 TWO = ("--trainers", "2")
 GRPO_2 = [*GRPO, *TWO, "--kl-coef", "0.01"]
+SHORT = [*GRPO, "--kl-coef", "0.01", "--n-grpo-steps", "1", "--eval-every", "0", "--eval-examples", "2"]
+SHORT_2 = [*SHORT, *TWO]
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,14 @@ def whole(forks: Forks, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("whole")
     forks.run(*GRPO_2, "--run", "whole", cwd=root, status=0)
     return root / "runs/whole"
+
+
+@pytest.fixture(scope="module")
+def short(forks: Forks, tmp_path_factory) -> Path:
+    """One of a single step."""
+    root = tmp_path_factory.mktemp("short")
+    forks.run(*SHORT_2, "--run", "short", cwd=root, status=0)
+    return root / "runs/short"
 
 
 def assert_same_but_for_rounding(run: Path, other: Path) -> None:
@@ -67,11 +77,11 @@ def divisions(run: Path) -> list[tuple[int, int, bool]]:
     return [(d["from_update"], d["trainers"], d["fsdp"]) for d in read_run(run).metadata["divisions"]]
 
 
-def test_two_trainers_do_what_one_does(forks: Forks, whole: Path, tmp_path: Path):
-    forks.run(*GRPO, "--kl-coef", "0.01", "--run", "one", cwd=tmp_path, status=0)
-    assert_same_but_for_rounding(whole, tmp_path / "runs/one")
-    assert divisions(tmp_path / "runs/one") == [(0, 1, False)]
-    checked = forks.run("check", str(whole), "--replay", "2", cwd=tmp_path, status=0)
+def test_two_trainers_do_what_one_does(forks: Forks, short: Path, tmp_path: Path):
+    forks.run(*SHORT, "--run", "one", cwd=tmp_path, status=0)
+    assert_same_but_for_rounding(short, tmp_path / "runs/one")
+    assert (divisions(short), divisions(tmp_path / "runs/one")) == ([(0, 2, False)], [(0, 1, False)])
+    checked = forks.run("check", str(short), "--replay", "2", cwd=tmp_path, status=0)
     assert "to 1e-6" in checked.said
 
 
@@ -96,25 +106,43 @@ def test_two_runs_have_the_same_bytes(forks: Forks, whole: Path, tmp_path: Path)
 
 
 # What is killed. `trainer1.POINT` is a point of the other trainer.
-SLOW = [
-    pytest.param(fault, marks=pytest.mark.slow)
-    for fault in ("update:3", "checkpoint.rename:2", "trainer1.sampled:3", "trainer1.joined:1", "trainer1.announced:1")
-]
 
 
-@pytest.mark.parametrize("fault", ["trainer1.backward:5", *SLOW])
+def killed_and_gone_on(forks: Forks, whole: Path, root: Path, command: list[str], fault: str) -> None:
+    run = root / "runs/cut"
+    others = fault.startswith("trainer1.")
+    done = go_on(forks, run, command, fault=fault, status=1 if others else -signal.SIGKILL)
+    if others:
+        assert "Trainer 1 ended with status -9" in done.err
+    assert_nothing_runs_in(root)
+    assert_readable(run)
+    go_on(forks, run, command)
+    assert_ended_as(whole, run)
+
+
+def test_a_trainer_killed_in_a_backward_pass_ends_the_run_which_goes_on_to_the_same_bytes(
+    forks: Forks, short: Path, tmp_path: Path
+):
+    """After the first checkpoint, which has moments."""
+    killed_and_gone_on(forks, short, tmp_path, SHORT_2, "trainer1.backward:3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "trainer1.backward:5",
+        "update:3",
+        "checkpoint.rename:2",
+        "trainer1.sampled:3",
+        "trainer1.joined:1",
+        "trainer1.announced:1",
+    ],
+)
 def test_a_killed_trainer_ends_the_run_which_goes_on_to_the_same_bytes(
     forks: Forks, whole: Path, tmp_path: Path, fault: str
 ):
-    run = tmp_path / "runs/cut"
-    others = fault.startswith("trainer1.")
-    done = go_on(forks, run, GRPO_2, fault=fault, status=1 if others else -signal.SIGKILL)
-    if others:
-        assert "Trainer 1 ended with status -9" in done.err
-    assert_nothing_runs_in(tmp_path)
-    assert_readable(run)
-    go_on(forks, run, GRPO_2)
-    assert_ended_as(whole, run)
+    killed_and_gone_on(forks, whole, tmp_path, GRPO_2, fault)
 
 
 def assert_nothing_runs_in(folder: Path) -> None:

@@ -288,7 +288,7 @@ def test_on_policy_all_types_have_one_gradient(policy, normalization, constant):
     batch = make_rollouts(policy, LENGTHS)
     del batch["old_log_probs"]
     how = {"normalization": normalization, "normalize_constant": constant}
-    for keywords in ({}, {"importance_cap": 1.1}, {"kl_coef": 0.1}):
+    for keywords in ({}, {"importance_cap": 1.1, "kl_coef": 0.1}):
         expected, _ = update_gradient(policy, batch, **update_options("reinforce_with_baseline", **keywords), **how)
         assert norm_of(expected) > 1e-3
         for loss_type in same:
