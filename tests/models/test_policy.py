@@ -19,6 +19,7 @@ from transformers import (
     Phi3ForCausalLM,
 )
 
+from marks import slow
 from pages import from_the_system
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.device import resolve_compute_dtype
@@ -683,8 +684,16 @@ def test_a_checkpoint_of_a_plain_policy_does_not_fit_an_adapted_one(adapted, tin
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own", "shared"])
-@pytest.mark.parametrize("chunk_size", [None, 7])
-@pytest.mark.parametrize("rows", [[0, 1, 2, 3], [0, 1], [3], [2, 0]])
+@pytest.mark.parametrize(
+    ("rows", "chunk_size"),
+    [
+        ([0, 1, 2, 3], None),
+        ([0, 1, 2, 3], 7),
+        ([3], 7),
+        *(slow(rows, size) for rows in ([0, 1], [2, 0]) for size in (None, 7)),
+        slow([3], None),
+    ],
+)
 def test_values_are_those_of_the_plain_forward_pass(tiny_model, chunk_size, rows, own):
     policy = with_critic(tiny_model.double(), own=own)
     batch = collate([[5, 6, 7, 8]] * 3 + [[3]], [[9, 10], [9, 11, 12], [13], [2, 3, 4, 5, 6]], pad_id=1)

@@ -523,7 +523,9 @@ def test_the_state_on_the_host_is_that_of_the_optimizer_that_is_used(command, pl
     assert replay_run(read_stored(run), most=None).problems == []
 
 
-@pytest.mark.parametrize("command", ONCE)
+@pytest.mark.parametrize(
+    "command", ["grpo", *(pytest.param(c, marks=pytest.mark.slow) for c in COMMANDS if c != "grpo")]
+)
 @pytest.mark.parametrize("param_dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_moments_of_8_bits_are_those_of_the_optimizer_that_is_used(param_dtype, command, place, tiny_model_dir):
     given = {"optimizer": "adamw_8bit", "param_dtype": param_dtype, "run": f"{command}-8bit-{param_dtype}"}
@@ -535,7 +537,7 @@ def test_moments_of_8_bits_are_those_of_the_optimizer_that_is_used(param_dtype, 
     assert replay_run(stored, most=None).problems == []
     if param_dtype == "float32":
         exact = replace(stored, options=stored.options | {"optimizer": "adamw"})
-        assert replay_run(exact, most=2).problems != []
+        assert replay_run(exact, most=None).problems != []
 
 
 @pytest.mark.parametrize("command", ONCE)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chat_models import CHAT_MODELS, write_chat_model
+from marks import slow
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.pretrained import load_end_tokens, load_tokenizer
 from rlvr_cli.models.tokens.chat import TODAY, ChatTemplate, tool_call, tool_message
@@ -62,7 +63,7 @@ def ids_of(turns, text):
 
 
 @pytest.mark.parametrize("name", CHAT_MODELS)
-@pytest.mark.parametrize("answer", ["Go on.", "", "7.\n", '"é"\n\n{数}'])
+@pytest.mark.parametrize("answer", [slow("Go on."), "", slow("7.\n"), '"é"\n\n{数}'])
 def test_a_conversation_is_that_of_the_chat_template(next_turn, name, answer):
     turns = next_turn(name)
     assert turns.way == DIFFERENCE
@@ -208,7 +209,7 @@ def markers_are_text(turns, text):
 
 
 @pytest.mark.parametrize(
-    "texts", [30, pytest.param(500, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.full)]
+    "texts", [15, pytest.param(500, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.full)]
 )
 @pytest.mark.parametrize("name", CHAT_MODELS)
 def test_markers_in_a_text_are_text(next_turn, name, texts):

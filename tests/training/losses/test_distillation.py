@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marks import slow
 from policies import make_batch, make_policy
 from rlvr_cli.config.distill import DistillConfig
 from rlvr_cli.models.divergence import Teacher
@@ -135,7 +136,7 @@ def plainly_updated(batch, name, *, task_reward=0.7, temperature=0.8):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("size", "tokens"), [(1, None), (2, None), (3, None), (8, None), (4, 12), (4, 30)])
+@pytest.mark.parametrize(("size", "tokens"), [(1, None), slow(2, None), (3, None), slow(8, None), (4, 12), slow(4, 30)])
 def test_an_update_is_the_plain_one_in_any_micro_batches(name, size, tokens):
     batch = distill_batch(temperature=0.8)
     weights, metrics = updated(batch, name, size=size, tokens=tokens)

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marks import slow
 from policies import make_batch, make_policy
 from rlvr_cli.config.dpo import BETAS, DpoConfig
 from rlvr_cli.training.losses.inputs import LossInputs
@@ -211,7 +212,9 @@ def plainly_updated(batch, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("size", "tokens"), [(1, None), (2, None), (3, None), (4, None), (10, None), (4, 12), (4, 30)])
+@pytest.mark.parametrize(
+    ("size", "tokens"), [(1, None), slow(2, None), (3, None), slow(4, None), slow(10, None), (4, 12), slow(4, 30)]
+)
 def test_an_update_is_the_plain_one_in_any_micro_batches(name, size, tokens):
     batch = pairs_batch(make_policy())
     weights, metrics = updated(batch, name, size=size, tokens=tokens)

@@ -45,7 +45,7 @@ def cut_batches(draw):
 
 @pytest.mark.parametrize(("normalization", "constant"), NORMALIZATIONS)
 @given(cut_batches())
-@settings(max_examples=5)
+@settings(max_examples=3)
 def test_no_cut_order_or_padding_changes_the_gradient(policy, normalization, constant, case):
     batch, shuffled, micro_batch_size = case
     loss = plain_loss(policy, batch, normalization, constant)
@@ -127,7 +127,7 @@ def test_rows_of_a_prompt_share_a_micro_batch_in_which_it_is_computed_once(polic
 
 
 @given(cut_batches(), st.integers(1, 40))
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_no_number_of_tokens_changes_the_gradient(policy, case, tokens):
     batch, shuffled, _ = case
     gradient, metrics = update_gradient(policy, shuffled, micro_batch_size=1, micro_batch_tokens=tokens)
