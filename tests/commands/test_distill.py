@@ -27,8 +27,6 @@ def teacher(tmp_path_factory, tiny_model_dir):
     return write_teacher(tmp_path_factory.mktemp("teacher") / "t", of=tiny_model_dir)
 
 
-pytestmark = pytest.mark.usefixtures("unreported")
-
 STEPS = 10
 
 

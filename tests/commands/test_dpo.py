@@ -22,8 +22,6 @@ from rlvr_cli.models.policy import trained_adapter
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.training.optimizers.optimizer import learning_rate_at
 
-pytestmark = pytest.mark.usefixtures("unreported")
-
 BETAS = {"dpo": 0.1, "dpo_norm": 5.0, "simpo": 2.0}
 
 

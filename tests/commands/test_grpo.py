@@ -28,8 +28,6 @@ from rlvr_cli.models.tokens.tokenization import collate
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.training.updates.scores import compute_log_probs
 
-pytestmark = pytest.mark.usefixtures("unreported")
-
 SMALL = {
     "dataset": "arithmetic:200",
     "n_grpo_steps": 1,

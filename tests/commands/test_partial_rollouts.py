@@ -26,8 +26,6 @@ from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.storage.parquet import to_rollouts
 from rlvr_cli.training.updates.scores import compute_log_probs
 
-pytestmark = pytest.mark.usefixtures("unreported")
-
 SMALL = {
     "dataset": "arithmetic:64",
     "n_grpo_steps": 7,

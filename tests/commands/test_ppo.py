@@ -18,8 +18,6 @@ from rlvr_cli.models.load import load_policy
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.training.optimizers.optimizer import learning_rate_at
 
-pytestmark = pytest.mark.usefixtures("unreported")
-
 SMALL = {
     "dataset": "arithmetic:64",
     "n_ppo_steps": 2,

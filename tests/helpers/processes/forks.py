@@ -139,7 +139,7 @@ class Forks:
         assert self._process.stdout is not None
         self._orders.close()
         self._process.stdin.close()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=LIMIT)
         self._process.stdout.close()
 
     def start(
