@@ -1934,7 +1934,6 @@ SUPPLEMENT = [
         ("packed documents are never shuffled", "torch.randperm(len(texts)).tolist() if shuffle", "range(len(texts)) if shuffle", f"{HANDOUT}shuffling_moves"),
         ("batches are never shuffled", "shuffle=shuffle)", "shuffle=False)", f"{HANDOUT}one_epoch"),
         ("the first answer of several counts", "letters[-1] if letters", "letters[0] if letters", f"{HANDOUT}parse_mmlu"),
-        ("letters without an option count", "LETTERS[: len(mmlu_example", "LETTERS[: 10 * len(mmlu_example", f"{HANDOUT}parse_mmlu"),
         ("numbers keep their commas", 'number.replace(",", "").replace', "number.replace", f"{HANDOUT}parse_gsm8k"),
         ("the pair's responses have no EOS", "tokenizer, append_eos=True)", "tokenizer)", f"{HANDOUT}unconditional"),
         ("failed grades of the handout are silent", "    if failed:\n", "    if False:\n", f"{HANDOUT}failed_grades"),
@@ -1951,6 +1950,10 @@ SUPPLEMENT = [
         "graders/answers/choices.py",
         ("quotes hide a letter", "(?:{_QUOTED}|", "(?:", f"{CHOICES} -k marks_around"),
         ("the first letter of a quoted text is an answer", r"|(?<!{_QUOTE}.)(?!", "|(?!", f"{CHOICES} -k inside_of_a_word"),
+        ("letters without an option count", "LETTERS[: len(options)]", "LETTERS", f"{HANDOUT}parse_mmlu"),
+        ("the thinking chooses", "answer = after_thinking(response)", "answer = response", f"{CHOICES} -k not_the_thinking"),
+        ("a box with a text leaves the choice to other words", "_with_text(text, options) or letters", "letters", f"{CHOICES} -k not_the_thinking"),
+        ("a box has nothing but the letter", "return match[1] if match else None", "return None", f"{CHOICES} -k hold_the_options_text"),
         ("names of a program are options", r"choice))(?![_\[])", "choice))", f"{CHOICES} -k inside_of_a_word"),
     ),
     *mutations_of(

@@ -19,7 +19,7 @@ from rlvr_cli.data.examples import usable_rows
 from rlvr_cli.data.files import BadRow, Row, file_rows, join_names, text_of
 from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.graders.answers.choices import LETTERS, chosen_letters
+from rlvr_cli.graders.answers.choices import chosen_letters
 from rlvr_cli.graders.answers.extraction import last_number
 from rlvr_cli.graders.custom import error_detail, grade_of
 from rlvr_cli.graders.pool import described_error
@@ -297,10 +297,10 @@ def parse_mmlu_response(mmlu_example: Mapping[str, Any], model_output: str) -> s
     """The letter of the option that a response chooses, or None (supplement, section 2.1).
 
     Args:
-        mmlu_example: `subject`, `question`, `options` and `answer`; only the number of options is read.
+        mmlu_example: `subject`, `question`, `options` and `answer`; only the options are read.
         model_output: the response. Where a letter counts: `graders.answers.choices`.
     """
-    letters = chosen_letters(model_output, LETTERS[: len(mmlu_example["options"])])
+    letters = chosen_letters(model_output, mmlu_example["options"])
     return letters[-1] if letters else None
 
 

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from rlvr_cli.graders.answers.choices import LETTERS, chosen_letters
+from rlvr_cli.graders.answers.choices import LETTERS, after_thinking, chosen_letters
 from rlvr_cli.types import Grade
 
 
@@ -53,9 +53,9 @@ def grade(response: str, ground_truth: str) -> Grade:
     right, options = letter_of(ground_truth)
     if not response.strip():
         return Grade(0.0, 0.0, 0.0, None, "empty")
-    letters = chosen_letters(response, LETTERS[: len(options)])
+    letters = chosen_letters(response, options)
     if not letters:
-        said = _names(response, options)
+        said = _names(after_thinking(response), options)
         kind = "correct_but_unformatted" if said == [LETTERS.index(right)] else "unparsed_answer"
         return Grade(0.0, 0.0, 0.0, None, kind)
     if letters[-1] == right:

@@ -80,6 +80,67 @@ def test_a_letter_inside_of_a_word_is_none(response):
     assert grade(response, TRUTH).extracted_answer is None
 
 
+CITIES = truth_of("B", ["Rome", "Paris", "A virus", "A"])
+
+
+@pytest.mark.parametrize(
+    ("declared", "letter"),
+    [
+        ("B. Paris", "B"),
+        ("(B) Paris, since it is large", "B"),
+        ("B) the capital", "B"),
+        ("B: Paris", "B"),
+        ("[B] Paris", "B"),
+        ("**B**. Paris", "B"),
+        ("B Paris", "B"),
+        ("B - *paris*.", "B"),
+        (r"\text{B. Paris}", "B"),
+        (r"\textbf{(B) }Paris", "B"),
+        ("A. Rome", "A"),
+        ("C. A virus", "C"),
+        ("C A virus", "C"),
+        ("D. A", "D"),
+        ("A virus", None),  # the text of C
+        ("A big city", None),
+        ("A.D. 70", None),
+        ("(A) and (C)", None),
+        ("A. or C", None),
+        ("Paris", None),
+        ("E. Paris", None),
+    ],
+)
+@pytest.mark.parametrize("place", ["it is </think> <answer> {} </answer>", "So \\boxed{{{}}}"])
+def test_tags_and_boxes_may_hold_the_options_text(declared, letter, place):
+    assert grade(place.format(declared), CITIES).extracted_answer == letter
+
+
+@pytest.mark.parametrize(
+    ("response", "letter"),
+    [
+        ("<think> option A is old, so no. </think> <answer> B. Paris </answer>", "B"),
+        ("Option C is no city, so \\boxed{B. Paris}", "B"),
+        ("<think>\nIs the answer A?\n</think>\n\n**B. Paris**", "B"),
+        ("Is the answer A? </think>\nB", "B"),
+        ("<think>So \\boxed{A}?</think> The answer is B.", "B"),
+        ("<think>So \\boxed{A}.</think> Done.", "A"),
+        ("<think>The answer is A.</think> Done.", None),
+        ("<think>The answer is A.</think>\n", "A"),
+        ("<think>The answer is A.", "A"),
+        ("Option A is old. <answer> Paris </answer>", None),
+        ("The answer is B. Option A is old. So \\boxed{\\text{Paris}}", "B"),
+        ("The answer is A. So \\boxed{Paris}", None),
+        ("The answer is A. So \\boxed{7}", "A"),
+    ],
+)
+def test_what_is_declared_counts_and_not_the_thinking(response, letter):
+    assert grade(response, CITIES).extracted_answer == letter
+
+
+def test_the_text_of_the_right_option_without_its_letter_may_follow_thinking_about_others():
+    verdict = grade("<think>Rome? No.</think> <answer> Paris </answer>", CITIES)
+    assert (verdict.reward, verdict.failure_kind) == (0.0, "correct_but_unformatted")
+
+
 def test_the_right_option_in_words_may_contain_another():
     truth = truth_of("A", ["New York", "York"])
     assert grade("It must be New York.", truth).failure_kind == "correct_but_unformatted"

@@ -1,15 +1,16 @@
 r"""Multiple choice: which option a response chooses.
 
-A letter counts where the response says that it is the answer: in `<answer>` tags or a ``\boxed{}``; else after "answer
-is" or "answer:"; else after "option" or "choice"; else where the response begins with a letter and a mark, "B.", "(B)",
-or its first line is nothing else. Of several places of one kind the last counts. There may be quotes, brackets, Markdown or
-``\text{}`` around the letter.
+A letter counts where the response says that it is the answer: in `<answer>` tags or a ``\boxed{}``, alone or before a mark and a text,
+"B. Paris", or its option's own text; else after "answer is" or "answer:"; else after "option" or "choice"; else where the response begins
+with a letter and a mark, "B.", "(B)", or its first line is nothing else. Of several places of one kind the last counts. There may be
+quotes, brackets, Markdown or ``\text{}`` around the letter. Of the thinking only tags and boxes count, and where there is no letter
+after it. Tags or a box that hold the text of an option without a letter choose no other one.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from rlvr_cli.graders.answers.extraction import last_boxed, tagged_answer
+from rlvr_cli.graders.answers.extraction import last_boxed, tagged_answer, without_thinking
 
 LETTERS = "ABCDEFGHIJ"
 _OPEN = r"""[\s*$"'`_(\[\u2018\u201c]*(?:\\(?:text|textbf|mathrm|mathbf)\s*\{[\s(]*)?"""
@@ -24,26 +25,61 @@ _STATED = (  # but not names of a program, such as option_A and answer["A"]
 )
 _WHOLE = re.compile(rf"{_OPEN}([A-J]){_CLOSE}")
 _FIRST = re.compile(rf"{_OPEN}([A-J])(?:[.):*\]]|{_CLOSE}$)", re.MULTILINE)
+_SEVERAL = r"[\s,/&]*(?:and|or)?[\s(\[]*[A-J](?:[.):,\]]|\s*$)"  # "(A) and (C)"
+_BEFORE_TEXT = re.compile(rf"""{_OPEN}([A-J])[*$"'`_]*[.):\]](?!{_SEVERAL}|[A-Z](?!\w))""")  # but not "A.D. 70"
+_BEFORE_OWN = re.compile(rf"""{_OPEN}([A-J])[*$"'`_.,:;)\]]*\s+(?:[-\u2013\u2014=]\s)?(.*)""", re.DOTALL)
+_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
+_AROUND = " $*\"'`_(){}\u2018\u2019\u201c\u201d"
 
 
-def chosen_letters(response: str, letters: Sequence[str]) -> list[str]:
+def chosen_letters(response: str, options: Sequence[str]) -> list[str]:
     """The letters that a response gives as its answer, in order: the last one counts; empty if there is none.
 
     Args:
-        letters: those of the options; others do not count.
+        options: their texts. Letters beyond them do not count.
     """
-    for found in _places(response):
-        known = [letter for letter in found if letter in letters]
-        if known:
-            return known
-    return []
+    answer = after_thinking(response)
+    letters = list(LETTERS[: len(options)])
+    for text in _declared(answer):
+        letter = _letter_of(text, options)
+        if letter in letters:
+            return [letter]
+        letters = _with_text(text, options) or letters
+    first = _FIRST.match(answer)
+    places = [pattern.findall(answer) for pattern in _STATED]
+    places += [[first[1]] if first else [], *([_letter_of(text, options)] for text in _declared(response))]
+    known = ([letter for letter in place if letter in letters] for place in places)
+    return next(filter(None, known), [])
 
 
-def _places(response: str) -> Iterator[list[str]]:
-    for marked in (tagged_answer(response), last_boxed(response)):
-        match = _WHOLE.fullmatch(marked or "")
-        yield [match[1]] if match else []
-    for pattern in _STATED:
-        yield pattern.findall(response)
-    match = _FIRST.match(response)
-    yield [match[1]] if match else []
+def after_thinking(response: str) -> str:
+    """What follows the thinking; the whole response if nothing does."""
+    return without_thinking(response).strip() or response
+
+
+def _declared(text: str) -> list[str]:
+    """What the tags hold, and what the box holds, if there are any."""
+    return [_TEXT.sub(r"\1", found) for found in (tagged_answer(text), last_boxed(text)) if found is not None]
+
+
+def _letter_of(declared: str, options: Sequence[str]) -> str | None:
+    """The letter that tags or a box hold; None where it only begins their text, such as in "A virus"."""
+    if match := _WHOLE.fullmatch(declared):
+        return match[1]
+    if _with_text(declared, options):
+        return None
+    own = _BEFORE_OWN.fullmatch(declared)
+    if own and own[1] in _with_text(own[2], options):
+        return own[1]
+    match = _BEFORE_TEXT.match(declared)
+    return match[1] if match else None
+
+
+def _with_text(text: str, options: Sequence[str]) -> list[str]:
+    """The letters of the options with this text, but for capitals and what is around it."""
+    plain = _plain(text)
+    return [letter for letter, option in zip(LETTERS, options, strict=False) if plain and plain == _plain(option)]
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).strip(_AROUND).rstrip(_AROUND + ".").casefold()
