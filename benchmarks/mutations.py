@@ -1967,6 +1967,7 @@ SUPPLEMENT = [
         ("a number is the text of an option", "        with_text = []", "        pass", f"{MULTIPLE_CHOICE} -k place_among_texts"),
         ("the first of two options that an answer names is right", "if len(named) == 1:", "if named:", f"{MULTIPLE_CHOICE} -k names_two"),
         ("options are not shown", "[self.question(row, question_field), *lines]", "[self.question(row, question_field)]", MULTIPLE_CHOICE),
+        ("a wall in a unit test begins the answer", "(_ASSERTION.search(text) or _is_json(text))", "False", "tests/data/test_datasets.py -k inside_of_unit_tests"),
         ("multiple choice has no grader of its own", ', self.num_choices: "multiple_choice"', "", MULTIPLE_CHOICE),
     ),
     Mutation("subjects are not told apart", "analysis/queries/sql/subjects.sql", "'$.subject')", "'$.options')", "tests/analysis/queries/test_sql.py -k by_subject"),

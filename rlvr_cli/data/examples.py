@@ -33,6 +33,7 @@ SHOWN_BAD_ROWS = 5
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")  # GSM8K's "<<48/2=24>>24"
 _BARE = re.compile(r"[^\s${}\\]+")
+_ASSERTION = re.compile(r"^assert(?! that\b)[ (]", re.MULTILINE)
 _BRACE = re.compile(r"\\.|[{}]")  # \{ and \} do not count
 
 
@@ -233,15 +234,26 @@ def final_answer(text: str) -> tuple[str, str]:
     r"""(form, answer): how a text marks its final answer, and the answer itself, stripped; "" if it cannot be read.
 
     "####" is GSM8K's mark: the rest of the last line, thousands commas removed. "boxed" is MATH's: the content of the
-    last balanced ``\boxed{}`` or ``\fbox{}``. "whole" is any other text.
+    last balanced ``\boxed{}`` or ``\fbox{}``. "whole" is any other text, and data and unit tests, in which such a mark is none.
     """
     _, mark, tail = text.rstrip().rpartition("####")
-    if mark and "\n" not in tail:
+    is_hashed, is_boxed = bool(mark) and "\n" not in tail, bool(_BOX.search(text))
+    if (is_hashed or is_boxed) and (_ASSERTION.search(text) or _is_json(text)):
+        return "whole", text.strip()
+    if is_hashed:
         answer = tail.strip()
         return "####", answer.replace(",", "") if re.fullmatch(r"[-+]?\$?\d{1,3}(,\d{3})+(\.\d+)?", answer) else answer
-    if _BOX.search(text):
+    if is_boxed:
         return "boxed", (_last_boxed(text) or "").strip()
     return "whole", text.strip()
+
+
+def _is_json(text: str) -> bool:
+    """Whether a text is a list or an object of JSON, such as tests of standard input and output."""
+    try:
+        return isinstance(json.loads(text), list | dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _last_boxed(text: str) -> str | None:

@@ -242,10 +242,26 @@ def test_a_trace_needs_a_response(tmp_path):
         ("\\boxed{a\\\\b}", ("boxed", "a\\\\b")),
         ("\\boxedsomething", ("whole", "\\boxedsomething")),
         (" 3/4 ", ("whole", "3/4")),
+        ("assert that 9 * 2 = 18\n#### 18", ("####", "18")),
     ],
 )
 def test_final_answers(text, expected):
     assert final_answer(text) == expected
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        json.dumps([{"input": "2\n####\n#..#\n", "output": "6"}]),
+        json.dumps([{"input": "5", "output": "\\boxed{5}"}]),
+        json.dumps({"grid": "####"}),
+        "assert f(4) == '####'",
+        "import re\nassert(f('a #### b'))",
+        'assert boxed(5) == "\\\\boxed{5}"\n# ####',
+    ],
+)
+def test_marks_inside_of_unit_tests_and_json_are_none(tests):
+    assert final_answer(tests) == ("whole", tests)
 
 
 balanced = st.recursive(
