@@ -8,7 +8,7 @@ The tests are one of:
 
 - A JSON list of `{"input": ..., "output": ...}`. The program runs as a script once per test. Its standard output must be `output`, but for
   white space at the ends of lines and of the whole.
-- Python: assertions and, beside them, other statements such as imports, which run first. Of `assert EXPRESSION == LITERAL` the program's
+- Python: assertions and, beside them, other statements such as imports, all in their order. Of `assert EXPRESSION == LITERAL` the program's
   side is computed in the sandbox and compared here: what the program does cannot make a wrong value right. Any other assertion is
   computed beside the program as a whole, so that a program that looks for it can fake it.
 """
@@ -52,7 +52,7 @@ class ScriptTests(NamedTuple):
 class AssertTests(NamedTuple):
     """Assertions. Where `compared`, the expression's value must equal the literal; else it must be true."""
 
-    setup: str  # the other statements
+    between: list[str]  # the other statements: those before each assertion, and those after the last
     expressions: list[str]
     compared: list[bool]
     literals: list[Any]
@@ -74,7 +74,10 @@ def grade(response: str, ground_truth: str, *, seconds: float = 4.0) -> Grade:
     if isinstance(tests, ScriptTests):  # the right answers stay here
         call, given = "outputs(program, inputs)", {"inputs": tests.inputs}
     else:
-        call, given = "values(program, setup, expressions)", {"setup": tests.setup, "expressions": tests.expressions}
+        call, given = (
+            "values(program, between, expressions)",
+            {"between": tests.between, "expressions": tests.expressions},
+        )
     execution = run_program(
         f"{_runner()}\nresults = {call}\n",
         entry=("results",),
@@ -165,19 +168,23 @@ def _asserts_of(ground_truth: str) -> AssertTests:
         statements = ast.parse(ground_truth).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"unit tests are {_FORMS}; not {ground_truth[:80]!r}: {error}") from error
-    asserts = [s for s in statements if isinstance(s, ast.Assert)]
-    if not asserts:
-        raise ValueError(f"unit tests are {_FORMS}; there is no assert in {ground_truth[:80]!r}")
-    setup = ast.Module([s for s in statements if not isinstance(s, ast.Assert)], [])
-    tests = AssertTests(ast.unparse(setup), [], [], [])
-    for statement in asserts:
+    tests, others = AssertTests([], [], [], []), list[ast.stmt]()
+    for statement in statements:
+        if not isinstance(statement, ast.Assert):
+            others.append(statement)
+            continue
         expression, literal, compared = statement.test, None, False
         match expression:
             case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]) if _is_literal(right):
                 expression, literal, compared = left, ast.literal_eval(right), True
+        tests.between.append(ast.unparse(ast.Module(others, [])))
         tests.expressions.append(ast.unparse(expression if compared else ast.Call(_BOOL, [expression], [])))
         tests.literals.append(literal)
         tests.compared.append(compared)
+        others = []
+    if not tests.expressions:
+        raise ValueError(f"unit tests are {_FORMS}; there is no assert in {ground_truth[:80]!r}")
+    tests.between.append(ast.unparse(ast.Module(others, [])))
     return tests
 
 

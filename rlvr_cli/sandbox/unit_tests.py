@@ -129,18 +129,23 @@ def _wait_for_threads() -> None:
             return
 
 
-def values(program: str, setup: str, expressions: list[str]) -> list[Result]:
-    """Run the program, then the statements of the tests that are no assertions, and return each expression's value."""
+def values(program: str, between: list[str], expressions: list[str]) -> list[Result]:
+    """Run the program, then the tests in their order, and return each expression's value.
+
+    Args:
+        between: the statements before each expression, and those after the last one.
+    """
     names: dict[str, Any] = {"__name__": "program"}
     # Programs are run here: this file runs in the sandbox alone.
     exec(compile(program, "program.py", "exec", dont_inherit=True), names)
-    exec(compile(setup, "tests.py", "exec", dont_inherit=True), names)
     results: list[Result] = []
-    for expression in expressions:
+    for statements, expression in zip(between, expressions, strict=False):
+        exec(compile(statements, "tests.py", "exec", dont_inherit=True), names)
         try:
             results.append({"value": _literal(eval(compile(expression, "tests.py", "eval", dont_inherit=True), names))})
         except Exception as raised:  # whatever the expression raises is its result
             results.append({"error": type(raised).__name__})
+    exec(compile(between[-1], "tests.py", "exec", dont_inherit=True), names)
     return results
 
 

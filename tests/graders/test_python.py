@@ -96,7 +96,7 @@ def test_assertions_are_split_into_what_is_computed_and_what_is_compared():
         "import math\nassert f(1) == [1, (2,)]\nassert math.isclose(g(2), 1.5), 'close'\nx = 3\nassert not h(x)"
     )
     assert isinstance(tests, AssertTests)
-    assert tests.setup == "import math\nx = 3"
+    assert tests.between == ["import math", "", "x = 3", ""]
     assert tests.expressions == ["f(1)", "bool(math.isclose(g(2), 1.5))", "bool(not h(x))"]
     assert tests.compared == [True, False, False]
     assert tests.literals == [[1, (2,)], None, None]
@@ -273,6 +273,22 @@ def test_a_large_input_is_read_or_left():
     truth = json.dumps([{"input": "7 " * 500_000, "output": "7"}] * 2)
     assert kind_of("print(input().split()[-1])", truth) is None
     assert kind_of("print(7)", truth) is None
+
+
+STACK = "class S(list):\n    def push(self, x): self.append(x)"
+
+
+@pytest.mark.parametrize(
+    ("program", "tests", "kind"),
+    [
+        (STACK, "s = S()\ns.push(1)\nassert s.pop() == 1\ns.push(2)\nassert s.pop() == 2", None),
+        (STACK, "s = S()\ns.push(1)\nassert s.pop() == 1\ns.push(2)\nassert s.pop() == 1", "wrong_answer"),
+        (STACK, "s = S()\nassert s.append(1) is None\ns.pop()", None),
+        (STACK, "s = S()\nassert not s\ns.pop()", "exception"),
+    ],
+)
+def test_statements_of_the_tests_run_in_their_order(program, tests, kind):
+    assert kind_of(program, tests) == kind
 
 
 def test_imports_and_other_statements_of_the_tests_run_first():
