@@ -1428,6 +1428,7 @@ EPISODES = [
         ("what is canceled is asked all the same", "for one in [one for one in waiting if one.future.cancelled()]:", "for one in []:", "tests/environments/test_pool.py -k is_canceled"),
     ),
     Mutation("a script can read how long the right outputs are", "graders/python.py", "-(-2 * right // _ANSWER_STEP) * _ANSWER_STEP", "2 * right", "tests/graders/test_python.py -k cannot_tell"),
+    Mutation("a dataset that is a script ends with a traceback", "data/datasets.py", "ImportError, RuntimeError, DatasetsError)", "DatasetsError)", "tests/data/test_datasets.py -k is_a_script"),
     Mutation("statements of tests run again for each assertion", "graders/python.py", "        others = []\n", "", "tests/graders/test_python.py -k in_their_order"),
     Mutation("pools of threads stay ended for the next run", "sandbox/unit_tests.py", "pools._shutdown = False", "pass", "tests/graders/test_python.py -k interpreter_would"),
     Mutation("a top_p that was refused is looked for", "samplers/openai.py", 'fields.get("top_p", 1) == 1', 'fields["top_p"] == 1', "tests/samplers/test_openai.py -k any_order"),

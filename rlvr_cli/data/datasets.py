@@ -422,19 +422,18 @@ def _hub_rows(name: str, configs: Sequence[str | None], *, split: str) -> Genera
 
     def rows(config: str | None) -> Iterator[Row]:
         try:
-            table = fetch(name, config, split=split)
-        except (OSError, ValueError, DatasetsError) as e:
+            for number, values in enumerate(fetch(name, config, split=split), start=1):  # which decodes the row
+                row_name = f"{config}-{number}" if len(configs) > 1 else number
+                where = f"{name}{f':{config}' if config else ''} {split} row {number}"
+                yield Row(where, row_name, dict(values), list(values))
+        except (OSError, ValueError, ImportError, RuntimeError, DatasetsError) as e:
             which = f"{name} ({config})" if config else name
             why = f"{unreachable}, and its cache does not have it" if unreachable else ""
             why = why or " ".join(str(e).split())[:500] or type(e).__name__
-            raise RlvrError(
-                f"Cannot get the split {split!r} of {which} from the Hugging Face hub: {why}",
-                "Check the name (hf:ORG/NAME:CONFIG), --split and the network, or give the path of a file.",
-            ) from e
-        for number, values in enumerate(table, start=1):
-            row_name = f"{config}-{number}" if len(configs) > 1 else number
-            where = f"{name}{f':{config}' if config else ''} {split} row {number}"
-            yield Row(where, row_name, dict(values), list(values))
+            hint = "Check the name (hf:ORG/NAME:CONFIG), --split and the network, or give the path of a file."
+            if isinstance(e, RuntimeError):  # such as a dataset that is a script
+                hint = "Name another copy of the dataset, or give the path of one of its Parquet files."
+            raise RlvrError(f"Cannot get the split {split!r} of {which} from the Hugging Face hub: {why}", hint) from e
 
     taking_turns = itertools.zip_longest(*(rows(config) for config in configs))
     return (row for turn in taking_turns for row in turn if row is not None)

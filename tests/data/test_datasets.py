@@ -509,6 +509,25 @@ def test_without_a_network_the_hub_is_an_error_the_user_can_read(hub):
     assert "path of a file" in error.hint
 
 
+def test_a_dataset_that_is_a_script_is_an_error_that_names_what_to_take(hub):
+    (hub / "org/script").mkdir(parents=True)
+    (hub / "org/script/script.py").write_text("")
+    error = problem("hf:org/script")
+    assert "Dataset scripts are no longer supported" in error.problem
+    assert "another copy of the dataset" in error.hint
+    assert "Parquet files" in error.hint
+
+
+def test_a_row_that_cannot_be_decoded_is_an_error_the_user_can_read(hub):
+    put(hub, "org/name", "one", "test", [{"question": "Q", "answer": "5", "image": {"bytes": b"none", "path": ""}}])
+    path = hub / "org/name/one/test.parquet"
+    table, kinds = pq.read_table(path), {"image": {"_type": "Image"}}
+    kinds |= {name: {"_type": "Value", "dtype": "string"} for name in ("question", "answer")}
+    features = json.dumps({"info": {"features": kinds}})
+    pq.write_table(table.replace_schema_metadata({"huggingface": features}), path)
+    assert "Cannot get the split 'test' of org/name (one)" in problem("hf:org/name:one").problem
+
+
 @pytest.mark.slow
 def test_a_hub_that_cannot_be_reached_is_said_at_once(tmp_path):
     pytest.importorskip("datasets.exceptions", reason="Hugging Face datasets is not installed (the extra `hub`)")
