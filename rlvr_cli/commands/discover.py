@@ -27,7 +27,7 @@ from rlvr_cli.discovery.search import Search, Settings, read_attempts, search
 from rlvr_cli.discovery.tasks import Task, load_task, read_text
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.process import StopRequest
-from rlvr_cli.rollouts.inputs import input_facts
+from rlvr_cli.rollouts.inputs import check_stops, input_facts
 from rlvr_cli.runs.provenance import open_run, resumed_config
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.samplers.open import sampler_facts
@@ -73,6 +73,8 @@ def discover(config: DiscoverConfig, task: Task, settings: Settings, responses: 
         grader={"grader": task.grader},
         engine=engine.name,
     )
+    if config.proposer == "model":
+        check_stops(config, config.model)
     with (
         streams.of_results(),
         StopRequest() as stop,

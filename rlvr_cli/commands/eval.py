@@ -21,7 +21,7 @@ from rlvr_cli.models.identity import model_facts
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import log_generations
 from rlvr_cli.rollouts.grading import grader_pool
-from rlvr_cli.rollouts.inputs import load_questions, load_template
+from rlvr_cli.rollouts.inputs import check_stops, load_questions, load_template
 from rlvr_cli.runs.provenance import name_of, open_run, resumed_config
 from rlvr_cli.samplers.episodes.open import open_environment
 from rlvr_cli.samplers.open import choose_engine, open_sampler, sampler_facts, settings_of
@@ -51,6 +51,7 @@ def run(config: EvalConfig) -> None:
     )
     devices = sampler_devices(config.device, engine=engine.name, samplers=config.samplers, cluster=config.cluster)
     model = model_facts(config.model, base_url=config.base_url, fetch=not config.dry_run)
+    check_stops(config, config.model)
     shared = Shared(config, datasets, template, engine, devices, model, ending)
     if config.dry_run:
         check_budgets(config, ending)

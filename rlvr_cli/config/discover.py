@@ -61,7 +61,9 @@ class DiscoverConfig(RunOptions, SamplingOptions, EndpointOptions):
         4096, "Maximum response length in tokens.", group="Sampling", common=True, at_least=1
     )
     stop: tuple[str, ...] = knob(
-        (), "Stop string: ends a response and is kept in it; repeatable; '' for none.", group="Sampling"
+        (),
+        "Stop string: ends a response and is kept in it, but not within its first --sampling-min-tokens tokens; repeatable; '' for none.",
+        group="Sampling",
     )
     strategy: Strategy = knob(
         "refine",

@@ -1,14 +1,17 @@
 """What every command that samples reads first: questions, and the facts for run.json that identify its inputs."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rlvr_cli.config.shared.episodes import EpisodeOptions
 from rlvr_cli.config.shared.prompt import PromptOptions, ShotOptions, is_judge
 from rlvr_cli.config.shared.questions import QuestionOptions
+from rlvr_cli.config.shared.sampling import SamplingOptions
 from rlvr_cli.data.datasets import Dataset, load_dataset
 from rlvr_cli.data.examples import Purpose
 from rlvr_cli.data.prompts import PromptTemplate, load_prompt
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_path
 from rlvr_cli.rollouts.shots import with_shots
 from rlvr_cli.samplers.episodes.turns import gives_rewards, told_tools
@@ -77,6 +80,35 @@ def load_template(config: PromptOptions, *, model: str) -> PromptTemplate:
     tools = told_tools(config) if isinstance(config, EpisodeOptions) else []
     chat = ChatTemplate(model_path(model), thinking=config.chat_thinking, system=config.chat_system, tools=tools)
     return chat_prompt(template, chat)
+
+
+def check_stops(config: SamplingOptions, model: str) -> None:
+    """Refuse a stop string that is a special token of the model: responses go on after it, since their text does not have it.
+
+    One that ends the responses of the model anyway may stay, and so may those of a run that is resumed. Of an endpoint's model nothing
+    is known, and a dry run downloads none.
+
+    Raises:
+        RlvrError: a stop string is refused.
+    """
+    chosen = [stop for stop in config.stop if stop and stop not in SamplingOptions.stop]
+    if not chosen or config.sources.get("stop") == "resumed run" or getattr(config, "base_url", ""):
+        return
+    path = model_path(model)
+    if getattr(config, "dry_run", False) and not Path(path).is_dir():
+        return
+    from rlvr_cli.models.pretrained import load_end_tokens, load_tokenizer  # here: endpoints do without transformers
+
+    tokenizer = load_tokenizer(path)
+    special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    for stop in chosen:
+        number = special.get(stop.strip())
+        if number is not None and number not in load_end_tokens(path, tokenizer):
+            raise RlvrError(
+                f"--stop {stop!r} is a special token of the model, which is not in the text of responses: it would end none.",
+                f"Leave it out. To end responses with this token, add its id {number} to eos_token_id in the model's "
+                "generation_config.json.",
+            )
 
 
 def chat_line(prompt: Mapping[str, str]) -> str:

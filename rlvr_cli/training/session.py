@@ -24,7 +24,7 @@ from rlvr_cli.models.identity import model_facts, model_path, model_shape
 from rlvr_cli.parallel.start import join
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import grader_pool
-from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template, needs_answers
+from rlvr_cli.rollouts.inputs import check_stops, input_facts, load_questions, load_template, needs_answers
 from rlvr_cli.rollouts.prompt_lengths import check_prompts
 from rlvr_cli.rollouts.shots import with_shots
 from rlvr_cli.runs.provenance import open_run
@@ -101,6 +101,7 @@ def load_inputs(
         | environment_facts(config)
         | (more_facts or {})
     )
+    check_stops(config, config.model)
     return Inputs(
         template,
         dataset.examples,
@@ -145,6 +146,8 @@ def inputs_of_traces(
         | environment_facts(config)
         | (more_facts or {})
     )
+    if eval_dataset is not None:
+        check_stops(config, config.model)
     return Inputs(template, [], eval_dataset, pool, engine, *divide_devices(config, engine=engine.name), facts)
 
 

@@ -1,15 +1,21 @@
 """What a command that samples reads first."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlvr_cli.commands.discover import run as run_discover
+from rlvr_cli.commands.eval import run as run_eval
+from rlvr_cli.commands.sft import run as run_sft
+from rlvr_cli.config.discover import DiscoverConfig
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.rollouts.inputs import load_questions
-from rlvr_cli.training.session import load_eval_dataset
+from rlvr_cli.rollouts.inputs import check_stops, load_questions
+from rlvr_cli.training.session import load_eval_dataset, load_inputs
 
 
 def test_questions_for_a_judge_need_no_answers(tmp_path):
@@ -30,3 +36,35 @@ def test_questions_for_a_judge_need_no_answers(tmp_path):
     for config in (EvalConfig(dataset=path), EvalConfig(dataset=path, grader="gsm8k")):
         with pytest.raises(RlvrError, match="no answer"):
             load_questions(config, purpose="eval")
+
+
+def test_a_stop_string_that_is_a_special_token_is_refused(tiny_model_dir):
+    """The text of a response does not have it: nothing would stop there, and nothing would say so."""
+    model = str(tiny_model_dir)
+    for config in (
+        EvalConfig(stop=("# Query:", "<|pad|>")),
+        GrpoConfig(stop=("<|pad|>\n",)),
+        DiscoverConfig(stop=("<|pad|>",)),
+    ):
+        with pytest.raises(RlvrError, match=r"is a special token .* it would end none") as caught:
+            check_stops(config, model)
+        assert "add its id 1 to eos_token_id" in caught.value.hint
+    check_stops(EvalConfig(stop=("<|endoftext|>", "pad", "")), model)  # the first ends responses anyway
+    check_stops(EvalConfig(stop=("<|pad|>",), base_url="http://127.0.0.1:9/v1", model="big"), "big")
+    check_stops(EvalConfig(stop=("<|pad|>",), sources={"stop": "resumed run"}), model)
+    check_stops(EvalConfig(stop=("<|pad|>",), dry_run=True), "org/not-here")
+
+
+def test_commands_that_sample_refuse_it_before_they_make_a_run(tiny_model_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("traces.jsonl").write_text('{"prompt": "Q", "response": "A", "answer": "1"}\n')
+    common: dict[str, Any] = {"model": str(tiny_model_dir), "stop": ("<|pad|>",), "device": "cpu", "runs_dir": "runs"}
+    for command in (
+        lambda: run_eval(EvalConfig(dataset="arithmetic:4", **common)),
+        lambda: load_inputs(GrpoConfig(dataset="arithmetic:64", **common), questions_per_batch=2),
+        lambda: run_sft(SftConfig(dataset="traces.jsonl", eval_dataset="arithmetic:4", **common)),
+        lambda: run_discover(DiscoverConfig(task="kissing", dim=3, **common)),
+    ):
+        with pytest.raises(RlvrError, match="special token"):
+            command()
+    assert not Path("runs").exists() or not list(Path("runs").iterdir())

@@ -17,10 +17,12 @@ class SamplingOptions(Provenance):
         1024, "Maximum response length in tokens.", group="Sampling", common=True, at_least=1
     )
     sampling_min_tokens: int = knob(
-        4, "Minimum number of tokens before a response may end.", group="Sampling", at_least=0
+        4, "Minimum number of tokens before a response may end, also by a stop string.", group="Sampling", at_least=0
     )
     stop: tuple[str, ...] = knob(
-        ("</answer>",), "Stop string: ends a response and is kept in it; repeatable; '' for none.", group="Sampling"
+        ("</answer>",),
+        "Stop string: ends a response and is kept in it, but not within its first --sampling-min-tokens tokens; repeatable; '' for none.",
+        group="Sampling",
     )
 
     @property
