@@ -272,26 +272,36 @@ def next_stage(experiment: Experiment, reached: Mapping[str, float]) -> Experime
     stage, *later = experiment.stages
     ranked = sorted((name for name in experiment.names if name in reached), key=lambda name: -reached[name])
     kept = [i for i, name in enumerate(experiment.names) if name in ranked[: stage.best] or name == experiment.baseline]
+    arms = [experiment.arms[i] for i in kept]
     common = {**experiment.options, **stage.options}
     if stage.longer > 1:
-        longer = replace(experiment, options=common)
-        config = _config(experiment.command, _options_of(longer, experiment.arms[0]))
-        steps = f"n_{experiment.command}_steps"
-        if not getattr(config, steps, 0):
-            raise RlvrError(
-                f"The stage {stage.name} has longer = {stage.longer}, but the runs have no {flag(steps)}.",
-                "Give it in [options], or the length of this stage in [stages.options].",
-            )
-        common[steps] = stage.longer * getattr(config, steps)
+        common, arms = _longer(replace(experiment, options=common), arms, stage)
     return replace(
         experiment,
         name=f"{experiment.name}-{stage.name}",
         options=common,
-        arms=[experiment.arms[i] for i in kept],
+        arms=arms,
         names=[experiment.names[i] for i in kept],
         seeds=stage.seeds or experiment.seeds,
         stages=later,
     )
+
+
+def _longer(
+    experiment: Experiment, arms: Sequence[Mapping[str, Any]], stage: Stage
+) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
+    """The options of all runs and of each arm with more steps: an arm that has another number than the rest has its own."""
+    steps = f"n_{experiment.command}_steps"
+    before = [getattr(_config(experiment.command, _options_of(experiment, arm)), steps, 0) for arm in arms]
+    if not all(before):
+        raise RlvrError(
+            f"The stage {stage.name} has longer = {stage.longer}, but the runs have no {flag(steps)}.",
+            "Give it in [options], or the length of this stage in [stages.options].",
+        )
+    counted = [(arm, stage.longer * count) for arm, count in zip(arms, before, strict=True)]
+    shared = next((count for arm, count in counted if steps not in arm), None)
+    own = [{**arm, steps: count} if steps in arm or count != shared else arm for arm, count in counted]
+    return {**experiment.options, **({steps: shared} if shared else {})}, own
 
 
 def runs_of(experiment: Experiment) -> list[SweepRun]:

@@ -219,6 +219,16 @@ def test_of_equal_arms_the_first_goes_on_and_a_length_that_is_a_default_grows_to
     assert long.options["n_grpo_steps"] == 1000
 
 
+def test_arms_with_a_number_of_steps_of_their_own_grow_from_it(write):
+    text = (
+        'command = "grpo"\n[options]\nn_grpo_steps = 7\n[[arms]]\nname = "a"\nn_grpo_steps = 10\n[[arms]]\nname = "b"\n'
+    )
+    text += '[[arms]]\nname = "c"\nn_grpo_steps = 20\n[[stages]]\nname = "long"\nbest = 3\nlonger = 5'
+    long = next_stage(load_experiment(write(text)), {"a": 0.1, "b": 0.5, "c": 0.3})
+    assert [config.n_grpo_steps for config in check_runs(long, runs_of(long))] == [50, 35, 100]
+    assert long.arms[1] == {}
+
+
 def test_runs_without_a_number_of_steps_cannot_be_made_longer(write):
     text = 'command = "sft"\n[grid]\nnum_examples = ["4", "8"]\n[[stages]]\nname = "long"\nbest = 1\nlonger = 2'
     with pytest.raises(RlvrError, match="the runs have no --n-sft-steps"):
