@@ -178,6 +178,26 @@ def test_a_dry_run_says_the_plan_and_its_notes_and_does_nothing(tmp_path, capsys
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"eval_every": 10}, "before, after, every 10 updates"),
+        ({"eval_every": 10, "final_eval_examples": 8}, "before, every 10 updates; 8 after"),
+        ({"eval_every": 0, "final_eval_examples": 2048}, "before; 32 after"),
+        ({"eval_every": 0, "final_eval_examples": 4}, "before, after"),
+    ],
+)  # fmt: skip
+def test_the_plan_says_how_many_questions_the_last_evaluation_asks(facts, given, said):
+    asked = f"evaluation     4 questions of {facts['eval_dataset']['name']}, "
+    assert asked + said in lines_of(facts, eval_examples=4, **given)
+
+
+def test_what_a_container_may_use_is_the_hosts_memory(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("rlvr_cli.training.planning.plan.memory_limit", lambda: 2**10)
+    grpo.run(GrpoConfig(**FEW, offload_optimizer=True, runs_dir=str(tmp_path), dry_run=True))
+    assert "of the host's memory, and this one has " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("normalization", ["masked_mean", "masked_normalize", "token_mean"])
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_the_plan_says_the_objective(tmp_path, facts, loss_type, normalization):

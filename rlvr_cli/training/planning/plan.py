@@ -1,7 +1,6 @@
 """What a training command will do: batches, the objective as a formula, memory."""
 
 import math
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from rlvr_cli.config.shared.optimization import HIGHEST_ROUNDED_BETA2, rounds_be
 from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.models.directory import adapter_settings
 from rlvr_cli.models.identity import model_line, model_path, model_shape
+from rlvr_cli.process import memory_limit
 from rlvr_cli.rollouts.inputs import chat_line, rewards_line, shots_line
 from rlvr_cli.samplers.episodes.open import episodes_line
 from rlvr_cli.terminal import console
@@ -66,7 +66,7 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs)
         console.say(f"{name:<14} {value}")
     notes = [NO_EVALUATION] if not inputs.facts["eval_dataset"] else []
     notes += [ROUNDED_BETA2] if rounds_beta2_away(config) else []  # a resumed run's
-    of_host = host_note(inputs.memory, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    of_host = host_note(inputs.memory, memory_limit())
     for note in (*notes, check_memory(inputs.memory, config, shape, engine=engine, rows=rows), of_host):
         if note:
             console.say(f"note: {note}")
@@ -554,6 +554,14 @@ def _sampling(config: TrainingConfig) -> str:
     return line(train) + (f"; evaluations: {line(held_out)}" if held_out != train else "") + episodes
 
 
+def _evaluation(config: TrainingConfig, questions: Mapping[str, Any], every: str) -> str:
+    """How many questions each evaluation asks, and when: `every` is that of --eval-every in words."""
+    asked = min(questions["rows"], config.eval_examples)
+    last = min(questions["rows"], config.final_eval_examples or config.eval_examples)
+    when = f"before, after{every}" if last == asked else f"before{every}; {last:,} after"
+    return f"{asked} questions of {questions['name']}, {when}"
+
+
 def _common(config: TrainingConfig, facts: Mapping[str, Any], *, unit: str = "updates") -> dict[str, str]:
     questions = facts["eval_dataset"]
     every = f", every {config.eval_every} {unit}" if config.eval_every else ""
@@ -567,7 +575,7 @@ def _common(config: TrainingConfig, facts: Mapping[str, Any], *, unit: str = "up
     )
     return {
         "learning rate": f"{config.learning_rate:g}: {config.warmup_steps} updates of warm-up, then {config.lr_schedule}",
-        "evaluation": f"{min(questions['rows'], config.eval_examples)} questions of {questions['name']}, before, after{every}"
+        "evaluation": _evaluation(config, questions, every)
         if questions
         else "none: name questions with --eval-dataset",
         "checkpoints": save,
