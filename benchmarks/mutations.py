@@ -563,6 +563,7 @@ WIRING = [
         ("the divergence is always the reverse one", 'reverse=self.config.divergence == "reverse_kl"', "reverse=True", replays("distill-forward"), "divergence"),
         ("the teacher is in float32 always", "dtype=own.param_dtype", 'dtype="float32"', "tests/commands/test_distill.py -k precision", "param_dtype"),
         ("the teacher computes in another precision", "compute_dtype=own.compute_dtype", 'compute_dtype="auto"', "tests/commands/test_distill.py -k precision", "compute_dtype"),
+        ("each trainer takes all cores", "processes=self.ranks.size", "processes=1", "tests/training/parallel/test_weight_sync.py -k divide_the_cores"),
         ("the reference is the policy itself", "self._own_reference() if", "self._trained if", replays("grpo-clip"), "kl_coef"),
         ("one learning rate for both", "critic_learning_rate=config.critic_learning_rate or None,", "critic_learning_rate=None,", actor_critics("shared"), "ppo.critic_learning_rate"),
         ("every critic has a body of its own", 'own_body=config.critic == "own"', "own_body=True", actor_critics("shared"), "ppo.critic"),
@@ -1183,6 +1184,7 @@ MATHEMATICS = [
         ("a node that cannot write is fine", "errors[\"runs directory\"] = error.problem, error.hint", "pass", NODES),
         ("nobody looks for the same file system", "if not facts[\"runs_seen\"] and", "if False and", NODES),
     ),
+    Mutation("samplers divide the cores of the machine", "parallel/start.py", "return available_cores()", "return __import__('os').cpu_count() or 1", "tests/parallel/test_start.py"),
     *mutations_of(
         "sweeps/slots.py",
         ("all runs of a sweep see all GPUs", "[Slot(visible=device) for device in devices] or ", "", "tests/sweeps/test_slots.py"),

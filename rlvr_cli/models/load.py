@@ -3,6 +3,7 @@
 Enters: a model directory or Hub id, precisions, a device, and the adapter to train. Leaves: a `Policy`, which can load itself again.
 """
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from rlvr_cli.models.adapter import load_adapted
 from rlvr_cli.models.directory import base_of, local_directory
 from rlvr_cli.models.policy import Lora, Policy, first_not_finite
 from rlvr_cli.models.pretrained import read_pretrained
-from rlvr_cli.process import keep_freed_memory
+from rlvr_cli.process import available_cores, keep_freed_memory
 from rlvr_cli.text import printable
 
 TINY_PARAMETERS = 10_000_000
@@ -94,7 +95,16 @@ def load_frozen(path_or_id: str | Path, *, dtype: str, compute_dtype: str, devic
     return frozen
 
 
-def use_few_threads(policy: Policy) -> None:
-    """Limit torch to one thread for a tiny model on the CPU, where synchronizing threads costs more than they save."""
-    if policy.device.type == "cpu" and policy.num_parameters < TINY_PARAMETERS:
+def use_few_threads(policy: Policy, *, processes: int = 1) -> None:
+    """Limit torch's threads on the CPU: for a tiny model to one, since synchronizing threads costs more than they save.
+
+    Args:
+        processes: how many compute beside each other. If there are several, they divide the cores that this one may use, unless
+            OMP_NUM_THREADS says how many threads each has.
+    """
+    if policy.device.type != "cpu":
+        return
+    if policy.num_parameters < TINY_PARAMETERS:
         torch.set_num_threads(1)
+    elif processes > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(available_cores() // processes, 1))

@@ -1,6 +1,5 @@
 """Start a worker where its place is: on this machine, or on a node of the cluster."""
 
-import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ from rlvr_cli.errors import missing_extra
 from rlvr_cli.parallel.places import device_of, node_of
 from rlvr_cli.parallel.shared_memory import SharedMemory
 from rlvr_cli.parallel.worker import LocalWorker, Worker
+from rlvr_cli.process import available_cores
 
 if TYPE_CHECKING:
     from rlvr_cli.parallel.cluster import Cluster
@@ -35,9 +35,9 @@ def reserve(places: Sequence[str], *, first: bool = False) -> str:
 
 
 def cores_of(place: str) -> int:
-    """How many CPU cores there are where a place is; of a node, those that the cluster may give."""
+    """How many CPU cores there are where a place is: of this machine, those that the process may use; of a node, those that the cluster may give."""
     if (name := node_of(place)) is None:
-        return os.cpu_count() or 1
+        return available_cores()
     return _joined().node(name).cpus
 
 

@@ -4,7 +4,6 @@ Enters: the options of a training command, a device, the ranks. Leaves: a `Repli
 every rank, in the same order (`trainers.Trainers`); rank 0 uses what they return.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,7 +18,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.models.divergence import Teacher
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.models.load import TINY_PARAMETERS, check_finite, load_frozen, load_policy, use_few_threads
+from rlvr_cli.models.load import check_finite, load_frozen, load_policy, use_few_threads
 from rlvr_cli.models.policy import Policy, distinct_tensors, trained_adapter
 from rlvr_cli.samplers.episodes.open import open_environment, played
 from rlvr_cli.samplers.open import engine_kind, settings_of
@@ -60,10 +59,8 @@ class Replica:
             check_finite(self.policy, model_path(config.model))
         if self.policy.device.type == "mps":
             raise RlvrError("Training does not run on mps: it needs float64, which mps lacks.", "Use --device cpu.")
-        use_few_threads(self.policy)
+        use_few_threads(self.policy, processes=self.ranks.size)
         self.kernels_note = self.policy.use_kernels(config.fused_kernels)
-        if self.ranks.size > 1 and self.policy.device.type == "cpu" and self.policy.num_parameters >= TINY_PARAMETERS:
-            torch.set_num_threads(max((os.cpu_count() or 1) // self.ranks.size, 1))
         if config.critic:
             self.policy.add_critic(own_body=config.critic == "own")
         self._trained = self._own_part(self.policy)

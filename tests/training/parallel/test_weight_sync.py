@@ -14,6 +14,7 @@ from rlvr_cli.samplers.open import ENGINES, EngineKind
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.optimizers.optimizer_state import move_state
 from rlvr_cli.training.parallel.placement import Placement
+from rlvr_cli.training.parallel.ranks import Ranks
 from rlvr_cli.training.parallel.replica import Replica
 from rlvr_cli.training.parallel.trainers import DividedSampler, Trainers
 from rlvr_cli.training.parallel.weight_sync import Snapshot, WeightSync
@@ -202,6 +203,22 @@ def test_a_followers_engine_gives_its_memory_back_when_that_of_rank_0_does(polic
     getattr(Replica(config, device="cpu"), method)(*arguments, **how)
     assert [engine.settings.sleep_mode for engine in opened] == [sleeps, sleeps]
     assert opened[1].asked == ["sample", "sleep"]
+
+
+@pytest.mark.parametrize(("exported", "threads"), [(None, 3), ("5", 4)])
+def test_trainers_divide_the_cores_that_they_may_use_unless_it_is_said(monkeypatch, exported, threads):
+    before = torch.get_num_threads()
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(7)))
+    monkeypatch.setattr("rlvr_cli.models.load.TINY_PARAMETERS", 0)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if exported:
+        monkeypatch.setenv("OMP_NUM_THREADS", exported)
+    torch.set_num_threads(4)
+    try:
+        Replica(GrpoConfig(), device="cpu", ranks=Ranks(0, 2))
+        assert torch.get_num_threads() == threads, "4 is what torch has from elsewhere"
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_what_fails_here_is_said_also_if_the_other_trainers_failed_too():
