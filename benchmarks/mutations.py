@@ -1198,8 +1198,10 @@ MATHEMATICS = [
         ("a model that was moved is another one", "return known is not None and _sha256(model) == known", "return False", "tests/sweeps/test_continued.py -k another_place"),
         ("a run beside the sweep is where it was", 'option.metadata["completes"] == "source" and before == beside', "False", "tests/sweeps/test_continued.py -k beside"),
     ),
+    Mutation("a run that has just begun goes on after Ctrl-C", "sweeps/job.py", "if connection.poll(0):", "if False:", "tests/sweeps/test_job.py -k asked_to_end"),
     *mutations_of(
         "sweeps/schedule.py",
+        ("a run that hears no signal is waited for", "one.worker.send(STOPPED)", "pass", "tests/sweeps/test_job.py -k does_not_wait"),
         ("a finished run is not made longer", 'return "short" if is_longer and status == "finished" else status', "return status", "tests/sweeps/test_schedule.py -k longer"),
         ("a sweep goes on without the lease", "words = here if state != job.there else", "words = here if True else", "tests/runs/remote/test_work.py -k leaves_alone"),
         ("a killed machine has its runs for ever", "(source_of(run) is not None or is_locked(run)) and", "", "tests/sweeps/test_schedule.py -k another_machine"),

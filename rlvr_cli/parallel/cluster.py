@@ -265,7 +265,7 @@ class RayWorker(Worker):
         return self._host.receive.options(concurrency_group="receive").remote()
 
     def interrupt(self) -> None:
-        self._host.interrupt.remote()
+        self._host.interrupt.options(concurrency_group="send").remote()  # not before what was sent
 
     def kill(self) -> None:
         with suppress(RayError):  # it is gone already

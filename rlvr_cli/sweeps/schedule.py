@@ -25,6 +25,7 @@ from rlvr_cli.runs.readers import ENDED, read_metadata
 from rlvr_cli.runs.storage.files import atomic_write, os_errors_as_user_errors, shown
 from rlvr_cli.runs.storage.sources import place_of, source_of
 from rlvr_cli.sweeps.continued import changed_options, lengths_of
+from rlvr_cli.sweeps.job import STOPPED
 from rlvr_cli.sweeps.slots import Slot, keep
 from rlvr_cli.terminal import console
 
@@ -202,6 +203,8 @@ class _Sweep:
     def end(self) -> None:
         """Ask each process to end, and wait until it has saved what is done."""
         for one in self.running:
+            with suppress(RlvrError):  # it has ended already
+                one.worker.send(STOPPED)  # before the signal: it hears one or sees the other
             one.worker.interrupt()
         while any(one.worker.status is None for one in self.running):
             time.sleep(POLL_SECONDS / 4)
