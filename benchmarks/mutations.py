@@ -1201,6 +1201,7 @@ MATHEMATICS = [
     Mutation("a run that has just begun goes on after Ctrl-C", "sweeps/job.py", "if connection.poll(0):", "if False:", "tests/sweeps/test_job.py -k asked_to_end"),
     *mutations_of(
         "sweeps/schedule.py",
+        ("a run that is held is asked for all the time", "if self.waiting or self.running:  #", "if self.running:  #", "tests/sweeps/test_schedule.py -k node_has_gone"),
         ("a run that hears no signal is waited for", "one.worker.send(STOPPED)", "pass", "tests/sweeps/test_job.py -k does_not_wait"),
         ("a finished run is not made longer", 'return "short" if is_longer and status == "finished" else status', "return status", "tests/sweeps/test_schedule.py -k longer"),
         ("a sweep goes on without the lease", "words = here if state != job.there else", "words = here if True else", "tests/runs/remote/test_work.py -k leaves_alone"),

@@ -200,6 +200,15 @@ class _Sweep:
             else:
                 self._ended(one.job.name)
 
+    def make(self, stop: StopRequest) -> None:
+        """Make all that wait. Raises RlvrError if there is no node left, Interrupted after a signal."""
+        while self.waiting or self.running:
+            stop.check()
+            self.start()
+            if self.waiting or self.running:  # those that wait may all be held
+                time.sleep(POLL_SECONDS)
+            self.look()
+
     def end(self) -> None:
         """Ask each process to end, and wait until it has saved what is done."""
         for one in self.running:
@@ -235,12 +244,7 @@ def run_jobs(
         keep(slots)
     with StopRequest() as stop:
         try:
-            while sweep.waiting or sweep.running:
-                stop.check()
-                sweep.start()
-                sweep.look()
-                if sweep.running:
-                    time.sleep(POLL_SECONDS)
+            sweep.make(stop)
         except (Interrupted, KeyboardInterrupt):
             sweep.end()
             raise Interrupted("what is done is kept; the same command goes on") from None

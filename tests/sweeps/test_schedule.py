@@ -2,15 +2,18 @@
 
 import json
 import os
+import time
 
 import pytest
 
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.process import StopRequest
 from rlvr_cli.runs.lock import Lock
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.sweeps.schedule import Job, status_of, write_plan
+from rlvr_cli.sweeps.schedule import POLL_SECONDS, Job, _Sweep, status_of, write_plan
+from rlvr_cli.sweeps.slots import Slot
 
 
 def made(tmp_path, status, **config):
@@ -51,6 +54,16 @@ def test_a_run_that_another_machine_left_goes_on_and_one_that_it_writes_is_left_
     assert status_of(run, job()) == "begun"
     (run / ".lock.exclusive").write_text(elsewhere)  # where the file system has no locks: only its removal ends it
     assert status_of(run, job()) == "running"
+
+
+def test_a_run_whose_node_has_gone_is_looked_at_now_and_then_until_its_process_has_ended(tmp_path, monkeypatch):
+    lock, slept = Lock(made(tmp_path, "finished")), []
+    sweep = _Sweep([job()], tmp_path, [Slot()], ended=lambda name: None, looked_up=lambda job: job)
+    sweep._lost["r"] = [time.monotonic()]
+    monkeypatch.setattr("rlvr_cli.sweeps.schedule.HELD_SECONDS", 0.2)
+    monkeypatch.setattr("time.sleep", lambda seconds: slept.append(seconds) or lock.release())
+    sweep.make(StopRequest())
+    assert slept == [POLL_SECONDS]
 
 
 def test_what_the_sweep_is_grows_by_the_runs_of_each_call(tmp_path):
