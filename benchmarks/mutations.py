@@ -1172,9 +1172,13 @@ MATHEMATICS = [
         ("--vary adds no option", 'content["grid"][option] = values', "pass", "tests/sweeps/test_experiment.py -k command_line_changes"),
         ("options of the command line are lost", ", where=str(path)) | given", ", where=str(path))", "tests/sweeps/test_experiment.py -k command_line_changes"),
     ),
+    Mutation("a time limit does not end what is probed", "sweeps/printed.py", "seconds, ends = min(pace.run, limit)", "seconds, ends = pace.run", "tests/sweeps/test_probe.py -k few_updates"),
     *mutations_of(
         "sweeps/probe.py",
-        ("evaluations are free", "+ self.evaluations * self.evaluation\n", "\n", "tests/sweeps/test_probe.py -k by_hand"),
+        ("evaluations are free", "+ (self.evaluations - 1 + self.last) * self.evaluation\n", "\n", "tests/sweeps/test_probe.py -k by_hand"),
+        ("what is probed is sent to a tracker", ', "track": ()}', "}", "tests/sweeps/test_probe.py -k sees_its_gpu"),
+        ("a probe sees all GPUs", '{"CUDA_VISIBLE_DEVICES": visible} if visible', "{} if visible", "tests/sweeps/test_probe.py -k sees_its_gpu"),
+        ("a run of few updates is never measured", "1 if is_whole else UPDATES", "UPDATES", "tests/sweeps/test_probe.py -k few_updates"),
         ("an update is a step", "if stepped else 1\n    ((unit", "if False else 1\n    ((unit", "tests/sweeps/test_probe.py -k by_hand"),
     ),
     *mutations_of(

@@ -75,7 +75,7 @@ def run(config: SweepConfig) -> None:
         sweeps = list(stages)
         slots = slots_of(sweeps[-1], config)
         print_plan(sweeps, output=config.format)
-        return say_pace(sweeps[-1], at_once=len(slots)) if config.probe else None
+        return say_pace(sweeps[-1], slots) if config.probe else None
     found: list[Table] = []
     try:
         for number, sweep in enumerate(stages):

@@ -3,13 +3,16 @@
 Enters: a `Sweep`. Leaves: text, on stdout where it is a result.
 """
 
+import math
 import shlex
 from collections.abc import Sequence
 
 from rlvr_cli.config.parsing.options import Format
+from rlvr_cli.config.shared.run import TrainingRunOptions
 from rlvr_cli.runs.readers import ENDED
 from rlvr_cli.sweeps.experiment import experiment_names, load_experiment
 from rlvr_cli.sweeps.probe import check_steps, measured_pace
+from rlvr_cli.sweeps.slots import Slot
 from rlvr_cli.sweeps.stage import Sweep
 from rlvr_cli.terminal import console, tables
 
@@ -56,18 +59,26 @@ def say_later_stages(sweep: Sweep) -> None:
         )
 
 
-def say_pace(sweep: Sweep, *, at_once: int) -> None:
-    """Measure a step of the first run that is left, and say how long all that are left take. Raises RlvrError, Interrupted."""
+def say_pace(sweep: Sweep, slots: Sequence[Slot]) -> None:
+    """Measure a step of the first run that is left, at the first slot, and say how long all that are left take in all of them.
+
+    Raises:
+        RlvrError: the run fails, or has no steps.
+        Interrupted: after a signal.
+    """
     left = [job for job in sweep.jobs if sweep.status_of(job) not in ENDED]
     if not left:
         return console.say("hours    0: all runs are finished")
     check_steps(left[0].command)
     console.say(f"probe    begins {left[0].name} in a temporary directory, and ends it after its first step")
-    pace = measured_pace(left[0].command)
-    rounds = -(-len(left) // at_once)
-    together = f", {at_once} at a time" if at_once > 1 else ""
+    pace = measured_pace(left[0].command, visible=slots[0].visible)
+    config, rounds = left[0].config, -(-len(left) // len(slots))
+    limit = config.time_limit_seconds if isinstance(config, TrainingRunOptions) else math.inf
+    seconds, ends = min(pace.run, limit), ", by its --time-limit" if limit < pace.run else ""
+    of_stage = " of this stage" if sweep.experiment.stages else ""
+    together = f", {len(slots)} at a time" if len(slots) > 1 else ""
     console.say(f"probe    {pace}")
     console.say(
-        f"hours    about {rounds * pace.run / 3600:.2g} for the {len(left)} runs that are left{together}: {pace.run / 60:.2g} minutes for this "
-        "one; other arms may take another time"
+        f"hours    about {rounds * seconds / 3600:.2g} for the {len(left)} runs{of_stage} that are left{together}: {seconds / 60:.2g} minutes "
+        f"for this one{ends}; other arms may take another time"
     )

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlvr_cli.config import config_of
+from rlvr_cli.config.parsing.command_line import values_of, words_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import StopRequest, die_with_parent
 from rlvr_cli.runs.manifest import METRICS, RUN_FILE
@@ -36,6 +38,7 @@ class Pace:
         steps: how many the run has.
         evaluation: one of them, of --eval-examples.
         evaluations: how many the run has, with the last one.
+        last: how many times as long the last one takes, by --final-eval-examples.
     """
 
     start: float
@@ -43,17 +46,19 @@ class Pace:
     steps: int
     evaluation: float
     evaluations: int
+    last: float = 1.0
 
     @property
     def run(self) -> float:
         """Seconds of the whole run."""
-        return self.start + self.steps * self.step + self.evaluations * self.evaluation
+        return self.start + self.steps * self.step + (self.evaluations - 1 + self.last) * self.evaluation
 
     def __str__(self) -> str:
         of_evaluations = f", an evaluation {self.evaluation:.1f} s" if self.evaluation else ""
+        longer = f", the last one {self.last:.2g} times as long" if self.evaluation and self.last != 1 else ""
         return (
             f"loading took {self.start:.1f} s, a step {self.step:.2g} s{of_evaluations}; the run has {self.steps} steps and "
-            f"{self.evaluations} evaluations"
+            f"{self.evaluations} evaluations{longer}"
         )
 
 
@@ -63,8 +68,11 @@ def check_steps(command: Sequence[str]) -> None:
         raise RlvrError("--probe measures a step of training, and rlvr eval has none.", "Try the run with --limit 64.")
 
 
-def measured_pace(command: Sequence[str]) -> Pace:
-    """Begin the run of a command such as `rlvr grpo --group-size 8`, and end it after its first step.
+def measured_pace(command: Sequence[str], *, visible: str = "") -> Pace:
+    """Begin the run of a command such as `rlvr grpo --group-size 8`, and end it after its first step. No tracker hears of it.
+
+    Args:
+        visible: the value of CUDA_VISIBLE_DEVICES; empty: as it is.
 
     Raises:
         RlvrError: the command fails, or is an evaluation (`check_steps`).
@@ -74,7 +82,8 @@ def measured_pace(command: Sequence[str]) -> Pace:
     parent, began = os.getpid(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rlvr-probe-") as folder, StopRequest() as stop:
         run, log = Path(folder) / NAME, Path(folder) / LOG
-        words = [*command[2:], "--run", NAME, "--runs-dir", folder, "--checkpoint-every", "0"]
+        kind, own = config_of(command[1]), {"run": NAME, "runs_dir": folder, "checkpoint_every": 0, "track": ()}
+        words = words_of(kind, values_of(kind, command[2:], command=command[1]) | own)
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "rlvr_cli", command[1], *words],
@@ -82,6 +91,7 @@ def measured_pace(command: Sequence[str]) -> Pace:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                env={**os.environ, **({"CUDA_VISIBLE_DEVICES": visible} if visible else {})},
                 preexec_fn=lambda: die_with_parent(parent, by=signal.SIGKILL),
             )
         try:
@@ -95,17 +105,17 @@ def measured_pace(command: Sequence[str]) -> Pace:
         finally:
             process.kill()  # nothing of it is kept
             process.wait()
-        if not has_stepped(found):
+        if not has_stepped(found, is_whole=is_over and process.returncode == 0):
             said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-4:]
             raise RlvrError("The probe ended before its first step:\n  " + "\n  ".join(said))
         return pace_of(found, read_metadata(run), seconds=seconds)
 
 
-def has_stepped(found: Measured) -> bool:
-    """Whether a step is complete, or so many updates of a command that does not sample."""
+def has_stepped(found: Measured, *, is_whole: bool = False) -> bool:
+    """Whether a step is complete, or so many updates of a command that does not sample; of a whole run one is enough."""
     if ("train", "reward/mean") in found:
         return ("train", "step/seconds") in found
-    return len(found.get(("train", "update/seconds"), ())) >= UPDATES
+    return len(found.get(("train", "update/seconds"), ())) >= (1 if is_whole else UPDATES)
 
 
 def pace_of(found: Measured, metadata: Mapping[str, Any], *, seconds: float) -> Pace:
@@ -121,17 +131,21 @@ def pace_of(found: Measured, metadata: Mapping[str, Any], *, seconds: float) -> 
         sum(parts)
         for parts in zip(*(found.get(("eval", f"{n}/seconds"), ()) for n in ("sampling", "grading")), strict=False)
     ]
-    timed = (stepped or updates)[1:] or stepped  # the first one is slower
+    timed = (stepped or updates)[1:] or stepped or updates  # the first one is slower
     step = sum(timed) / len(timed)
     of_a_step = max(round(len(updates) / len(stepped)), 1) if stepped else 1
     ((unit, planned),) = metadata["planned"].items()
     steps = -(-planned // of_a_step) if unit == "updates" else planned
-    every = metadata["config"].get("eval_every") or 0
+    config = metadata["config"]
+    every = config.get("eval_every") or 0
     counted = planned if unit == "updates" else steps  # what --eval-every counts
     evaluations = 1 + (-(-counted // every) if every else 1) if evaluated else 0
-    evaluation = max(evaluated, default=0.0)
+    evaluation, last = (evaluated or [0.0])[0], 1.0
+    if final := config.get("final_eval_examples"):
+        rows = metadata["facts"]["eval_dataset"]["rows"] if evaluated else 1
+        last = min(final, rows) / min(config["eval_examples"], rows)
     spent = sum(stepped or updates) + sum(evaluated)
-    return Pace(max(seconds - spent, 0.0), step, steps, evaluation, evaluations)
+    return Pace(max(seconds - spent, 0.0), step, steps, evaluation, evaluations, last)
 
 
 def _measured(run: Path) -> Measured:
