@@ -1192,8 +1192,11 @@ MATHEMATICS = [
     *mutations_of(
         "sweeps/slots.py",
         ("all runs of a sweep see all GPUs", "[Slot(visible=device) for device in devices] or ", "", "tests/sweeps/test_slots.py"),
-        ("a run of several processes has one place", "if config.samplers > 1 or getattr(config, \"trainers\", 1) > 1 or config.cluster:", "if config.cluster:", "tests/sweeps/test_slots.py"),
+        ("a run of several processes has one place", "if _wants_several(config) or config.cluster:", "if config.cluster:", "tests/sweeps/test_slots.py"),
+        ("a run of several trainers gets one GPU", 'if c.device != "cpu" and _wants_several(c)', "if False", "tests/sweeps/test_slots.py -k one_each"),
     ),
+    Mutation("an array job starts all its runs at once", "sweeps/emitted.py", "if at_once > 1 else", "if False else", "tests/commands/test_sweep.py -k printed_instead"),
+    Mutation("a task of an array job has one GPU", "sweeps/emitted.py", "max(gpus_of(job.config) for job in jobs)", "1", "tests/commands/test_sweep.py -k printed_instead"),
     *mutations_of(
         "sweeps/continued.py",
         ("other options go on with other runs", "            raise _other(where, flag(name), before, now)\n", "            continue\n", "tests/sweeps/test_continued.py -k another_run"),

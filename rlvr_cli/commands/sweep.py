@@ -6,7 +6,6 @@ Enters: a SweepConfig. Leaves: the runs in a directory of their own, a report be
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.report.sweep import Findings, write_sweep_report
@@ -69,7 +68,7 @@ def run(config: SweepConfig) -> None:
         sweep = list(stages)[-1]
         say_later_stages(sweep)
         jobs = with_address(sweep.jobs, runs_dir, str(parsed_address(config.runs_dir))) if mirror else sweep.jobs
-        return console.print_text("\n".join(emitted(jobs, sweep.folder, kind=config.emit)))
+        return console.print_text("\n".join(emitted(jobs, sweep.folder, kind=config.emit, at_once=config.jobs)))
     check_can_write(runs_dir)
     if config.dry_run or config.probe:
         sweeps = list(stages)
@@ -128,16 +127,12 @@ def reached_by(sweep: Sweep) -> dict[str, float]:
     return {row["arm"]: row["accuracy"] for row in table.records() if not row["diverged"]}
 
 
-def _plan(experiment: Experiment, jobs: Sequence[Job]) -> dict[str, Any]:
-    """What `write_plan` stores of a sweep."""
-    return {"experiment": experiment.name, "runs": {job.name: list(job.command) for job in jobs}}
-
-
 def slots_of(sweep: Sweep, config: SweepConfig) -> list[Slot]:
-    """Where its runs are made; of a cluster, it is said. Raises RlvrError if the cluster has too little."""
+    """Where its runs are made; of a cluster, it is said. Raises RlvrError if a run wants more than it would get."""
+    configs = [job.config for job in sweep.jobs]
     if not config.cluster:
-        return slots_here(config.jobs, [device for device in config.devices.split(",") if device])
-    slots, who = slots_on(config.cluster, config.jobs, [job.config for job in sweep.jobs])
+        return slots_here(config.jobs, [device for device in config.devices.split(",") if device], configs)
+    slots, who = slots_on(config.cluster, config.jobs, configs)
     console.say(f"devices  {who}")
     return slots
 
@@ -161,7 +156,8 @@ def run_stage(sweep: Sweep, config: SweepConfig, mirror: Mirror | None) -> list[
         sweep.folder.mkdir(parents=True, exist_ok=True)
     lock = Lock(sweep.folder)
     try:
-        write_plan(sweep.folder, _plan(sweep.experiment, sweep.jobs))
+        runs = {job.name: list(job.command) for job in sweep.jobs}
+        write_plan(sweep.folder, {"experiment": sweep.experiment.name, "runs": runs})
         return run_jobs(sweep.jobs, sweep.folder, slots, ended=ended, looked_up=now)
     finally:
         lock.release()

@@ -39,9 +39,14 @@ class SweepConfig(Provenance):
     stages: int = knob(
         0, "Stages of the experiment to run, if it has several; 0: all.", group="Run", common=True, at_least=0
     )
-    jobs: int = knob(1, "Runs at a time.", group="Run", common=True, at_least=1)
+    jobs: int = knob(
+        1, "Runs at a time; with --emit slurm, above 1, tasks of the array job.", group="Run", common=True, at_least=1
+    )
     devices: str = knob(
-        "", "GPUs, one for each run at a time, such as 0,1,2,3. Empty: each run sees all.", group="Run", common=True
+        "",
+        "GPUs, one for each run at a time, such as 0,1,2,3. Empty: each run sees all, as --trainers and --samplers need.",
+        group="Run",
+        common=True,
     )
     cluster: str = knob(
         "",
@@ -81,6 +86,11 @@ class SweepConfig(Provenance):
         if self.cluster and (self.devices or self.emit):
             other = "--devices names GPUs of this machine" if self.devices else "--emit is for others to start"
             raise RlvrError(f"--cluster chooses where runs are made, and {other}.", "Leave one of them out.")
+        here = {"--devices": self.devices, "--probe": self.probe, "--jobs": self.emit == "commands" and self.jobs > 1}
+        if self.emit and (other := next((name for name, given in here.items() if given), "")):
+            raise RlvrError(
+                f"--emit {self.emit} prints what others start, so that {other} has no effect.", "Leave one of them out."
+            )
         if self.devices and self.jobs > len(self.devices.split(",")):
             raise RlvrError(
                 f"--jobs {self.jobs} is more than the {len(self.devices.split(','))} of --devices.",

@@ -12,12 +12,16 @@ from rlvr_cli.config.parsing.command_line import words_of
 from rlvr_cli.config.parsing.sources import BOUNDS
 from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.sweeps.schedule import Job
+from rlvr_cli.sweeps.slots import gpus_of
 
 
-def emitted(jobs: Sequence[Job], folder: Path, *, kind: str) -> list[str]:
+def emitted(jobs: Sequence[Job], folder: Path, *, kind: str, at_once: int) -> list[str]:
     """The commands as lines for a shell, or as an array job for SLURM: each goes on with its run if it was begun before.
 
-    SLURM's signal reaches what `srun` starts, not what the batch shell starts itself.
+    SLURM's signal reaches what `srun` starts, not what the batch shell starts itself. All tasks of an array get as many GPUs.
+
+    Args:
+        at_once: the most runs of an array job at a time; 1: as SLURM likes.
     """
 
     def line(job: Job) -> str:
@@ -34,11 +38,12 @@ def emitted(jobs: Sequence[Job], folder: Path, *, kind: str) -> list[str]:
 
     if kind == "commands":
         return [shlex.join(job.command) for job in jobs]
+    gpus = max(gpus_of(job.config) for job in jobs)
     return [
         "#!/bin/bash",
         f"#SBATCH --job-name={folder.name}",
-        f"#SBATCH --array=0-{len(jobs) - 1}",
-        "#SBATCH --gres=gpu:1",
+        f"#SBATCH --array=0-{len(jobs) - 1}{f'%{at_once}' if at_once > 1 else ''}",
+        *([f"#SBATCH --gres=gpu:{gpus}"] if gpus else []),
         "#SBATCH --requeue",
         "#SBATCH --signal=USR1@120   # rlvr saves what is done, and the job's next start goes on",
         'case "$SLURM_ARRAY_TASK_ID" in',

@@ -25,9 +25,37 @@ class Slot:
     visible: str = ""
 
 
-def slots_here(jobs: int, devices: Sequence[str]) -> list[Slot]:
-    """Slots of this machine: one for each value of CUDA_VISIBLE_DEVICES, or as many as there are runs at a time."""
+def gpus_of(config: Any) -> int:
+    """How many GPUs a run computes on where there are enough: its trainers', and those of samplers in processes of their own."""
+    if config.device == "cpu":
+        return 0
+    trainers = getattr(config, "trainers", 0)
+    samplers = config.samplers if config.samplers > 1 or not trainers else int(getattr(config, "async_steps", 0) > 0)
+    elsewhere = config.sampler_urls or getattr(config, "base_url", "")
+    return trainers + (0 if elsewhere else samplers)
+
+
+def slots_here(jobs: int, devices: Sequence[str], configs: Sequence[Any]) -> list[Slot]:
+    """Slots of this machine: one for each value of CUDA_VISIBLE_DEVICES, or as many as there are runs at a time.
+
+    Args:
+        jobs: how many runs at a time.
+        devices: the values.
+        configs: of the runs.
+
+    Raises:
+        RlvrError: a run is of several processes that want a GPU each, and `devices` give it one.
+    """
+    if devices and (config := next((c for c in configs if c.device != "cpu" and _wants_several(c)), None)):
+        raise RlvrError(
+            f"With --devices each run of a sweep has one GPU, and {config.run} wants several: --trainers or --samplers.",
+            "Leave --devices out: then each run sees all GPUs, and with --jobs 1 has them for itself.",
+        )
     return [Slot(visible=device) for device in devices] or [Slot()] * jobs
+
+
+def _wants_several(config: Any) -> bool:
+    return config.samplers > 1 or getattr(config, "trainers", 1) > 1
 
 
 def slots_on(cluster: str, jobs: int, configs: Sequence[Any]) -> tuple[list[Slot], str]:
@@ -42,7 +70,7 @@ def slots_on(cluster: str, jobs: int, configs: Sequence[Any]) -> tuple[list[Slot
         RlvrError: there is no cluster, it has too little, or a run is of several processes that want places of their own.
     """
     for config in configs:
-        if config.samplers > 1 or getattr(config, "trainers", 1) > 1 or config.cluster:
+        if _wants_several(config) or config.cluster:
             raise RlvrError(
                 f"With --cluster each run of a sweep has one place, and {config.run} wants several: --trainers or --samplers.",
                 "Leave them out, or start such runs one by one, each with --cluster.",

@@ -228,7 +228,11 @@ def test_the_commands_can_be_printed_instead(sweep, tmp_path):
         *("--seed", "0", "--run", "reinforce_with_baseline-s0", "--runs-dir", str(tmp_path / "grpo_baselines")),
     ]
     script = sweep(seeds="0", emit="slurm").out
-    assert "#SBATCH --array=0-1" in script
+    assert "#SBATCH --array=0-1\n" in script
+    assert "gres" not in script, "all is on the CPU"
+    words = ("--device", "cuda", "--trainers", "2", "--samplers", "2")
+    wide = sweep("grpo_baselines", *words, seeds="0", jobs=2, emit="slurm").out
+    assert "#SBATCH --array=0-1%2\n#SBATCH --gres=gpu:4\n" in wide
     subprocess.run(["bash", "-n", "-c", script], check=True)
     file = tmp_path / "two.toml"
     file.write_text(
@@ -326,6 +330,16 @@ def test_the_list_and_the_file_of_an_experiment(sweep, capsys):
             "--cluster chooses where runs are made, and --devices names GPUs of this machine",
         ),
         ({"cluster": "auto", "emit": "slurm"}, "and --emit is for others to start"),
+        ({"emit": "slurm", "devices": "0"}, "--emit slurm prints what others start, so that --devices has no effect"),
+        (
+            {"emit": "commands", "probe": True},
+            "--emit commands prints what others start, so that --probe has no effect",
+        ),
+        ({"emit": "commands", "jobs": 2}, "--emit commands prints what others start, so that --jobs has no effect"),
+        (
+            {"devices": "0,1", "overrides": ("--model", "tiny", "--trainers", "2"), "dry_run": True},
+            "With --devices each run of a sweep has one GPU",
+        ),
         ({"name": "a/b"}, "'a/b' cannot be the name of a sweep"),
     ],
 )

@@ -1,19 +1,48 @@
 """Where runs of a sweep are made, without a cluster: on this machine, and what is refused before one is joined."""
 
+from dataclasses import replace
+
 import pytest
 
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.parallel.places import Node, divide, places_line
-from rlvr_cli.sweeps.slots import Slot, slots_here, slots_on
+from rlvr_cli.sweeps.slots import Slot, gpus_of, slots_here, slots_on
 
 NODES = [Node("n1", "a", "10.0.0.1", 4, 1), Node("n2", "b", "10.0.0.2", 4, 1)]
 
 
 def test_each_value_of_devices_is_a_slot():
-    assert slots_here(1, ["0", "3"]) == [Slot("cpu", "0"), Slot("cpu", "3")]
-    assert slots_here(2, []) == [Slot("cpu", ""), Slot("cpu", "")]
+    assert slots_here(1, ["0", "3"], []) == [Slot("cpu", "0"), Slot("cpu", "3")]
+    assert slots_here(2, [], []) == [Slot("cpu", ""), Slot("cpu", "")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "gpus"),
+    [
+        (GrpoConfig, {}, 1),
+        (GrpoConfig, {"trainers": 2}, 2),
+        (GrpoConfig, {"trainers": 2, "samplers": 3}, 5),
+        (GrpoConfig, {"async_steps": 1}, 2),
+        (GrpoConfig, {"trainers": 2, "sampler_urls": "http://a:8000"}, 2),
+        (GrpoConfig, {"trainers": 2, "device": "cpu"}, 0),
+        (SftConfig, {}, 1),
+        (EvalConfig, {"samplers": 4}, 4),
+        (EvalConfig, {"base_url": "http://a/v1", "model": "m"}, 0),
+    ],
+)
+def test_trainers_and_samplers_of_their_own_want_a_gpu_each(kind, given, gpus):
+    assert gpus_of(kind(dataset="arithmetic:4", **given)) == gpus
+
+
+def test_runs_that_want_several_gpus_do_not_get_one_each():
+    config = GrpoConfig(dataset="arithmetic:4", run="x", trainers=2)
+    with pytest.raises(RlvrError, match="With --devices each run of a sweep has one GPU, and x wants several"):
+        slots_here(1, ["0", "1"], [config])
+    assert len(slots_here(1, [], [config])) == 1
+    assert len(slots_here(1, ["0", "1"], [replace(config, device="cpu")])) == 2
 
 
 @pytest.mark.parametrize(
