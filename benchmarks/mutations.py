@@ -1198,6 +1198,13 @@ MATHEMATICS = [
     Mutation("an array job starts all its runs at once", "sweeps/emitted.py", "if at_once > 1 else", "if False else", "tests/commands/test_sweep.py -k printed_instead"),
     Mutation("a task of an array job has one GPU", "sweeps/emitted.py", "max(gpus_of(job.config) for job in jobs)", "1", "tests/commands/test_sweep.py -k printed_instead"),
     *mutations_of(
+        "sweeps/stage.py",
+        ("arms that cannot be compared are trained", "if all(self.status_of(job) ==", "if False and all(self.status_of(job) ==", "tests/sweeps/test_stage.py"),
+        ("a sweep that has begun without evaluations is lost", "if all(self.status_of(job) ==", "if True or all(self.status_of(job) ==", "tests/sweeps/test_stage.py"),
+    ),
+    Mutation("the best of arms without evaluations are the baseline", "commands/sweep.py", "        sweep.check_evaluated()\n", "", "tests/sweeps/test_stage.py"),
+    Mutation("runs without evaluations have no report", "analysis/statistics/sweep_table.py", "        except RlvrError as error:\n            others", "        except KeyError as error:\n            others", "tests/commands/test_results.py -k never_evaluated"),
+    *mutations_of(
         "sweeps/continued.py",
         ("other options go on with other runs", "            raise _other(where, flag(name), before, now)\n", "            continue\n", "tests/sweeps/test_continued.py -k another_run"),
         ("a longer run is cut", "now < before:", "False:", "tests/sweeps/test_schedule.py -k longer"),

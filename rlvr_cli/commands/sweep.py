@@ -11,7 +11,7 @@ from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.report.sweep import Findings, write_sweep_report
 from rlvr_cli.analysis.statistics.sweep_table import (
     arm_table,
-    comparisons,
+    comparisons_that_can_be,
     difference_table,
     divergences,
     evaluation_tables,
@@ -115,6 +115,7 @@ def stages_of(experiment: Experiment, runs_dir: Path, mirror: Mirror | None) -> 
         yield sweep
         if not experiment.stages or any(sweep.status_of(job) not in ENDED for job in jobs):
             return
+        sweep.check_evaluated()
         experiment = next_stage(experiment, reached_by(sweep))
 
 
@@ -173,12 +174,12 @@ def results(sweep: Sweep, failed: Sequence[str]) -> list[Table]:
     runs = [info for of_arm in infos.values() for info in of_arm]
     with open_runs(runs, timeout_seconds=AT_END_SECONDS) as database:
         found = [arm_table(database, arms)]
-        compared = comparisons(database, arms, baseline=experiment.baseline) if experiment.baseline in arms else {}
+        compared, others = comparisons_that_can_be(database, arms, baseline=experiment.baseline)
         if compared:
             found.append(difference_table(compared, baseline=experiment.baseline))
         if experiment.command == "eval":
             found += evaluation_tables(runs, timeout_seconds=AT_END_SECONDS)
-        told = [*sentences(compared, baseline=experiment.baseline), *divergences(infos)]
+        told = [*sentences(compared, baseline=experiment.baseline), *others, *divergences(infos)]
         findings = Findings(
             title=experiment.title or experiment.name,
             look_at=experiment.look_at,

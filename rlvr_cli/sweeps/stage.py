@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rlvr_cli.config.shared.training import TrainingConfig
+from rlvr_cli.data.datasets import evaluation_spec
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import ENDED, RunInfo, read_metadata, read_run
 from rlvr_cli.runs.remote.work import Mirror
@@ -31,13 +33,25 @@ class Sweep:
     def check(self) -> None:
         """Raise RlvrError if a run that exists is another one than the sweep would make: before any of them goes on.
 
-        Of those that have ended within other limits, it is said.
+        So it does if arms could not be compared and no run has begun. Of those that have ended within other limits, it is said.
         """
+        if all(self.status_of(job) == "new" for job in self.jobs):
+            self.check_evaluated()
         for job in self.jobs:
             if self.status_of(job) in ENDED and (
                 other := other_bounds(read_metadata(self.folder / job.name), job.config)
             ):
                 console.say(f"note: {job.name} has ended with {'; '.join(other)}: its arm has runs of different limits")
+
+    def check_evaluated(self) -> None:
+        """Raise RlvrError if there are several arms, and a run has no questions for evaluations, by which they are compared and chosen."""
+        for job in self.jobs if len(self.experiment.arms) > 1 else ():
+            config = job.config
+            if isinstance(config, TrainingConfig) and not (config.eval_dataset or evaluation_spec(config.dataset)):
+                raise RlvrError(
+                    f"Arms are compared by evaluations, and {self.folder.name}/{job.name} has no questions for them.",
+                    "Give --eval-dataset, with another --name if there are runs without it.",
+                )
 
     def finished_arms(self, *, without: Sequence[str] = ()) -> dict[str, list[RunInfo]]:
         """The runs of each arm, without the arms that have none."""

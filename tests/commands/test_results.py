@@ -32,6 +32,21 @@ def stage(tmp_path):
     return Sweep(experiment, tmp_path, [SweepRun("r", "a", 0, {})], [])
 
 
+def test_runs_that_were_never_evaluated_have_a_report_all_the_same(tmp_path, capsys):
+    for name in "ab":
+        with RunDir.create(tmp_path, "grpo", name=name, metadata={}) as run:
+            for step in (1, 2):
+                run.commit_metrics(step, "train", {"train/token_entropy": 1.0, "loss/objective": 0.5})
+            run.finish("finished")
+    experiment = Experiment("e", "grpo", options={}, arms=[{}, {}], names=["a", "b"], seeds=[0], baseline="a")
+    stage = Sweep(experiment, tmp_path, [SweepRun("a", "a", 0, {}), SweepRun("b", "b", 0, {})], [])
+    (arms,) = sweep.results(stage, [])
+    assert (arms.title, arms.rows) == ("arms", [])
+    said = "b is not compared with a: a has no eval rollouts."
+    assert said in capsys.readouterr().err
+    assert said in (tmp_path / "report.md").read_text()
+
+
 ENDS = {
     "of a sweep": (sweep, sweep_table, "_ACCURACY", lambda stage: sweep.results(stage, [])),
     "of a stage": (sweep, sweep_table, "_ACCURACY", sweep.reached_by),

@@ -13,6 +13,7 @@ from rlvr_cli.analysis.statistics.at_k import at_k_table
 from rlvr_cli.analysis.statistics.comparison import NOT_PROMISED, Comparison, compare, held_out_intervals
 from rlvr_cli.analysis.statistics.estimators import holm
 from rlvr_cli.analysis.statistics.progress import read_progress, shared_steps
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.types import PValue, Table
 
@@ -85,6 +86,19 @@ def comparisons(
         for arm, runs in arms.items()
         if arm != baseline and runs
     }
+
+
+def comparisons_that_can_be(
+    database: Database, arms: Arms, *, baseline: str
+) -> tuple[dict[str, Comparison], list[str]]:
+    """Compare the arms that can be compared with the baseline, as `comparisons` does; and say in a sentence each why others cannot."""
+    found, others = {}, []
+    for arm in arms if baseline in arms else ():
+        try:
+            found |= comparisons(database, {baseline: arms[baseline], arm: arms[arm]}, baseline=baseline)
+        except RlvrError as error:
+            others.append(f"{arm} is not compared with {baseline}: {error.problem}")
+    return found, others
 
 
 def compared_table(found: Mapping[str, Comparison], *, baseline: str) -> Table:
