@@ -1128,6 +1128,9 @@ MATHEMATICS = [
         ("a missing value takes its neighbors away", "around = [v for v in values[i - reach : i + reach + 1] if math.isfinite(v)]", "around = values[i - reach : i + reach + 1]", "tests/analysis/pictures/test_figures.py -k neighbors_of_a_missing"),
         ("updates whatever --x says", 'value, asked = row[self.columns.x], self.wishes.x', 'value, asked = row[self.columns.x], "updates"', "tests/analysis/pictures/test_figures.py -k test_x"),
         ("seeds are not averaged over the same steps", "if len({p.arm for p in here}) == 1 and len(asked) > 1 and len(here) < len(asked):", "if False:", "tests/analysis/pictures/test_figures.py -k mean_of_its_seeds"),
+        ("a kind that a seed lacks is no bar", "self.rows += [row for arm in arms for row in self._absent(arm)]", "pass", "tests/analysis/pictures/test_figures.py -k lacks_counts_as_0"),
+        ("a panel a run, also of an arm", 'firsts.get(row[c], row[c]) if c == "run_id" else row[c]', "row[c]", "tests/analysis/pictures/test_figures.py -k a_panel_an_arm"),
+        ("a line of some seeds ends the picture", "if self._merged(of_line, column, smooth=1):", "if True:", "tests/analysis/pictures/test_figures.py -k only_some_seeds"),
         ("an arm has the interval of one seed", "if len(here) == 1 else seed_interval([p.y for p in here])", "", "tests/analysis/pictures/test_figures.py -k mean_of_its_seeds"),
         ("runs in the order of the alphabet", "ordered = [arm.label for arm in self.arms] if self.by_run and self.arms else list(series)", "ordered = sorted(series)", "tests/analysis/pictures/test_figures.py -k order_asked"),
         ("what has an interval is smoothed", "is_whole = self.columns.bars or not joined or (self._has_interval(points, column) and not are_two)", "is_whole = not joined", "tests/analysis/pictures/test_figures.py -k not_smoothed"),
@@ -1853,7 +1856,7 @@ VIEW = [
         "analysis/report/build.py",
         ("a page without a summary does not say so", 'left_out.append(LeftOut(section, f"{lacking} left out. {error.problem}", command if has_more else ""))', "pass", f"{SERVED}lacks_what_takes_too_long"),
         ("a page names the summary of another step", 'f"--phase {phase} --step {step}"', '""', f"{SERVED}lacks_what_takes_too_long"),
-        ("a page has nothing where a query takes too long", "except (LimitReached, TooMany) as error:", "except TooMany as error:", f"{SERVED}lacks_what_takes_too_long"),
+        ("a page has nothing where a query takes too long", "except (LimitReached, TooMany, NothingShared) as error:", "except (TooMany, NothingShared) as error:", f"{SERVED}lacks_what_takes_too_long"),
     ),
     *mutations_of(
         "analysis/live/server.py",

@@ -109,6 +109,10 @@ class TooMany(RlvrError):
     """A picture would have more lines or panels than one can tell apart."""
 
 
+class NothingShared(RlvrError):
+    """No line of a picture has values that all runs of an arm have."""
+
+
 class Point(NamedTuple):
     """One value: of a run, at an x. `key` is x before --x."""
 
@@ -150,7 +154,7 @@ def draw(
         held_out: (number of the arm, updates of its first run) -> interval of its held-out accuracy, for the column eval_reward.
 
     Raises:
-        RlvrError: the result cannot be drawn (a TooMany if it is too much), with what to select instead; or a panel has another name.
+        RlvrError: the result cannot be drawn (a TooMany if it is too much, or NothingShared), with what to select; or a panel has another name.
     """
     name, plot = query.name or "The result", query.plot or {}
     columns = columns_of(result, plot, name)
@@ -164,10 +168,15 @@ def draw(
         )
     maker = _Maker(result, columns, query, arms, wishes=wishes, progress=progress or {}, held_out=held_out or {})
     panels = maker.panels()
+    if not panels and maker.partial:
+        raise NothingShared(
+            f"{name} cannot be drawn. {maker.partial_note}", "Draw the runs one by one, without the commas."
+        )
     if not panels:
         raise nothing_to_draw(name, result, columns)
     if wishes.panels:
-        panels = _chosen(panels, wishes.panels, others=others, result=result, query=query)
+        wanted = [w for w in wishes.panels if w not in maker.partial or any(w in p.name.split() for p in panels)]
+        panels = _chosen(panels, wanted, others=others, result=result, query=query)
     for panel in panels:
         if len(panel.lines) > MAX_LINES:
             raise TooMany(
@@ -243,6 +252,7 @@ class _Maker:
         self.arm_of = {run: number for number, arm in enumerate(arms) for run in arm.runs}
         self.starts = {run: its for arm in arms for run, its in round_starts(progress, arm.runs).items()}
         self.rows = [row for row in result.records() if row[columns.x] is not None]
+        self.rows += [row for arm in arms for row in self._absent(arm)]
         self.hours = wishes.x == "minutes" and max((p["minutes"] for p in progress.values()), default=0) > LONG_MINUTES
         self.by_run = columns.lines[:1] == ("run_id",)
         self.log = "".join(axis for axis in "xy" if axis in wishes.log or axis in self.plot.get("log", ""))
@@ -252,6 +262,24 @@ class _Maker:
             self.log += "x"
         self.series, self.variants = self._labels()
         self.empty: set[str] = set()  # columns without a panel, because they are 0 everywhere
+        self.partial: dict[str, set[str]] = {}  # what is not drawn -> the arms in which only some runs have it
+
+    def _absent(self, arm: Arm) -> Iterator[dict[str, Any]]:
+        """Rows of what some runs of an arm have and others lack, such as a category, in columns that are then 0.
+
+        A run without rows has no zeros: maybe it was never evaluated. Neither has a share of x in a run without this x.
+        """
+        zeros, x = dict.fromkeys(filter(None, self.plot.get("zeros", "").split(",")), 0), self.columns.x
+        names = [c for c in dict.fromkeys((x, *self.columns.lines, *self.columns.panels)) if c != "run_id"]
+        of_run: dict[str, dict[tuple[Any, ...], None]] = {}
+        for row in self.rows:
+            if zeros and row.get("run_id") in arm.runs:
+                of_run.setdefault(row["run_id"], {})[tuple(row[c] for c in names)] = None
+        for run, own in of_run.items():
+            for key in dict.fromkeys(key for its in of_run.values() for key in its):
+                if key not in own and (f"share_of_{x}" not in zeros or key[0] in {k[0] for k in own}):
+                    found = dict.fromkeys(self.result.columns) | zeros | dict(zip(names, key, strict=True))
+                    yield found | {"run_id": run}
 
     def _is_uneven(self) -> bool:
         """Whether x is the progress of runs, of which one is shorter than `SHORT` of another."""
@@ -304,9 +332,8 @@ class _Maker:
         found = []
         named = [c for c in self.columns.panels if c != "run_id"]
         named = [c for c in named if c == named[0] or count_distinct(self.result, c) > 1]
-        keys = dict.fromkeys(tuple(row[c] for c in self.columns.panels) for row in self.rows)
-        for key in keys:
-            rows = [row for row in self.rows if tuple(row[c] for c in self.columns.panels) == key]
+        for key in dict.fromkeys(map(self._panel, self.rows)):
+            rows = [row for row in self.rows if self._panel(row) == key]
             shown = dict(zip(self.columns.panels, key, strict=True))
             of = " ".join(_text(shown[c]) for c in named)
             if "run_id" in shown and len(self.arms) > 1:
@@ -314,6 +341,11 @@ class _Maker:
             for group in self.columns.y:
                 found += self._group_panels(rows, group, of)
         return tuple(found)
+
+    def _panel(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What the rows of a panel have in common; the runs of an arm are the first of them."""
+        firsts = {run: arm.runs[0] for arm in self.arms for run in arm.runs}
+        return tuple(firsts.get(row[c], row[c]) if c == "run_id" else row[c] for c in self.columns.panels)
 
     def _group_panels(self, rows: Sequence[Mapping[str, Any]], group: Sequence[str], of: str) -> list[Panel]:
         """The panel of columns that share one, or a panel for each variant if they would be too many lines."""
@@ -383,7 +415,11 @@ class _Maker:
                 at = self.series.index(self._series(row)), self.variants.index(self._variant(row, column, group))
                 points.setdefault(at, []).append(self._point(row, column, places))
         for (series, variant), of_line in sorted(points.items(), key=lambda item: item[0]):
-            yield replace(self._line(of_line, column), series=series, variant=variant)
+            if self._merged(of_line, column, smooth=1):
+                yield replace(self._line(of_line, column), series=series, variant=variant)
+            else:
+                shown = column if self.by_run or not self.series[series] else f"{column} of {self.series[series]}"
+                self.partial.setdefault(shown, set()).update(self.arms[p.arm].label for p in of_line)
 
     def _point(self, row: Mapping[str, Any], column: str, places: Sequence[str]) -> Point:
         run = str(row.get("run_id", ""))
@@ -471,6 +507,11 @@ class _Maker:
                     "Aggregate them: GROUP BY the x and the columns of text that name a line.",
                 )
 
+    @property
+    def partial_note(self) -> str:
+        arms = " and of ".join(sorted(set().union(*self.partial.values())))
+        return f"Only some runs of {arms} have: {', '.join(map(_plain, self.partial))}."
+
     def notes(self, panels: Sequence[Panel]) -> Iterator[str]:
         lines = [line for panel in panels for line in panel.lines]
         seeds = any(len(arm.runs) > (1 if self.columns.bars else 2) for arm in self.arms)
@@ -492,6 +533,8 @@ class _Maker:
         if self.wishes.smooth > 1 and any(line.faint for line in lines):
             yield f"Lines: mean of {self.wishes.smooth} neighboring points; the points themselves are faint."
         yield from (EMPTY_AT_0[column] for column in sorted(self.empty))
+        if self.partial:
+            yield f"{self.partial_note} Their mean is not drawn."
         hidden = [v for line in lines for values in [(line.y if "y" in self.log else ())] for v in values if v <= 0]
         if hidden or any(x < 0 for panel in panels if "x" in panel.log for line in panel.lines for x in line.x):
             yield "Values of 0 or less cannot be shown on a logarithmic axis."

@@ -17,7 +17,7 @@ SQL_DIRECTORY = Path(__file__).parent / "sql"
 _HEADER_LINE = re.compile(r"--\s?(.*)")
 _PARAMETER = re.compile(r":([a-z][a-z0-9_]*)\s*=\s*(.+)")
 _PLOT = re.compile(r"plot:\s*(.*)")
-PLOT_KEYS = ("x", "y", "lines", "panels", "log", "bars", "places", "counts", "points", "title", "y_label")
+PLOT_KEYS = ("x", "y", "lines", "panels", "log", "bars", "places", "counts", "points", "zeros", "title", "y_label")
 
 
 @dataclass(frozen=True, slots=True)

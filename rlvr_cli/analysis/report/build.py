@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.analysis.pictures.arms import arms_of
-from rlvr_cli.analysis.pictures.figures import TooMany, draw
+from rlvr_cli.analysis.pictures.figures import NothingShared, TooMany, draw
 from rlvr_cli.analysis.pictures.picture import Picture
 from rlvr_cli.analysis.queries.database import Database, LimitReached, MemoryNeeded, open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
@@ -123,10 +123,10 @@ def report_of(
 @contextmanager
 def said_if_too_much(left_out: list[LeftOut] | None, section: str, lacking: str, command: str) -> Iterator[None]:
     """A block whose queries may reach their limits: then `left_out` says what is lacking, and which command has more time. So it does of
-    a picture of too many lines."""
+    a picture of too many lines, or of arms whose runs share nothing."""
     try:
         yield
-    except (LimitReached, TooMany) as error:
+    except (LimitReached, TooMany, NothingShared) as error:
         if left_out is None:
             raise
         has_more = not isinstance(error, MemoryNeeded)

@@ -352,6 +352,38 @@ def test_bars_of_two_seeds_keep_their_interval():
     assert picture.notes[0].startswith("Whiskers: 95% intervals over the seeds")
 
 
+def test_a_kind_that_one_seed_lacks_counts_as_0():
+    columns = ("run_id", "category", "samples", "share", "low", "high", "mean_reward")
+    rows = [("a", "right", 6, 0.5, 0, 1, 1.0), ("a", "odd", 6, 0.5, 0, 1, 0.5), ("b", "right", 4, 1.0, 0, 1, 1.0)]
+    picture = of("categories", columns, rows, "a+b")
+    assert lines(picture) == [("right", [0.0], [0.75]), ("odd", [0.0], [0.25])]
+    assert [line.notes for line in picture.panels[0].lines] == [("10",), ("6",)]
+    picture = of("categories", columns, rows, "a+b", panels=("mean_reward",))
+    assert lines(picture) == [("right", [0.0], [1.0])], "the mean of no response is not 0"
+    assert picture.notes[-1] == "Only some runs of a+b have: mean reward of odd. Their mean is not drawn."
+
+
+def test_a_panel_a_run_is_a_panel_an_arm_where_arms_have_seeds():
+    columns = ("run_id", "category_a", "category_b", "samples", "share_of_category_a")
+    rows = [("a", "right", "right", 3, 0.75), ("a", "right", "wrong", 1, 0.25), ("b", "right", "right", 4, 1.0)]
+    rows += [("b", "wrong", "right", 2, 1.0), ("c", "wrong", "wrong", 2, 1.0)]
+    picture = of("migration", columns, rows, "a+b", "c")
+    assert [panel.title for panel in picture.panels] == [
+        "Category at the later step, a+b",
+        "Category at the later step, c",
+    ]
+    assert lines(picture) == [("right", [0.0], [0.875]), ("wrong", [0.0], [0.125])], "no share of what a seed has not"
+
+
+def test_a_line_that_only_some_seeds_have_is_left_out_and_said():
+    rows = [(run, step, 1.0, 2.0 if run == "a" and step else None) for run in "ab" for step in range(2)]
+    picture = of("", ("run_id", "step", "reward", "grad_norm"), rows, "a+b", panels=("reward", "grad_norm"))
+    assert [panel.name for panel in picture.panels] == ["reward"]
+    assert picture.notes[-1] == "Only some runs of a+b have: grad norm. Their mean is not drawn."
+    with pytest.raises(RlvrError, match=r"cannot be drawn\. Only some runs of a\+b have: grad norm\."):
+        of("", ("run_id", "step", "grad_norm"), [(run, step, y) for run, step, _, y in rows], "a+b")
+
+
 def test_a_share_of_clipped_tokens_that_is_0_everywhere_is_said_and_not_drawn():
     def curves(clipped, **wishes):
         rows = [("a", step, 1.0, None, None, 0.5, None, None, None, None, None, clipped * step) for step in range(3)]

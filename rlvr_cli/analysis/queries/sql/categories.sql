@@ -1,7 +1,7 @@
 -- Responses per category and run: count, share, mean reward, mean length in tokens, truncated share.
 -- :phase = "eval"
 -- :step = null
--- plot: x=run_id lines=category y=share counts=samples bars=yes
+-- plot: x=run_id lines=category y=share counts=samples zeros=share,samples bars=yes
 
 -- The interval of a share is that of Agresti and Coull (1998) for the effective number of samples, as in `rlvr analyze summary`.
 WITH latest AS (

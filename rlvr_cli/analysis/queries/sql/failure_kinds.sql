@@ -1,7 +1,7 @@
 -- Responses without reward by failure kind: how many, how long, and whether model, parser, grader or environment is at fault.
 -- :phase = "eval"
 -- :step = null
--- plot: x=run_id lines=failure_kind y=share counts=samples bars=yes
+-- plot: x=run_id lines=failure_kind y=share counts=samples zeros=share,samples bars=yes
 
 WITH latest AS (
     SELECT run_id, max(step) AS step FROM rollouts WHERE phase = $phase GROUP BY run_id

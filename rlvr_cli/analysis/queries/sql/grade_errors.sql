@@ -1,7 +1,7 @@
 -- Grades that failed: which error, its commonest text and line, how often, in which steps, and what was being graded.
 -- :phase = null
 -- :examples = 3
--- plot: x=error y=samples panels=phase bars=yes lines=run_id
+-- plot: x=error y=samples panels=phase bars=yes zeros=samples lines=run_id
 
 WITH failed AS (
     SELECT

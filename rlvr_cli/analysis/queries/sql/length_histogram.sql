@@ -2,7 +2,7 @@
 -- :phase = "eval"
 -- :step = null
 -- :bins = 20
--- plot: x=from_tokens y=correct+wrong panels=run_id bars=yes title="Response length" y_label=responses
+-- plot: x=from_tokens y=correct+wrong panels=run_id bars=yes zeros=correct,wrong title="Response length" y_label=responses
 
 WITH latest AS (
     SELECT run_id, max(step) AS step FROM rollouts WHERE phase = $phase GROUP BY run_id

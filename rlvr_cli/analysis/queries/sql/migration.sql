@@ -2,7 +2,7 @@
 -- :phase = "eval"
 -- :step_a = null
 -- :step_b = null
--- plot: x=category_a lines=category_b y=share_of_category_a panels=run_id counts=samples bars=yes title="Category at the later step" y_label="share of the earlier category"
+-- plot: x=category_a lines=category_b y=share_of_category_a panels=run_id counts=samples zeros=share_of_category_a,samples bars=yes title="Category at the later step" y_label="share of the earlier category"
 
 -- By default the first and the last evaluated step.
 WITH ends AS (

@@ -5,7 +5,7 @@
 -- :normalize_constant = null
 -- :kind = null
 -- :phase = "train"
--- plot: x=bucket y=push_share+other_push_share panels=kind bars=yes title="Share of the push" y_label="share of |weight|"
+-- plot: x=bucket y=push_share+other_push_share panels=kind bars=yes zeros=push_share,other_push_share title="Share of the push" y_label="share of |weight|"
 
 -- A response's tokens weigh its advantage, divided by its length (masked_mean), by the mean length (token_mean) or by a constant
 -- (masked_normalize): the derivative of the objective, before the mean over responses, on policy. Null parameters are the run's own.

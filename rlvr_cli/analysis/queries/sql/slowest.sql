@@ -1,6 +1,6 @@
 -- Where the time went: seconds of each kind of work (metrics NAME/seconds), in total, per step and as a share of the steps.
 -- :phase = null
--- plot: x=work y=seconds panels=phase bars=yes
+-- plot: x=work y=seconds panels=phase bars=yes zeros=seconds
 
 -- step/seconds is a whole training step, and the other shares are parts of it. If one batch is sampled while another is
 -- trained on (--async-steps 1), they add up to more than 1. Then share_of_steps shows how busy sampler and trainer are, and
