@@ -176,12 +176,12 @@ def train_with_ours(flags: dict[str, Any], figures: Callable[[Any], dict[str, fl
     begun = used = 0.0
     step: dict[str, float] = {}
 
-    def timed(self: Trainer) -> bool:
+    def timed(self: Trainer, **how: Any) -> bool:
         nonlocal begun, used
         if step:
             wait_for_turn(seconds=time.perf_counter() - begun, cpu=time.process_time() - used, **step)
         begun, used = time.perf_counter(), time.process_time()
-        return has_time(self)
+        return has_time(self, **how)
 
     def watched(self: Plain, place: Any) -> Any:
         batch = next_batch(self, place)

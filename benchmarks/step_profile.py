@@ -124,9 +124,9 @@ def main() -> None:
             setattr(owner, name, profile.clocked(getattr(owner, name), phase))
     asked = trainer.Trainer.has_time
 
-    def has_time(self: trainer.Trainer) -> bool:
+    def has_time(self: trainer.Trainer, **how: Any) -> bool:
         profile.next_step()
-        return asked(self)
+        return asked(self, **how)
 
     trainer.Trainer.has_time = has_time
     finish = trainer.Trainer.finish

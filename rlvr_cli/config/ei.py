@@ -37,7 +37,11 @@ class EiConfig(EvaluationSamplingOptions, MicroBatchOptions, ShotOptions, Traini
     train_batch_size: int = knob(256, "Responses per update.", group="Optimization", common=True, at_least=1)
 
     eval_every: int = knob(
-        1, "Rounds between evaluations; 0: only after training.", group="Evaluation", common=True, at_least=0
+        1,
+        "Rounds between evaluations; 0: only after training and, with --time-limit, before it.",
+        group="Evaluation",
+        common=True,
+        at_least=0,
     )
 
     def __post_init__(self) -> None:

@@ -97,10 +97,16 @@ class Evaluator:
         final = self.config.final_eval_examples if last else None
         return min(final or self.config.eval_examples, self.eval_dataset.rows)
 
-    def expected_seconds(self, updates: int, *, most_updates: int) -> float:
-        """Expected seconds of the last evaluation, plus those of an evaluation due within the next `most_updates` updates."""
+    def expected_seconds(self, updates: int, *, most_updates: int, evaluates: bool | None = None) -> float:
+        """Expected seconds of the last evaluation, plus those of one that is due in the next step.
+
+        Args:
+            evaluates: whether one is due; None: if it is within the next `most_updates` updates.
+        """
         questions = self.num_questions(last=True)
         every, ahead = self.config.eval_every, updates + max(most_updates, 1) - 1
-        if every and ahead // every > (updates - 1) // every:
+        if evaluates is None:
+            evaluates = bool(every) and ahead // every > (updates - 1) // every
+        if evaluates:
             questions += self.num_questions(last=False)
         return questions * self.seconds_per_question

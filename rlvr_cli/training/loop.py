@@ -155,7 +155,7 @@ class RolloutLoop:
 
     def batches(self) -> Iterator[list[Rollout]]:
         """The rollouts of each batch, until the run has all of them or its time is over."""
-        while self.number < self._num_steps and self._trainer.has_time():
+        while self.number < self._num_steps and self._trainer.has_time(evaluates=self._evaluates):
             self._batch = self._source.next_batch(Place(self.number, self.step, self._asked))
             self._signals, self._minibatches, self._kept = dict(self._batch.signals), None, {}
             self._evaluate()
@@ -254,11 +254,22 @@ class RolloutLoop:
         return trainer.learning_rate_at(planned, trained=trainer.updates - self._empty)
 
     def _evaluate(self) -> None:
-        every = self._trainer.config.eval_every
-        if self._evaluate_every == "updates":
+        if self._evaluates is None:
             self._trainer.evaluate_if_due()
-        elif every and not self.done and self.number % every == 0:
+        elif self._evaluates:
             self._trainer.evaluate()
+
+    @property
+    def _evaluates(self) -> bool | None:
+        """Whether an evaluation is due before the first update on the batch; None if --eval-every counts updates.
+
+        Under a time limit one is due, too, where none has shown yet how long the last one takes.
+        """
+        if self._evaluate_every == "updates":
+            return None
+        config, evaluator = self._trainer.config, self._trainer.evaluator
+        is_unknown = bool(config.time_limit and evaluator and not evaluator.seconds_per_question)
+        return not self.done and (is_unknown or bool(config.eval_every and self.number % config.eval_every == 0))
 
 
 @contextmanager

@@ -383,12 +383,18 @@ class Trainer:
         with self.run.activity.doing("giving the sampler the weights"):
             return (self.weights.sync_rollouts if rollouts else self.weights.sync)(version)
 
-    def has_time(self) -> bool:
-        """Whether another step and the last evaluation fit into the time limit. Call it before each step."""
+    def has_time(self, *, evaluates: bool | None = None) -> bool:
+        """Whether another step and the last evaluation fit into the time limit. Call it before each step.
+
+        Args:
+            evaluates: whether the step has an evaluation; None: if its updates reach one.
+        """
         self.clock.begin_step(self.updates)
         evaluations = 0.0
         if self.evaluator is not None:
-            evaluations = self.evaluator.expected_seconds(self.updates, most_updates=self.clock.most_updates)
+            evaluations = self.evaluator.expected_seconds(
+                self.updates, most_updates=self.clock.most_updates, evaluates=evaluates
+            )
         if self.clock.has_room(self.run.wall_seconds, evaluation_seconds=evaluations):
             return True
         console.say(

@@ -4,9 +4,11 @@ import contextlib
 import hashlib
 import io
 import json
+import re
 import shutil
 import statistics
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -385,6 +387,18 @@ def test_expert_iteration_trains_on_correct_responses_once_each(tmp_path):
     assert {r["step"] for r in rows_of(tmp_path / "r", "eval")} == {*steps, updates}
     assert set(metrics["train", "policy/entropy"]) == set(range(updates))
     assert {r["advantage"] for r in rows} == {None}
+
+
+def test_expert_iteration_under_a_time_limit_learns_how_long_an_evaluation_takes(tmp_path, capsys):
+    config = EiConfig(
+        dataset="arithmetic:9", n_ei_steps=1, ei_batch_size=1, group_size=1, sampling_max_tokens=4, eval_every=0, eval_examples=1,
+        checkpoint_every=0, time_limit="1h", grader_workers=1, runs_dir=str(tmp_path), run="r",
+    )  # fmt: skip
+    ei.run(config)
+    assert {r["step"] for r in rows_of(tmp_path / "r", "eval")} == {0, 1}
+    assert "before, after" in capsys.readouterr().err
+    ei.run(replace(config, run="other", time_limit="", dry_run=True))
+    assert re.search(r"1 questions of [^,]+, after\n", capsys.readouterr().err)
 
 
 def test_a_round_without_a_correct_response_is_said_and_passed(tmp_path, capsys):

@@ -55,7 +55,7 @@ def pool():
 def session(run, pool, **options):
     """The evaluator of a process that writes the run."""
     return Evaluator(
-        GrpoConfig(eval_every=0, **{"eval_examples": len(EXAMPLES)} | options),
+        GrpoConfig(**{"eval_every": 0, "eval_examples": len(EXAMPLES)} | options),
         run,
         eval_dataset=Dataset("some", None, EXAMPLES, "0", "a test"),
         template=load_prompt("r1_zero"),
@@ -96,3 +96,11 @@ def test_a_last_evaluation_of_more_questions_counts_for_each_of_them(tmp_path, p
         resumed = session(run, pool, **fewer)
         resumed.evaluate(SlowSampler(), 3)
     assert SECONDS <= resumed.seconds_per_question <= first.seconds_per_question
+
+
+def test_an_evaluation_that_is_due_in_the_next_step_counts_whatever_the_updates(tmp_path, pool):
+    with RunDir.create(tmp_path, "ei", metadata={}) as run:
+        evaluator = session(run, pool, eval_every=2)
+    evaluator.seconds_per_question = 1.0
+    expected = [evaluator.expected_seconds(7, most_updates=9, evaluates=due) for due in (False, True, None)]
+    assert expected == [6.0, 12.0, 12.0]

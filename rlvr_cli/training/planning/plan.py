@@ -554,17 +554,19 @@ def _sampling(config: TrainingConfig) -> str:
     return line(train) + (f"; evaluations: {line(held_out)}" if held_out != train else "") + episodes
 
 
-def _evaluation(config: TrainingConfig, questions: Mapping[str, Any], every: str) -> str:
-    """How many questions each evaluation asks, and when: `every` is that of --eval-every in words."""
+def _evaluation(config: TrainingConfig, questions: Mapping[str, Any], unit: str) -> str:
+    """How many questions each evaluation asks, and when: --eval-every counts `unit`."""
     asked = min(questions["rows"], config.eval_examples)
     last = min(questions["rows"], config.final_eval_examples or config.eval_examples)
+    if unit == "rounds" and not (config.eval_every or config.time_limit):
+        return f"{last} questions of {questions['name']}, after"
+    every = f", every {config.eval_every} {unit}" if config.eval_every else ""
     when = f"before, after{every}" if last == asked else f"before{every}; {last:,} after"
     return f"{asked} questions of {questions['name']}, {when}"
 
 
 def _common(config: TrainingConfig, facts: Mapping[str, Any], *, unit: str = "updates") -> dict[str, str]:
     questions = facts["eval_dataset"]
-    every = f", every {config.eval_every} {unit}" if config.eval_every else ""
     apart = f", {config.checkpoint_minutes:g} minutes apart at least" if config.checkpoint_minutes else ""
     if config.checkpoint_minutes is None:
         apart = ", fewer where they would take more than a twentieth of the time"
@@ -575,7 +577,7 @@ def _common(config: TrainingConfig, facts: Mapping[str, Any], *, unit: str = "up
     )
     return {
         "learning rate": f"{config.learning_rate:g}: {config.warmup_steps} updates of warm-up, then {config.lr_schedule}",
-        "evaluation": _evaluation(config, questions, every)
+        "evaluation": _evaluation(config, questions, unit)
         if questions
         else "none: name questions with --eval-dataset",
         "checkpoints": save,
