@@ -119,14 +119,15 @@ def response_from_solution(example: Example) -> str | None:
 
 
 def _from_run(path: Path) -> Traces:
-    """The rollouts of a run; of one that trains, those that it trained on, and not its evaluations.
+    """The rollouts of a run; of one that trains, all that it sampled for training, also those that it then left out, and not its
+    evaluations.
 
     Raises:
         RlvrError: it has evaluations alone.
     """
     run = read_run(path)
     key_columns = ["phase", "step", "example_id", "sample_index"]
-    texts = ["prompt", "response", "ground_truth", "grader", "finish_reason"]
+    texts = ["prompt", "response", "ground_truth", "grader", "finish_reason", "reward"]
     rows = read_rollouts(
         path,
         columns=[*key_columns, *texts, "prompt_ids", "response_ids", "response_mask", "episode", "turns", "turn_facts"],
@@ -142,12 +143,13 @@ def _from_run(path: Path) -> Traces:
     rows.sort(key=lambda r: (r["step"], r["example_id"], r["sample_index"]))
     prompts = stored_prompts(run.metadata)
     digest = hashlib.sha256()
-    examples, token_ids, graded = [], {}, {}
+    examples, token_ids, graded, unrewarded = [], {}, {}, 0
     for r in rows:
         key = f"{r['phase']}-{r['step']}-{r['example_id']}-{r['sample_index']}"
         digest.update(f"{key}\0{r['prompt']}\0{r['response']}\0{r['ground_truth']}\0".encode())
         if r["finish_reason"] == "length" or (r["episode"] and r["episode"]["ended_by"] in ("turns", "error")):
             continue  # it would teach the model to stop in the middle
+        unrewarded += r["reward"] is None or not r["reward"] > 0.5
         question = prompts.question_in(r["prompt"], ground_truth=r["ground_truth"]) or ""
         examples.append(Example(key, question, r["ground_truth"], prompt=r["prompt"], response=r["response"]))
         if r["prompt_ids"] and r["response_ids"]:
@@ -162,6 +164,11 @@ def _from_run(path: Path) -> Traces:
     messages = [f"{evaluations} responses of its evaluations are left out"] if evaluations else []
     if cut:
         messages.append(f"{cut} responses were cut at their length limit, or as episodes, and are left out")
+    if unrewarded and phase == "train":
+        messages.append(
+            f"note: of the {len(examples)} responses that {run.id} sampled for training, {unrewarded} had no reward;"
+            " --correct-only leaves out those that the grader does not reward"
+        )
     grader = next((r["grader"] for r in rows if r["grader"] != ENVIRONMENT), None)
     return Traces(run.id, digest.hexdigest(), examples, grader, messages, token_ids, graded)
 

@@ -120,6 +120,20 @@ def test_of_a_run_that_trains_its_evaluations_are_no_traces(tmp_path, capsys):
         assert ("1 of the 1 evaluation questions are also trained on" in capsys.readouterr().err) == shared
 
 
+def test_wrong_responses_of_a_run_that_trains_are_said(tmp_path):
+    """Also expert iteration samples them, though it trains on the right ones alone."""
+    with RunDir.create(tmp_path, "ei", name="r", metadata={}) as run:
+        rewards = (1.0, 0.0, None, 1.0)
+        rows = [
+            a_rollout(run_id=run.id, phase="train", sample_index=i, response=f"{i}", reward=r)
+            for i, r in enumerate(rewards)
+        ]
+        run.commit_rollouts("train", 0, [*rows[:3], replace(rows[3], finish_reason="length")])
+    traces = load_traces(str(tmp_path / "r"), TEMPLATE)
+    assert len(traces.examples) == 3
+    assert traces.messages[-1].startswith("note: of the 3 responses that r sampled for training, 2 had no reward;")
+
+
 def test_a_run_that_has_evaluations_alone_holds_no_traces(tmp_path):
     with RunDir.create(tmp_path, "sft", name="r", metadata={}) as run:
         run.commit_rollouts("eval", 0, [a_rollout(run_id=run.id)])
