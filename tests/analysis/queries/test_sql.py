@@ -447,6 +447,26 @@ def test_groups(ask):
     }  # fmt: skip
 
 
+def test_groups_of_dynamic_sampling_and_of_turns(ask):
+    """Dropped groups have a stored advantage where the shaped rewards differ. From the second turn on, a sum that is equal may differ."""
+    rows = [
+        row(q, i, r, phase="train", advantage=a) for q, r, a in (("a", 1.0, 0.75), ("b", 0.0, 0.25)) for i in (0, 1)
+    ]
+    rows[2]["reward"] = 1.0
+    (found,) = ask("groups", rows, metadata={"r": {"config": {"dynamic_sampling": True}}})
+    assert (found["signal"], found["mean_abs_advantage"]) == (0.5, 0.25)
+    played = [an_episode(2, 1, 2, turn_rewards=rewards) for rewards in ((1.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 0.0))]
+    names = ("response_ids", "sampled_logprobs", "num_response_tokens", "response_mask", "turns", "episode", "grader")
+    rows = [
+        row(f"q{i // 2}", i % 2, phase="train", advantage=0.0, **{n: getattr(e, n) for n in names})
+        for i, e in enumerate(played)
+    ]
+    signals = [
+        ask("groups", {n: rows}, metadata={n: {"config": {"credit": n}}})[-1]["signal"] for n in ("turn", "response")
+    ]
+    assert signals == [0.5, 0.0]
+
+
 def test_hardest(ask):
     wrong = {"extracted_answer": "9"}
     rows = [row("easy", step=s) for s in (0, 5)]
@@ -803,6 +823,20 @@ def test_an_objectives_push_by_correctness_length_and_difficulty(ask):
     no_baseline = ask("objective", {"r": rows}, loss_type="no_baseline")
     pushed = {r["bucket"]: r["other_push_share"] for r in no_baseline if r["kind"] == "correctness"}
     assert pushed == {"correct": 1, "wrong": 0}
+
+
+def test_groups_that_dynamic_sampling_dropped_are_not_pushed(ask):
+    """Their shaped rewards may differ."""
+    rows = [
+        row(q, i, float(q == "kept" and i > 0), phase="train", shaped_reward=float(i), num_response_tokens=2)
+        for q in ("kept", "dropped") for i in (0, 1)
+    ]  # fmt: skip
+    rows[2]["num_response_tokens"] = 90
+    own = OBJECTIVE | {"dynamic_sampling": True, "length_normalization": "token_mean", "std_normalization": "batch"}
+    found = ask("objective", rows, metadata={"r": {"config": own}}, kind="response", std_normalization="none")
+    assert [r["bucket"] for r in found] == ["step 0, kept, sample 0", "step 0, kept, sample 1"]
+    assert [r["token_weight"] for r in found] == pytest.approx([-(0.5**1.5), 0.5**1.5], rel=1e-5)
+    assert [r["other_token_weight"] for r in found] == [-0.25, 0.25]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@
 
 -- A response's tokens weigh its advantage, divided by its length (masked_mean), by the mean length (token_mean) or by a constant
 -- (masked_normalize): the derivative of the objective, before the mean over responses, on policy. Null parameters are the run's own.
--- Their sum is the response's weight. :kind = "response" lists the responses. push_share is a bucket's share of the sum over all tokens of |weight|: the size of an
+-- Groups that --dynamic-sampling dropped are left out. Their sum is the response's weight. :kind = "response" lists the responses. push_share is a bucket's share of the sum over all tokens of |weight|: the size of an
 -- objective as a whole does not matter to AdamW.
 WITH choices AS (
     SELECT
@@ -52,10 +52,17 @@ WITH choices AS (
 ), samples AS (
     SELECT
         run_id, step, example_id, sample_index, policy_tokens(episode, num_response_tokens) AS tokens, finish_reason = 'length' AS is_cut,
-        coalesce(shaped_reward, reward, 0) AS reward,
-        coalesce(reward > 0.5 AND NOT isnan(reward), false) AS correct
-    FROM rollouts
-    WHERE phase = $phase AND policy_tokens(episode, num_response_tokens) > 0
+        coalesce(shaped_reward, rollouts.reward, 0) AS reward,
+        coalesce(rollouts.reward > 0.5 AND NOT isnan(rollouts.reward), false) AS correct
+    FROM rollouts JOIN runs USING (run_id)
+    WHERE phase = $phase
+    WINDOW of_group AS (PARTITION BY run_id, step, example_id)
+    QUALIFY
+        policy_tokens(episode, num_response_tokens) > 0
+        AND (  -- dynamic sampling drops groups whose rewards are equal before they are shaped
+            NOT coalesce((config ->> 'dynamic_sampling')::BOOLEAN, false)
+            OR min(coalesce(rollouts.reward, 0)) OVER of_group < max(coalesce(rollouts.reward, 0)) OVER of_group
+        )
 ), grouped AS (
     SELECT
         *,
