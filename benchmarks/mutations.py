@@ -1287,6 +1287,7 @@ EPISODES = [
     Mutation("groups that were dropped are pushed", "analysis/queries/sql/objective.sql", "NOT coalesce((config ->> 'dynamic_sampling')::BOOLEAN, false)", "true", "tests/analysis/queries/test_sql.py -k dropped_are_not_pushed"),
     Mutation("groups compare whole rewards, whatever the credit", "analysis/queries/sql/groups.sql", "least < most OR differing.run_id IS NOT NULL AS", "least < most AS", "tests/analysis/queries/test_sql.py -k groups_of_dynamic"),
     Mutation("the advantages of dropped groups count", "analysis/queries/sql/groups.sql", "sum(advantage) FILTER (has_signal OR NOT drops)", "sum(advantage)", "tests/analysis/queries/test_sql.py -k groups_of_dynamic"),
+    Mutation("environments that failed are no episodes", "analysis/queries/sql/turns.sql", "avg(coalesce(reward, 0)) AS reward", "avg(reward) AS reward", "tests/analysis/queries/test_sql.py -k environment_that_failed"),
     Mutation("a response ends for good after what the environment said", "training/traces.py", " or not (mask or [True])[-1]", "", "tests/commands/test_sft.py -k stays_marked"),
     Mutation("turns end for good after what the environment said", "training/traces.py", "mask[-1:] == [True] and ", "", "tests/commands/test_sft.py -k stays_marked"),
     Mutation("the language is that of tools, too", "training/credit/shaping.py", "language_share(_spoken(r),", "language_share(r.response,", f"{SHAPING} -k policys_turns"),

@@ -550,6 +550,16 @@ def test_mismatch(ask):
     assert found[1]["mean"] == pytest.approx(0.3)
 
 
+def test_an_environment_that_failed_gives_no_reward(ask):
+    played = an_episode(2, 1, 2)
+    names = ("response_ids", "sampled_logprobs", "num_response_tokens", "response_mask", "turns", "episode")
+    own = {name: getattr(played, name) for name in names}
+    rows = [row("q", i, reward, **own) for i, reward in enumerate((1.0, None))]
+    (found,) = ask("turns", rows)
+    assert (found["reward"], found["reward_with_call"], found["reward_without"]) == (0.5, 0.5, None)
+    assert [r["reward"] for r in ask("tools", {"s": rows})] == [0.5]
+
+
 def test_repetitions(ask):
     loop = "again " * 20
     rows = [row("x", i, response=text) for i, text in enumerate(["same", "same", "one two", loop])]

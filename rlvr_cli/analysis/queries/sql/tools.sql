@@ -1,6 +1,7 @@
 -- Which tools episodes call: turns that each answered, episodes that have one, tokens of an answer, and the reward of these episodes.
 -- :phase = null
 
+-- A failed grade counts as reward 0.
 WITH answers AS (
     SELECT run_id, phase, reward, unnest(turns) AS turn, row_number() OVER () AS number
     FROM rollouts
@@ -15,7 +16,7 @@ SELECT
     count(DISTINCT number) AS episodes,
     avg(turn.end - turn.start) AS mean_tokens,
     max(turn.end - turn.start) AS most_tokens,
-    avg(reward) AS reward
+    avg(coalesce(reward, 0)) AS reward
 FROM answers
 WHERE turn.role <> 'policy'
 GROUP BY ALL
