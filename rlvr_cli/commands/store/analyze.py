@@ -43,6 +43,7 @@ OF_ANSWERS = (
     *("at_k", "best_at_k", "categories", "curves", "hardest", "learned_and_forgotten", "migration", "pass_at_k"),
     "thinking_budget",
 )  # queries of right and wrong answers, which searches and comparisons do not have
+SAID = ("mismatch", "objective")  # queries of which sentences tell what all rows show, also those beyond --limit
 
 
 def run(config: AnalyzeConfig) -> None:
@@ -92,7 +93,8 @@ def answer(query: NamedQuery, config: AnalyzeConfig, parameters: Mapping[str, An
         else:
             left_out: list[str] = []
             divides = len(infos) > 1 and query.name and "limit" not in query.parameters
-            result = database.select(query.sql, parameters, limit=0 if config.plot or divides else config.limit)
+            is_whole = config.plot or divides or query.name in SAID
+            result = database.select(query.sql, parameters, limit=0 if is_whole else config.limit)
         if query.name:
             result = as_typed(result, infos, query)
         for sentence in left_out:

@@ -701,6 +701,9 @@ def test_another_objective_by_options_as_in_the_handouts_example(analyze, handou
 def test_another_objective_in_words(analyze, handout):
     shown = analyze(query="objective", runs=(handout,), length_normalization="masked_normalize", format="json")
     assert "two: correct, short quarter (7 tokens on average) would get 64% of the push instead of 50%;" in shown.err
+    sentences = {line for line in shown.err.splitlines() if line.startswith("two: ")}
+    shown = analyze(query="objective", runs=(handout,), length_normalization="masked_normalize", limit=1)
+    assert sentences <= set(shown.err.splitlines())
     shown = analyze(query="objective", runs=(handout,), loss_type="grpo_clip", format="json")
     assert "two: the other objective pushes no response at all." in shown.err
     with pytest.raises(RlvrError, match="lengths has no --loss-type"):
