@@ -128,10 +128,13 @@ def resolve_device(name: str) -> torch.device:
     if re.fullmatch(r"cpu|mps|cuda(:[0-9]{1,2})?", name) is None:  # others, such as meta, cannot run a model
         raise RlvrError(f"No device {printable(name)!r}.", "Use auto, cpu, cuda, cuda:1 or mps.")
     device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    visible = torch.cuda.device_count() if device.type == "cuda" else 0
+    if device.type == "cuda" and (device.index or 0) >= visible:
         raise RlvrError(
-            f"There is no device {device}: {torch.cuda.device_count()} CUDA devices are visible.",
-            "Use --device cpu, or look at CUDA_VISIBLE_DEVICES and whether this PyTorch was built for CUDA.",
+            f"There is no device {device}: {visible} CUDA {'device is' if visible == 1 else 'devices are'} visible.",
+            "Leave --device out (with one GPU, trainer and engine take turns), or use --device cuda:0."
+            if visible
+            else "Use --device cpu, or look at CUDA_VISIBLE_DEVICES and whether this PyTorch was built for CUDA.",
         )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise RlvrError("There is no device mps: this PyTorch sees no Apple GPU.", "Use --device cpu.")

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from fake_cuda import fake_cuda
-from rlvr_cli.models.compute.device import add_product, as_operand, current_device, product
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.compute.device import add_product, as_operand, current_device, product, resolve_device
 from rlvr_cli.models.load import load_policy
 
 
@@ -47,3 +48,15 @@ def test_products_are_not_rounded_and_may_be_added(device, dtype):
         assert product(*ours).cpu().equal(expected)
         add_product(total[3:], *ours)
         torch.testing.assert_close(total.cpu(), torch.cat((torch.ones(3, 4), 1 + expected)))
+
+
+@pytest.mark.parametrize(
+    ("count", "visible", "hint"),
+    [(1, "1 CUDA device is", "Leave --device out"), (0, "0 CUDA devices are", "--device cpu")],
+)
+def test_a_device_that_is_not_there_says_which_ones_are(monkeypatch, count, visible, hint):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(RlvrError) as refused:
+        resolve_device("cuda:1")
+    assert refused.value.problem == f"There is no device cuda:1: {visible} visible."
+    assert hint in (refused.value.hint or "")
