@@ -577,9 +577,7 @@ def _common(config: TrainingConfig, facts: Mapping[str, Any], *, unit: str = "up
     )
     return {
         "learning rate": f"{config.learning_rate:g}: {config.warmup_steps} updates of warm-up, then {config.lr_schedule}",
-        "evaluation": _evaluation(config, questions, unit)
-        if questions
-        else "none: name questions with --eval-dataset",
+        "evaluation": _evaluation(config, questions, unit) if questions else "none: name questions with --eval-dataset",
         "checkpoints": save,
         **({"time limit": f"{config.time_limit}, the last evaluation included"} if config.time_limit else {}),
     }

@@ -9,7 +9,8 @@
 
 -- A response's tokens weigh its advantage, divided by its length (masked_mean), by the mean length (token_mean) or by a constant
 -- (masked_normalize): the derivative of the objective, before the mean over responses, on policy. Null parameters are the run's own.
--- Groups that --dynamic-sampling dropped are left out. Their sum is the response's weight. :kind = "response" lists the responses. push_share is a bucket's share of the sum over all tokens of |weight|: the size of an
+-- Their sum is the response's weight. Groups that --dynamic-sampling dropped are left out. :kind = "response" lists the responses.
+-- push_share is a bucket's share of the sum over all tokens of |weight|: the size of an
 -- objective as a whole does not matter to AdamW.
 WITH choices AS (
     SELECT
