@@ -11,6 +11,7 @@ from contextlib import closing
 import pytest
 
 from living import gone_within
+from marks import slow
 from rlvr_cli.config.parsing.options import LONGEST
 from rlvr_cli.environments.open import EnvironmentSpec
 from rlvr_cli.environments.pool import EnvironmentPool
@@ -184,21 +185,12 @@ def test_what_has_ended_is_given_up(tmp_path):
         ("exit!", "crash", "also when started afresh"),
         ("garble!", "crash", "sent no message"),
         ("no answer!", "crash", "sent no message"),
-        ("no reply!", "crash", "sent no message"),
+        slow("no reply!", "crash", "sent no message"),
         ("odd reply!", "crash", "sent no message"),
         ("no time!", "crash", "sent no message"),
-        ("no such time!", "crash", "sent no message"),
-        ("before its time!", "crash", "sent no message"),
+        slow("no such time!", "crash", "sent no message"),
+        slow("before its time!", "crash", "sent no message"),
         ("raise!", "KeyError", "mine.py:52: 'gone'"),
-        ("memory!", "MemoryError", "mine.py:54"),
-        ("inner!", "ValueError", "belong to the Reply itself"),
-        ("nothing!", "TypeError", "answer() returned None, not a Reply"),
-        (
-            "number!",
-            "TypeError",
-            "answer() returned Reply(text=5, done=False, reward=None, role='environment', error=None, calls=()), not a Reply of text",
-        ),
-        ("nan!", "ValueError", "a reward of nan"),
     ],
 )
 def test_what_fails_costs_its_own_episode_and_is_said_once(pool, turn, error, detail):
@@ -209,6 +201,22 @@ def test_what_fails_costs_its_own_episode_and_is_said_once(pool, turn, error, de
     said = next(one for one in pool.said if "failed" in one)
     assert len(pool.said) == 2  # and that its rewards are not counted
     assert said.startswith(f"the environment {pool.spec.title} failed in an episode: {error}")
+
+
+def test_what_is_no_reply_costs_its_own_episode(pool):
+    """By a process that goes on, so that they share one."""
+    number = "Reply(text=5, done=False, reward=None, role='environment', error=None, calls=())"
+    for turn, error, detail in (
+        ("memory!", "MemoryError", "mine.py:54"),
+        ("inner!", "ValueError", "belong to the Reply itself"),
+        ("nothing!", "TypeError", "answer() returned None, not a Reply"),
+        ("number!", "TypeError", f"answer() returned {number}, not a Reply of text"),
+        ("nan!", "ValueError", "a reward of nan"),
+    ):
+        found = ask(pool, turn, seed=1)
+        assert found.error == error
+        assert detail in found.detail
+        assert ask(pool, "a!", seed=3).reply is not None
 
 
 @pytest.mark.parametrize(
@@ -313,7 +321,7 @@ def test_rewards_that_nobody_counts_are_said_once(pool):
     assert said.endswith("the grader judges its episodes, and these rewards are only stored, in episode.turn_rewards")
 
 
-@pytest.mark.parametrize("turn", ["raise!", "exit!", "hang!"])
+@pytest.mark.parametrize("turn", ["raise!", "exit!", slow("hang!")])
 def test_a_report_that_fails_reaches_whoever_asked_and_costs_no_process(tmp_path, turn):
     (tmp_path / "mine.py").write_text(COUNTS)
 

@@ -15,6 +15,7 @@ import pytest
 
 import rlvr_cli
 from living import alive, gone_within
+from marks import slow
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import resolve_grader
 from rlvr_cli.graders.pool import GraderPool
@@ -101,7 +102,7 @@ def test_an_item_that_raises_costs_its_row_and_no_worker(hostile):
 
 @pytest.mark.parametrize(
     ("response", "error"),
-    [("hang", "timeout"), ("sleep uninterruptibly", "timeout"), ("exit", "crash"), ("segfault", "crash")],
+    [("hang", "timeout"), slow("sleep uninterruptibly", "timeout"), ("exit", "crash"), slow("segfault", "crash")],
 )
 def test_one_bad_item_costs_one_row(hostile, response, error):
     good = [(str(n), str(n - n % 2)) for n in range(80)]
@@ -194,7 +195,7 @@ def test_workers_are_recycled(monkeypatch):
     assert len(seen) == len(set(seen)) == 2  # the second and the fourth call reached the limit of a worker
 
 
-@pytest.mark.parametrize("response", ["5", "hang"], ids=["idle", "busy"])
+@pytest.mark.parametrize("response", [slow("5"), "hang"], ids=["idle", "busy"])
 def test_workers_die_with_their_parent(hostile, response, tmp_path):
     """A busy worker does not read its standard input, so closing that is not enough."""
     note = tmp_path / "pids"
@@ -217,7 +218,7 @@ def test_workers_die_with_their_parent(hostile, response, tmp_path):
     assert all(gone_within(pid, 5.0) for pid in pids)
 
 
-@pytest.mark.parametrize("how", ["stdin", "file"])
+@pytest.mark.parametrize("how", ["stdin", slow("file")])
 def test_any_kind_of_parent(how, tmp_path):
     """No `__main__` guard is needed: workers are separate programs and do not import the parent's script."""
     script = (

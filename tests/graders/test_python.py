@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from marks import slow
 from rlvr_cli.graders import pool, reference_response, resolve_grader
 from rlvr_cli.graders.answers.extraction import last_code_block, without_thinking
 from rlvr_cli.graders.pool import GraderPool
@@ -224,11 +225,11 @@ def test_a_script_cannot_tell_how_long_the_right_outputs_are():
 
 
 @pytest.mark.parametrize(
-    "keep", ["memory.append(memory)", "sys.stdin = memory", "sys.stdin = memory\nmemory.append(memory)"]
+    "keep", ["memory.append(memory)", "sys.stdin = memory", slow("sys.stdin = memory\nmemory.append(memory)")]
 )
 def test_runs_of_one_script_do_not_keep_each_others_memory(keep):
     program = f"import sys\nmemory = [bytearray(200 << 20)]\ndef f(): return memory\n{keep}\nprint(3)"
-    assert kind_of(program, json.dumps([{"input": "", "output": "3"}] * 8)) is None
+    assert kind_of(program, json.dumps([{"input": "", "output": "3"}] * 6)) is None
 
 
 def test_much_is_written_in_its_order_and_a_flood_is_stopped():
@@ -241,9 +242,9 @@ def test_much_is_written_in_its_order_and_a_flood_is_stopped():
     )
 
 
-@pytest.mark.parametrize("text", ["x" * 500_000, "é" * 100_000, "1 \n" * 200_000])
+@pytest.mark.parametrize("text", [slow("x" * 500_000), "é" * 100_000, slow("1 \n" * 200_000)])
 def test_right_outputs_may_be_long_together(text):
-    truth = json.dumps([{"input": "", "output": text.replace(" ", "")}] * 20)
+    truth = json.dumps([{"input": "", "output": text.replace(" ", "")}] * 15)
     program = f"print({text[:3]!r} * {len(text) // 3} + {text[: len(text) % 3]!r})"
     assert kind_of(program, truth) is None
     assert kind_of("print('y' * 4_000_000)", truth) == "output_too_large"

@@ -105,7 +105,7 @@ def test_the_next_call_takes_the_new_weights_into_the_same_buffers(tiny_tokenize
         assert cuda.waits["stream", "device.py:to_host"] == 2 * STEPS
 
 
-@pytest.mark.parametrize("dtype", [HALF, torch.float32])
+@pytest.mark.parametrize("dtype", [HALF, pytest.param(torch.float32, marks=pytest.mark.slow)])
 def test_a_prefill_after_what_prompts_begin_with_needs_no_scores_in_memory(tiny_tokenizer, monkeypatch, dtype):
     monkeypatch.setattr(questions, "COMMON_TOKENS", 4)
     with fake_cuda(compute=False) as cuda:
