@@ -241,31 +241,20 @@ def test_questions_without_their_environment_are_refused(rlvr):
     assert "The questions of verifiers are graded by their environment alone." in done.err
 
 
-def test_training_with_a_tool_replays(place, rlvr, monkeypatch):
-    monkeypatch.chdir(place)
-    rlvr("grpo", *COMMON, "--n-grpo-steps", 1, *GRPO[2:], "--dataset", TOOL, "--environment", TOOL, "--run", "once")
-    check_of_a_tool(place / "runs/once")
-
-
 @pytest.mark.slow
-def test_training_with_a_tool_resumes(place, rlvr, monkeypatch):
+def test_training_with_a_tool_replays_and_resumes(place, rlvr, monkeypatch):
     monkeypatch.chdir(place)
     arguments = ["grpo", *COMMON, *GRPO, "--dataset", TOOL, "--environment", TOOL]
     rlvr(*arguments, "--run", "g")
-    rows = check_of_a_tool(place / "runs/g")
-    rlvr(*arguments, "--run", "cut", fault="update:2", status=-signal.SIGKILL)
-    rlvr("grpo", "--resume", "cut")
-    assert [row["response_ids"] for row in rows_of(place / "runs/cut")] == [row["response_ids"] for row in rows]
-
-
-def check_of_a_tool(run: Path) -> list[dict]:
-    assert findings(run) == []
-    assert replay_run(read_stored(run), most=None).problems == []
-    rows = rows_of(run)
+    assert findings(place / "runs/g") == []
+    assert replay_run(read_stored(place / "runs/g"), most=None).problems == []
+    rows = rows_of(place / "runs/g")
     assert all('"name": "lookup"' in row["prompt"] for row in rows)
     assert any(row["episode"]["tool_calls"] for row in rows)
     assert any(row["episode"]["ended_by"] == "environment" and row["reward"] >= 0.25 for row in rows)
-    return rows
+    rlvr(*arguments, "--run", "cut", fault="update:2", status=-signal.SIGKILL)
+    rlvr("grpo", "--resume", "cut")
+    assert [row["response_ids"] for row in rows_of(place / "runs/cut")] == [row["response_ids"] for row in rows]
 
 
 # Questions of a file: then the environment alone imports the library, in each of its processes.

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from marks import slow
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.tokens.tokenization import collate

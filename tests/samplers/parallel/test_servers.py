@@ -21,6 +21,7 @@ from endpoint import error
 from following import Following
 from forks import Forks, processes_in
 from killed import SFT, begin_or_resume, metrics_of, rows_of, weights_of
+from marks import slow
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.load import load_policy
@@ -125,7 +126,7 @@ def test_completions_have_the_text_and_the_end_that_the_embedded_engine_gives(se
     assert len(ends) > 1, ends
 
 
-@pytest.mark.parametrize("begun", [2, 3])
+@pytest.mark.parametrize("begun", [2, slow(3)])
 def test_a_response_that_has_begun_ends_where_it_would_have(servers, policy, begun):
     """Greedy, so that the continuation is known. The servers take what has begun for the prompt."""
     engine, tokenizer = TransformersSampler(policy), policy.tokenizer
@@ -448,16 +449,16 @@ def choice(**fields) -> dict:
 @pytest.mark.parametrize(
     ("path", "answer", "said"),
     [
-        ("/v1/models", [], "no data in"),
+        slow("/v1/models", [], "no data in"),
         ("/v1/models", "a page", "no data in"),
         ("/v1/models", {"data": []}, "no model"),
         ("/v1/models", {"data": [{"id": 3}]}, "no id in"),
         ("/v1/models", "x" * 2_000_000, "more than 1048576 bytes"),
         ("/v1/completions", {"choices": []}, "no choices"),
-        ("/v1/completions", "a page", "not JSON"),
+        slow("/v1/completions", "a page", "not JSON"),
         ("/v1/completions", choice(token_ids=None), "0 token ids and 8 log-probabilities"),
         ("/v1/completions", choice(token_ids=["a"]), "token_ids is a"),
-        ("/v1/completions", choice(logprobs={"token_logprobs": [None] * 8}), "8 token ids and 0 log-probabilities"),
+        slow("/v1/completions", choice(logprobs={"token_logprobs": [None] * 8}), "8 token ids and 0 log-probabilities"),
         ("/v1/completions", choice(logprobs={"token_logprobs": [3.0] * 8}), "log-probabilities that are none"),
         (
             "/v1/completions",
