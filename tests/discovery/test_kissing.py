@@ -138,8 +138,8 @@ def random_sets(seed: int, number: int) -> Iterator[Points]:
 
 
 def test_random_sets_match_the_oracle():
-    valid = sum(map(assert_matches_oracle, random_sets(0, 800)))
-    assert 100 < valid < 700  # both verdicts are tried
+    valid = sum(map(assert_matches_oracle, random_sets(0, 400)))
+    assert 50 < valid < 350  # both verdicts are tried
 
 
 @pytest.mark.parametrize("base", [2**15, 2**16, 2**26, 2**31, 2**32, 2**43, 2**53, 2**63, 2**64])
@@ -290,7 +290,7 @@ def test_pairs_that_floats_cannot_tell_apart_are_compared_exactly(bits):
 def test_sets_in_a_few_places_far_apart_match_the_oracle(places, outlier, spread):
     """Within a place, distances are 2^-1000 to 2^-20 of those to 0 and to the others; one vector may be the largest of all."""
     draw = random.Random(f"{places} {outlier} {spread}")
-    for _ in range(20):
+    for _ in range(7):
         where = [[draw.randint(-(1 << 510), 1 << 510) for _ in range(3)] for _ in range(places)]
         points = [
             [x + draw.randint(-(1 << spread), 1 << spread) for x in where[i % places]] for i in range(UPPER_BOUNDS[2])

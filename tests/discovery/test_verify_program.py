@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from kissing_sets import axes, laminated_582, large_coordinates, overflow_exploit, roots
+from marks import slow
 from rlvr_cli.discovery.tasks import read_text
 from rlvr_cli.discovery.verify_program import CATEGORIES, points_of, run_candidate, verify_execution
 from rlvr_cli.errors import RlvrError
@@ -30,11 +31,11 @@ def verdict_of(program, *, dim=11):
     "program",
     [
         STARTER,
-        STARTER.replace("return (points,)", "return points"),
+        slow(STARTER.replace("return (points,)", "return points")),
         STARTER.replace("return (points,)", "return (points.tolist(), )"),
         STARTER.replace("def run_code", "def get_centers").replace("(points,)", "points"),
-        STARTER + "points = run_code()[0]\ndel run_code",
-        f"points = {axes()}",
+        slow(STARTER + "points = run_code()[0]\ndel run_code"),
+        slow(f"points = {axes()}"),
         f"points = tuple(map(tuple, {axes()}))",
         f"points = [[0] * 11]\ndef get_centers(): return {axes()}",
     ],
@@ -55,7 +56,10 @@ def test_a_program_in_a_file(tmp_path):
         read_text(tmp_path / "none.py", "the program")
 
 
-@pytest.mark.parametrize("points", [[[1, 2], [3, 4]], [[1, 2]], [[[1, 2]], [[3, 4]]], [0, 1, 4], [], 5, "ab", {"a": 1}])
+@pytest.mark.parametrize(
+    "points",
+    [[[1, 2], [3, 4]], [[1, 2]], slow([[[1, 2]], [[3, 4]]]), slow([0, 1, 4]), [], 5, slow("ab"), slow({"a": 1})],
+)
 def test_the_tuple_that_run_code_returns_is_taken_off_and_nothing_else(points):
     for program in (
         f"def run_code(): return ({points!r},)",
@@ -63,6 +67,9 @@ def test_the_tuple_that_run_code_returns_is_taken_off_and_nothing_else(points):
         f"points = {points!r}",
     ):
         assert points_of(run_candidate(program, limits=LIMITS)) == points, program
+
+
+def test_a_list_that_run_code_returns_is_all_of_it():
     assert points_of(run_candidate("def run_code(): return [3, 4]", limits=LIMITS)) == [3, 4]
 
 

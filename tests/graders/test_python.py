@@ -302,12 +302,14 @@ VALUES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("value", VALUES)
-def test_values_of_every_built_in_type_are_compared(value):
-    literal = "{0} - {0}" if value == "set()" else value
-    truth = f"assert f() == {value}"
-    assert kind_of(f"def f(): return {literal}", truth) is None
-    assert kind_of("def f(): return 'another'", truth) == "wrong_answer"
+def test_values_of_every_built_in_type_are_compared():
+    literals = ["{0} - {0}" if value == "set()" else value for value in VALUES]
+    truth = [f"assert f({i}) == {value}" for i, value in enumerate(VALUES)]
+    program = f"def f(i): return [{', '.join(literals)}][i]"
+    assert kind_of(program, "\n".join(truth)) is None
+    wrong = f"def f(i): return [{', '.join(literals)}][i - 1]"
+    for tests in (truth[:1], truth[-1:]):
+        assert kind_of(wrong, "\n".join(tests)) == "wrong_answer"
 
 
 def test_a_value_that_is_far_too_long_is_not_read():

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr_cli.errors import RlvrError
@@ -236,6 +236,7 @@ values = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(values, st.dictionaries(st.text(), st.integers() | st.text()))
 def test_an_entry_is_the_same_after_it_was_stored(metadata, config):
     entry = {"question": "Q", "answer": None, "metadata": {"given": metadata}}

@@ -17,7 +17,7 @@ from rlvr_cli.samplers.stop_strings import (
 )
 from rlvr_cli.types import Completion, Request, SamplingParams
 
-LENIENT = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+LENIENT = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.parametrize(

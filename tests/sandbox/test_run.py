@@ -15,6 +15,7 @@ import pytest
 import rlvr_cli
 from hostile_programs import LATE, PROGRAMS, a_target, descendants, hostile
 from living import gone_within
+from marks import slow
 from rlvr_cli.config.parsing.options import LONGEST
 from rlvr_cli.discovery.verify_program import run_candidate, verify_execution
 from rlvr_cli.errors import RlvrError
@@ -344,7 +345,7 @@ run()
 
 
 @complete
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, slow(signal.SIGTERM), signal.SIGINT])
 def test_no_program_outlives_the_process_that_runs_it(number):
     parent = subprocess.Popen(
         [sys.executable, "-c", WAITS],
@@ -394,7 +395,8 @@ USERS = {
 
 
 @complete
-@pytest.mark.parametrize("command", USERS.values(), ids=USERS)
+# Itself: as in all tests above.
+@pytest.mark.parametrize("command", [slow(how) if name == "itself" else how for name, how in USERS.items()], ids=USERS)
 def test_the_sandbox_holds_for_any_user(command):
     version = [*command, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
     try:

@@ -101,8 +101,10 @@ def collect(sampler, requests):
     return {(c.request_index, c.sample_index): c for c in sampler.sample(requests, PARAMS)}
 
 
-@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("prompt", ["copied", "shared"])
+@pytest.mark.parametrize(
+    ("prompt", "compute_dtype"),
+    [("copied", "float32"), ("shared", "bfloat16"), slow("copied", "bfloat16"), slow("shared", "float32")],
+)
 @pytest.mark.parametrize("block", [2, slow(5)])
 def test_ordered_rows_that_are_read_in_blocks_give_the_same_tokens(
     tiny_model, tiny_tokenizer, block, prompt, compute_dtype, monkeypatch, read

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 
+from marks import slow
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers.embedded import cuda_graphs, decode_step
 from rlvr_cli.samplers.embedded.batch import Batch
@@ -60,8 +61,11 @@ def collect(sampler, params, asked=None):
     return {(c.request_index, c.sample_index): c for c in sampler.sample(asked or requests(), params)}
 
 
+DTYPES = [torch.float32, slow(torch.float64)]
+
+
 @pytest.mark.parametrize("joined", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @torch.no_grad()
 def test_a_step_gives_the_models_logits(architecture, dtype, joined, monkeypatch):
@@ -82,7 +86,7 @@ def test_a_step_gives_the_models_logits(architecture, dtype, joined, monkeypatch
         torch.testing.assert_close(logits, expected[:, position].float(), atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @torch.no_grad()
 def test_a_step_after_several_tokens_in_a_pass_gives_the_models_logits(architecture, dtype):
@@ -111,7 +115,7 @@ def test_a_step_after_several_tokens_in_a_pass_gives_the_models_logits(architect
 
 
 @pytest.mark.parametrize("before", [0, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @torch.no_grad()
 def test_a_prefill_gives_the_models_keys_and_values(architecture, dtype, before):
@@ -207,7 +211,7 @@ def test_a_decode_step_that_differs_from_the_model_is_not_used(tiny_tokenizer):
 
 
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 8), (32, 128)])
+@pytest.mark.parametrize(("rows", "columns"), [slow(1, 1), (2, 8), slow(32, 128)])
 def test_fixed_shapes_give_the_same_tokens(tiny_model, tiny_tokenizer, rows, columns, compute_dtype, monkeypatch):
     """Rows leave, others take their place, and the window moves, with fine, medium and coarse rounding of shapes."""
     monkeypatch.setattr(cuda_graphs, "ROWS", rows)

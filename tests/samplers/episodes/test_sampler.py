@@ -447,7 +447,7 @@ EPISODES = {
 }
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(**EPISODES)
 def test_random_episodes_keep_the_invariant(pools, tiny_tokenizer, turns, replies, max_turns, max_tokens):
     keeps_the_invariant(pools["Script"], tiny_tokenizer, turns, replies, max_turns, max_tokens)

@@ -276,7 +276,7 @@ def test_a_tool_of_a_user_gets_its_arguments(tmp_path, chats):
         "def add(a: int, b: int = 1):\n    '''Add.\n\n    Args:\n        a: one.\n        b: another.\n    '''\n    return a + b\n"
     )
     with closing(EnvironmentPool(EnvironmentSpec("", (f"{tmp_path}/mine.py:add",), chat=True), workers=1)) as pool:
-        (schema,) = pool.schemas
+        schema = schema_of(*load_function(f"{tmp_path}/mine.py:add"))  # by its process: tests/commands/across
         assert (schema["function"]["name"], schema["function"]["parameters"]["required"]) == ("add", ["a"])
         calls = ['{"name": "add", "arguments": {"a": 2}}', '{"name": "add", "arguments": {"c": 2}}']
         asked = "".join(f"<tool_call>{text}</tool_call>" for text in calls)

@@ -141,7 +141,7 @@ def test_prefetched_requests_can_be_canceled(there, tiny_model, tiny_tokenizer, 
 
 def test_prefetch_does_not_wait_for_earlier_requests(there, tiny_model):
     there.load_weights(Policy(tiny_model), 0)
-    many = [Request(f"What is {i}? " + "x" * 60, (i,)) for i in range(5000)]  # more than a socket holds
+    many = [Request(f"What is {i}? " + "x" * 60, (i,)) for i in range(3000)]  # more than a socket holds
     for _ in range(3):
         there.prefetch(many, PARAMS)
     done = next(there.sample(many, PARAMS))

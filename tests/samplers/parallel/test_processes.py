@@ -193,6 +193,7 @@ def test_closing_a_call_cancels_it(start, policy):
 ALONE = ("--max-batch-size", "1")  # then the last bits of a sample depend on nothing else
 EVAL = shlex.split("eval --dataset arithmetic:6 --num-samples 2 --sampling-max-tokens 8")
 TWO = ("--samplers", "2")
+FEW = shlex.split("--sampling-max-tokens 8 --eval-examples 4 --eval-every 2")
 RUN = [*GRPO, *ALONE, *shlex.split("--n-grpo-steps 2 --eval-every 1 --checkpoint-every 1 --sampling-max-tokens 12")]
 
 
@@ -246,12 +247,15 @@ def test_dpo_samples_its_pairs_with_processes(forks: Forks, tmp_path: Path):
 
 @pytest.mark.parametrize(
     "command",
-    [[*SFT, "--sft-epochs", "1"], pytest.param([*DPO, "--dpo-epochs", "1"], marks=pytest.mark.slow)],
+    [
+        [*SFT, *shlex.split("--sft-epochs 1 --dataset arithmetic:24")],
+        pytest.param([*DPO, "--dpo-epochs", "1"], marks=pytest.mark.slow),
+    ],
     ids=["sft", "dpo"],
 )
 def test_what_trains_on_given_responses_evaluates_with_processes(forks: Forks, tmp_path: Path, command: list[str]):
     write_pairs(tmp_path)
-    command = [*command, *ALONE, "--sampling-max-tokens", "8", "--eval-examples", "4"]
+    command = [*command, *ALONE, *FEW]
     forks.run(*command, "--run", "one", cwd=tmp_path, status=0)
     done = forks.run(*command, *TWO, "--run", "two", cwd=tmp_path, fault="sampler1.completion:3", status=0)
     assert "cpu, for training and transformers in 2 processes" in done.err
