@@ -6,6 +6,7 @@
 `tiny_tokenizer`  the tokenizer in it, shared by the session: treat it as read-only.
 `forks`           the `rlvr` script without seconds of imports (`helpers/processes/forks.py`).
 `forked`          for a module whose tests start samplers or trainers in this process: these are forks too.
+`vllm_server`     the address of a vLLM server, for all tests that do not end it: it takes half a minute to start.
 `read_once`       for a module whose tests are of something else than loading: it reads each model from disk once.
 
 The model is random, but its logits spread enough (`initializer_range` far above the usual 0.02) that sampled tokens are
@@ -17,6 +18,7 @@ import copy
 import functools
 import gc
 import importlib.util
+import json
 import os
 from pathlib import Path
 
@@ -172,6 +174,29 @@ def forks(tmp_path_factory, request) -> Iterator[Forks]:
     ]
     with Forks(tmp_path_factory.mktemp("output"), modules=(*HEAVY, *more)) as forks:
         yield forks
+
+
+@pytest.fixture(scope="session")
+def _vllm_server(forks, tmp_path_factory) -> Iterator[str]:
+    from vllm_server import real_servers
+
+    # What a model's generation_config.json may say: nothing that is sampled from this server may depend on it.
+    defaults = {"top_k": 1, "repetition_penalty": 1.5, "temperature": 0.6, "top_p": 0.5}
+    with real_servers(forks, tmp_path_factory.mktemp("server")) as start:
+        ((url, _),) = start(1, "--override-generation-config", json.dumps(defaults))
+        yield url
+
+
+@pytest.fixture
+def vllm_server(_vllm_server) -> str:
+    """The address of a vLLM server of the built-in model, which no test may end; it has the model's own weights when a test begins."""
+    from rlvr_cli.models.identity import builtin_model_path
+    from rlvr_cli.models.load import load_policy
+    from rlvr_cli.samplers.parallel.servers import ServersSampler
+
+    policy = load_policy(builtin_model_path(), device="cpu")
+    ServersSampler([_vllm_server], policy.tokenizer, timeout=60).load_weights(policy, 0)
+    return _vllm_server
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Episodes whose turns vLLM samples, in this process, on servers and at endpoints: rows fit, training replays. A stand-in, and vLLM itself."""
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
 from checks import findings
-from forks import Forks
 from killed import metrics_of, rows_of
 from rlvr_cli.commands import eval as evaluate
 from rlvr_cli.config.eval import EvalConfig
@@ -18,7 +16,7 @@ from rlvr_cli.models.load import load_policy
 from rlvr_cli.replay.run import replay_run
 from rlvr_cli.replay.stored import read_stored
 from rlvr_cli.runs.readers import read_run
-from vllm_server import Real, real_servers, vllm_servers
+from vllm_server import vllm_servers
 
 # The built-in model writes sums, such as 7+7=14, 4+9=...; this answers each of them.
 SUMS = """
@@ -120,18 +118,11 @@ def test_servers_sample_the_turns_of_episodes(forks, tmp_path, monkeypatch):
         check_trained(forks, tmp_path, "vllm-servers", "--sampler-urls", server.url)
 
 
-@pytest.fixture(scope="module")
-def start_real(forks: Forks, tmp_path_factory) -> Iterator[Callable[..., list[Real]]]:
-    with real_servers(forks, tmp_path_factory.mktemp("servers")) as start:
-        yield start
-
-
 @pytest.mark.vllm
-def test_vllm_servers_sample_the_turns_of_episodes(forks, start_real, tmp_path, monkeypatch):
+def test_vllm_servers_sample_the_turns_of_episodes(forks, vllm_server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    ((url, _),) = start_real(1)
-    check_evaluated(tmp_path, url)
-    check_trained(forks, tmp_path, "vllm-servers", "--sampler-urls", url)
+    check_evaluated(tmp_path, vllm_server)
+    check_trained(forks, tmp_path, "vllm-servers", "--sampler-urls", vllm_server)
 
 
 @pytest.mark.vllm

@@ -205,7 +205,7 @@ Real = tuple[str, subprocess.Popen]  # its address, and the process to end
 
 @contextmanager
 def real_servers(forks: Forks, folder: Path) -> Iterator[Callable[..., list[Real]]]:
-    """Starts this many servers of a model, the built-in one by default, with these flags, and waits until they answer: half a minute.
+    """Starts this many servers of the built-in model with these flags, and waits until they answer: half a minute.
 
     They are forks, and the engine behind each of them is a new process. Their logs are in the folder.
     """
@@ -215,7 +215,7 @@ def real_servers(forks: Forks, folder: Path) -> Iterator[Callable[..., list[Real
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
     }  # fmt: skip
 
-    def start(count: int, *flags: str, model: Path | None = None) -> list[Real]:
+    def start(count: int, *flags: str) -> list[Real]:
         for _ in range(count):
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = free.getsockname()[1]
@@ -225,7 +225,7 @@ def real_servers(forks: Forks, folder: Path) -> Iterator[Callable[..., list[Real
             )
             with (folder / f"{len(started)}.log").open("w") as log:
                 process = forks.popen(
-                    [sys.executable, *command, *flags, "--model", str(model or builtin_model_path())],
+                    [sys.executable, *command, *flags, "--model", str(builtin_model_path())],
                     env=environment, stdout=log, stderr=log, start_new_session=True,
                 )  # fmt: skip
             started.append((f"http://127.0.0.1:{port}", process))

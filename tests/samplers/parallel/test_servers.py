@@ -640,18 +640,17 @@ def strike(server: Real, victim: str) -> None:
 
 
 @pytest.mark.vllm
-def test_runs_end_the_same_whenever_a_vllm_server_dies(forks: Forks, start_real, tmp_path):
+def test_runs_end_the_same_whenever_a_vllm_server_dies(forks: Forks, start_real, vllm_server, tmp_path):
     """Another server each time. The run goes on with a second one or, every other time, is resumed with it."""
     kills, moments = int(os.environ.get("RLVR_VLLM_KILLS", "3")), random.Random(0)
-    (other,) = start_real(1)
-    seconds = forks.run(*GRPO, "--sampler-urls", other[0], "--run", "whole", cwd=tmp_path, status=0).seconds
+    seconds = forks.run(*GRPO, "--sampler-urls", vllm_server, "--run", "whole", cwd=tmp_path, status=0).seconds
     whole, ended, victims = tmp_path / "runs/whole", [], []
     while len(ended) < kills:
         number = len(ended)
         run, what = tmp_path / f"runs/cut{number}", VICTIMS[number % len(VICTIMS)]
         victims = victims or start_real(min(2, kills - number))  # two in the time of one, with two cores
         victim = victims.pop()
-        urls = victim[0] if number % 2 else f"{victim[0]},{other[0]}"
+        urls = victim[0] if number % 2 else f"{victim[0]},{vllm_server}"
         call = forks.start(*GRPO, "--sampler-urls", urls, "--run", run.name, cwd=tmp_path)
         time.sleep(moments.uniform(0, seconds))
         if forks.status(call) is None:
@@ -663,7 +662,7 @@ def test_runs_end_the_same_whenever_a_vllm_server_dies(forks: Forks, start_real,
             ended.append(f"{what}: {'went on' if done.status == 0 else 'resumed'}")
             if done.status:
                 assert victim[0].removeprefix("http://") in done.err
-                again = [*begin_or_resume(run, GRPO), "--sampler-urls", other[0]]
+                again = [*begin_or_resume(run, GRPO), "--sampler-urls", vllm_server]
                 forks.run(*again, cwd=tmp_path, status=0)
             assert weights_of(run) == weights_of(whole)
             assert rows_of(run, phase="train") == rows_of(whole, phase="train")
@@ -679,9 +678,9 @@ def test_runs_end_the_same_whenever_a_vllm_server_dies(forks: Forks, start_real,
 
 
 @pytest.mark.vllm
-def test_vllm_servers_train_and_one_may_die(forks: Forks, start_real, policy, tmp_path):
-    real_servers = start_real(2)
-    urls = [url for url, _ in real_servers]
+def test_vllm_servers_train_and_one_may_die(forks: Forks, start_real, vllm_server, policy, tmp_path):
+    (victim,) = start_real(1)
+    urls = [victim[0], vllm_server]
     for name, trainers in (("one", "1"), ("two", "2"), ("two-again", "2")):
         options = ("--sampler-urls", ",".join(urls), "--trainers", trainers, "--run", name)
         forks.run(*GRPO, *options, cwd=tmp_path, status=0)
@@ -706,7 +705,7 @@ def test_vllm_servers_train_and_one_may_die(forks: Forks, start_real, policy, tm
     found = {}
     for completion in sampler.sample(many, params):
         if not found:
-            kill(real_servers[0])
+            kill(victim)
         found[completion.request_index, completion.sample_index] = completion
     assert len(sampler.notes) == 1
     assert found.keys() == whole.keys()
@@ -715,14 +714,9 @@ def test_vllm_servers_train_and_one_may_die(forks: Forks, start_real, policy, tm
 
 
 @pytest.mark.vllm
-def test_a_vllm_server_samples_from_the_whole_distribution(start_real, policy, tmp_path):
+def test_a_vllm_server_samples_from_the_whole_distribution(vllm_server, policy):
     """Also where the model's files say to take the most probable token, or to penalize repetition."""
-    model = shutil.copytree(builtin_model_path(), tmp_path / "model")
-    defaults = {"top_k": 1, "repetition_penalty": 1.5, "temperature": 0.6, "top_p": 0.5}
-    (model / "generation_config.json").write_text(json.dumps(defaults))
-    ((url, _),) = start_real(1, model=model)
-    sampler = ServersSampler([url], policy.tokenizer, timeout=60)
-    sampler.load_weights(policy, 0)
+    sampler = ServersSampler([vllm_server], policy.tokenizer, timeout=60)
     many = [replace(request, seeds=tuple(range(16))) for request in requests_of(policy)]
     drawn = list(sampler.sample(many, replace(PARAMS, temperature=1.0, min_tokens=0)))
     assert len({c.token_ids for c in drawn if not c.request_index}) > 1
@@ -732,15 +726,14 @@ def test_a_vllm_server_samples_from_the_whole_distribution(start_real, policy, t
             log_p = policy.forward(input_ids=ids).logits[0, len(completion.prompt_ids) - 1 : -1].log_softmax(-1)
         exact = log_p.gather(-1, torch.tensor(completion.token_ids)[:, None]).flatten()
         assert completion.logprobs == pytest.approx(exact.tolist(), abs=1e-3)
-    endpoint = OpenAISampler(str(model), base_url=f"{url}/v1")
+    endpoint = OpenAISampler(str(builtin_model_path()), base_url=f"{vllm_server}/v1")
     assert len({c.text for c in endpoint.sample(many[:1], replace(PARAMS, temperature=1.0))}) > 1
 
 
 @pytest.mark.vllm
-def test_a_vllm_server_is_a_teacher(start_real, policy):
-    (server,) = start_real(1)
+def test_a_vllm_server_is_a_teacher(vllm_server, policy):
     rows = [([5, 9, 11], [7, 8]), ([3], [12, 13, 14, 15])]
-    for (prompt, response), found in zip(rows, ServedTeacher(server[0], "").log_probs(rows), strict=True):
+    for (prompt, response), found in zip(rows, ServedTeacher(vllm_server, "").log_probs(rows), strict=True):
         with torch.inference_mode():
             log_p = policy.forward(input_ids=torch.tensor([prompt + response])).logits[0].log_softmax(-1)
         exact = [float(log_p[len(prompt) - 1 + i, token]) for i, token in enumerate(response)]
