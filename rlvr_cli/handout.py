@@ -300,7 +300,7 @@ def parse_mmlu_response(mmlu_example: Mapping[str, Any], model_output: str) -> s
         mmlu_example: `subject`, `question`, `options` and `answer`; only the options are read.
         model_output: the response. Where a letter counts: `graders.answers.choices`.
     """
-    letters = chosen_letters(model_output, mmlu_example["options"])
+    letters = chosen_letters(model_output, [str(option) for option in mmlu_example["options"]])
     return letters[-1] if letters else None
 
 

@@ -63,7 +63,7 @@ def run(config: SweepConfig) -> None:
         experiment = replace(experiment, stages=experiment.stages[: config.stages - 1])
     mirror = Mirror(config.runs_dir) if is_address(config.runs_dir) else None
     runs_dir = mirror.folder if mirror else Path(config.runs_dir)
-    stages = stages_of(experiment, runs_dir, mirror)
+    stages = stages_of(experiment, runs_dir, mirror, compares=not config.emit)
     if config.emit:
         sweep = list(stages)[-1]
         say_later_stages(sweep)
@@ -95,11 +95,14 @@ def run(config: SweepConfig) -> None:
             tables.print_tables(found, output=config.format)
 
 
-def stages_of(experiment: Experiment, runs_dir: Path, mirror: Mirror | None) -> Iterator[Sweep]:
+def stages_of(
+    experiment: Experiment, runs_dir: Path, mirror: Mirror | None, *, compares: bool = True
+) -> Iterator[Sweep]:
     """Yield the experiment and its later stages, each once the runs of the one before are finished. Raises RlvrError.
 
     Args:
         mirror: where runs are that are in object storage; those that have ended there are fetched.
+        compares: whether arms are compared when they have ended. Those of several stages always are.
     """
     while True:
         folder = runs_dir / experiment.name
@@ -111,7 +114,7 @@ def stages_of(experiment: Experiment, runs_dir: Path, mirror: Mirror | None) -> 
         if mirror:
             jobs = looked_up(jobs, experiment.name, mirror)
         sweep = Sweep(experiment, folder, runs, jobs)
-        sweep.check()
+        sweep.check(compares=compares or bool(experiment.stages))
         yield sweep
         if not experiment.stages or any(sweep.status_of(job) not in ENDED for job in jobs):
             return

@@ -431,6 +431,8 @@ def _hub_rows(name: str, configs: Sequence[str | None], *, split: str) -> Genera
             why = f"{unreachable}, and its cache does not have it" if unreachable else ""
             why = why or " ".join(str(e).split())[:500] or type(e).__name__
             hint = "Check the name (hf:ORG/NAME:CONFIG), --split and the network, or give the path of a file."
+            if isinstance(e, ImportError):  # of a column of images or sound
+                hint = "Install what is missing, or give the path of a file without such columns."
             if isinstance(e, RuntimeError):  # such as a dataset that is a script
                 hint = "Name another copy of the dataset, or give the path of one of its Parquet files."
             raise RlvrError(f"Cannot get the split {split!r} of {which} from the Hugging Face hub: {why}", hint) from e

@@ -1,5 +1,6 @@
 """Convert the rows of a dataset to examples: find the fields of question and answer, and the final answer."""
 
+import ast
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
@@ -33,7 +34,7 @@ SHOWN_BAD_ROWS = 5
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")  # GSM8K's "<<48/2=24>>24"
 _BARE = re.compile(r"[^\s${}\\]+")
-_ASSERTION = re.compile(r"^assert(?! that\b)[ (]", re.MULTILINE)
+_ASSERTION = re.compile(r"^assert[ (]", re.MULTILINE)
 _BRACE = re.compile(r"\\.|[{}]")  # \{ and \} do not count
 
 
@@ -238,7 +239,7 @@ def final_answer(text: str) -> tuple[str, str]:
     """
     _, mark, tail = text.rstrip().rpartition("####")
     is_hashed, is_boxed = bool(mark) and "\n" not in tail, bool(_BOX.search(text))
-    if (is_hashed or is_boxed) and (_ASSERTION.search(text) or _is_json(text)):
+    if (is_hashed or is_boxed) and (_is_tests(text) or _is_json(text)):
         return "whole", text.strip()
     if is_hashed:
         answer = tail.strip()
@@ -246,6 +247,14 @@ def final_answer(text: str) -> tuple[str, str]:
     if is_boxed:
         return "boxed", (_last_boxed(text) or "").strip()
     return "whole", text.strip()
+
+
+def _is_tests(text: str) -> bool:
+    """Whether a text is Python with assertions."""
+    try:
+        return bool(_ASSERTION.search(text)) and any(isinstance(s, ast.Assert) for s in ast.parse(text).body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
 
 
 def _is_json(text: str) -> bool:

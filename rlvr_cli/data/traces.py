@@ -166,8 +166,8 @@ def _from_run(path: Path) -> Traces:
         messages.append(f"{cut} responses were cut at their length limit, or as episodes, and are left out")
     if unrewarded and phase == "train":
         messages.append(
-            f"note: of the {len(examples)} responses that {run.id} sampled for training, {unrewarded} had no reward;"
-            " --correct-only leaves out those that the grader does not reward"
+            f"note: of the {len(examples)} whole responses of the training of {run.id}, {unrewarded} have a reward of 0.5 or less;"
+            " --correct-only leaves these out"
         )
     grader = next((r["grader"] for r in rows if r["grader"] != ENVIRONMENT), None)
     return Traces(run.id, digest.hexdigest(), examples, grader, messages, token_ids, graded)

@@ -131,8 +131,8 @@ class EnvironmentPool:
         """Answer all of the policy's turns in a fresh instance, which lives in another process if there are several."""
         slot = self._slots[(seed + 1) % len(self._slots)]
         question = ["play_again", seed, _fields(example), list(turns)]
-        answers = 1 + sum(self._num_calls([turn]) for turn in turns)
-        return slot.ask(question, timeout=self.timeout * answers, read=_played_again)
+        calls = sum(map(self._num_calls, turns))
+        return slot.ask(question, timeout=self.timeout * (1 + len(turns)), read=_played_again, calls=calls)
 
     def say(self, sentence: str) -> None:
         """Report a sentence."""
@@ -149,12 +149,12 @@ class EnvironmentPool:
     def _ask(self, kind: str, example: Example, seed: int, turns: Sequence[str]) -> Future[Answer]:
         slot = self._slot(seed)
         question = [kind, seed, _fields(example), list(turns)]
-        return slot.ask(question, timeout=self.timeout * self._num_calls(turns), read=partial(self._answer, slot))
+        calls = self._num_calls(turns[-1]) if turns else 0
+        return slot.ask(question, timeout=self.timeout, read=partial(self._answer, slot), calls=calls)
 
-    def _num_calls(self, turns: Sequence[str]) -> int:
-        """How many calls of tools the answer to the last turn takes; 1 if it is something else."""
-        of_tools = self.spec.calls and not self.spec.of_verifiers  # see `tools.ChatTools`
-        return max(len(json.loads(turns[-1])), 1) if of_tools and turns else 1
+    def _num_calls(self, turn: str) -> int:
+        """How many calls of tools a chat model's turn has; see `tools.ChatTools`."""
+        return len(json.loads(turn)) if self.spec.calls and not self.spec.of_verifiers else 0
 
     def _slot(self, seed: int) -> Slot:
         """The place of an episode."""

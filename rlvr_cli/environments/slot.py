@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, NamedTuple
 
+from rlvr_cli.environments.tools import CALLED
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import environment as variables
 from rlvr_cli.parallel.lines import Lines
@@ -29,12 +30,13 @@ _LOST = (RlvrError, OSError, EOFError, ValueError)  # a process has ended, or se
 
 
 class _Asked(NamedTuple):
-    """A question, the seconds that its answer may take, and the future for what `read(said)` makes of it."""
+    """A question, the seconds that its answer may take, and the future for what `read(said)` makes of it. See `Slot.ask`."""
 
     question: list[Any]
     timeout: float
     read: Callable[[dict[str, Any]], Any]
     future: Future[Any]
+    calls: int
 
     @property
     def kind(self) -> str:
@@ -72,13 +74,16 @@ class Slot:
         self._thread: Thread | None = None
         self._lock, self._closed = Lock(), False
 
-    def ask(self, question: list[Any], *, timeout: float, read: Callable[[dict[str, Any]], Any]) -> Future[Any]:
+    def ask(
+        self, question: list[Any], *, timeout: float, read: Callable[[dict[str, Any]], Any], calls: int = 0
+    ) -> Future[Any]:
         """Ask the process, after what it has been asked before. The future has RlvrError if the environment cannot be loaded.
 
         Args:
             question: see `worker`.
             timeout: seconds that the answer may take.
             read: gets what was said, in the thread; the future has what it returns.
+            calls: how many calls of tools the process may tell, before it answers, that it has answered: each gives it as much time again.
         """
         future: Future[Any] = Future()
         with self._lock:
@@ -87,7 +92,7 @@ class Slot:
                 thread = Thread(target=self._serve, name="environment", daemon=True)
                 thread.start()
                 self._thread = thread
-            self._asked.put(_Asked(question, timeout, read, future))
+            self._asked.put(_Asked(question, timeout, read, future, calls))
         return future
 
     def end(self, seed: int) -> None:
@@ -160,6 +165,10 @@ class Slot:
                 lines.send(message, within=waiting[0].timeout)
                 while waiting and not self._closed:
                     said = lines.receive(within=self._limit(waiting[0]), several=len(waiting) > 1)
+                    for _ in range(waiting[0].calls):
+                        if said != CALLED:
+                            break
+                        said = lines.receive(within=waiting[0].timeout)
                     self._settle(waiting[0], said)
                     self._answers += 1
                     waiting.popleft()

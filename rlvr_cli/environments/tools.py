@@ -18,6 +18,9 @@ Tool = Callable[[str], object]  # the text between the tags -> the result
 TOOL = user_code.Role("tool", None, "(argument: str) -> str")
 
 
+CALLED = {"called": True}  # what a process says when a call of several is answered
+
+
 class ToolError(Exception):
     """A call that cannot be answered, in words for the policy."""
 
@@ -50,7 +53,11 @@ class Tools:
 
 
 class ChatTools:
-    """The environment of some tools that a chat model calls. A turn is the JSON of its calls: {name, arguments}, or {name, problem}."""
+    """The environment of some tools that a chat model calls. A turn is the JSON of its calls: {name, arguments}, or {name, problem}.
+
+    Attributes:
+        called: is called when a call is answered.
+    """
 
     gives_rewards = False
     stop = ()
@@ -58,13 +65,18 @@ class ChatTools:
 
     def __init__(self, functions: Mapping[str, Callable[..., object]]) -> None:
         self._functions = functions
+        self.called: Callable[[], None] = lambda: None
 
     def begin(self, example: Example, seed: int) -> str | None:
         """Nothing is to be prepared."""
 
     def answer(self, turn: str) -> Reply:
         """Answer all calls, one after the other."""
-        return Reply(calls=tuple(self._answer(**call) for call in json.loads(turn)))
+        replies = []
+        for call in json.loads(turn):
+            replies.append(self._answer(**call))
+            self.called()
+        return Reply(calls=tuple(replies))
 
     def _answer(self, name: str, arguments: Mapping[str, Any] | None = None, problem: str = "") -> Reply:
         def call() -> object:

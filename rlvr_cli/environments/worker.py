@@ -13,12 +13,13 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, SupportsFloat
 
 from rlvr_cli.environments.interface import Environment, Reply
 from rlvr_cli.environments.open import EnvironmentSpec, load_environment, load_functions
-from rlvr_cli.environments.tools import ChatTools, Tools, schema_of
+from rlvr_cli.environments.tools import CALLED, ChatTools, Tools, schema_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.parallel.lines import TheirLines
 from rlvr_cli.process import fork_guarded
@@ -68,7 +69,13 @@ def serve(
         problem = f"{spec.title} cannot be made: {_described(spec, error)}"
         return lines.write({"problem": problem, "hint": "Correct the file."})
     lines.write(facts)
-    episodes = _Episodes(make, chat=chat)
+
+    def say(message: dict[str, Any]) -> None:
+        if os.getpid() != process:  # the user's code has forked, and this is the copy
+            os._exit(0)
+        lines.write(message)
+
+    episodes = _Episodes(make, chat=chat, called=lambda: say(CALLED))
     for questions in lines.read():
         for kind, *question in questions:
             began = time.monotonic()
@@ -81,9 +88,7 @@ def serve(
                 said = _schemas(spec, first)
             else:
                 said = _answer(spec, episodes, kind, *question)
-            if os.getpid() != process:  # the user's code has forked, and this is the copy
-                os._exit(0)
-            lines.write({**said, "seconds": time.monotonic() - began})
+            say({**said, "seconds": time.monotonic() - began})
 
 
 def check_sound(spec: EnvironmentSpec, environment: object) -> None:
@@ -105,9 +110,15 @@ def check_sound(spec: EnvironmentSpec, environment: object) -> None:
 class _Episodes:
     """The environments of the episodes under way, each with how many turns it has answered."""
 
-    def __init__(self, make: Callable[[], Environment], *, chat: bool) -> None:
-        self._make, self._chat = make, chat
+    def __init__(self, make: Callable[[], Environment], *, chat: bool, called: Callable[[], None]) -> None:
+        self._new, self._chat, self._called = make, chat, called
         self._under_way: dict[int, tuple[Environment, int]] = {}
+
+    def _make(self) -> Environment:
+        environment = self._new()
+        if isinstance(environment, ChatTools):
+            environment.called = self._called
+        return environment
 
     def begin(self, seed: int, example: dict[str, Any]) -> dict[str, Any]:
         environment = self._make()
@@ -162,7 +173,8 @@ class _Episodes:
 def _give_up(environment: object) -> None:
     """Let an environment put away what it has opened, where its episode did not end by itself."""
     if give_up := getattr(environment, "give_up", None):
-        give_up()
+        with suppress(Exception):  # it is nobody's answer
+            give_up()
 
 
 def _keeps_a_state(environment: object) -> bool:

@@ -58,14 +58,14 @@ def model_identity(path_or_id: str | Path, *, fetch: bool = False) -> dict[str, 
 
 
 def _base_identity(adapter: Path, base: str, *, fetch: bool) -> dict[str, Any]:
-    found = model_identity(base, fetch=fetch).get("sha256")
+    found, base = model_identity(base, fetch=fetch).get("sha256"), address_of(Path(base)) or base
     trained_on = base_sha256(adapter.absolute())
     if None not in (found, trained_on) and found != trained_on:
         raise RlvrError(
             f"The adapter in {printable(str(adapter))} was trained on other weights than those that are now in {printable(base)}.",
             "Put these weights back.",
         )
-    return {"base": address_of(Path(base)) or base, "base_sha256": found}
+    return {"base": base, "base_sha256": found}
 
 
 def model_shape(path_or_id: str | Path) -> dict[str, int] | None:

@@ -46,9 +46,9 @@ def slots_here(jobs: int, devices: Sequence[str], configs: Sequence[Any]) -> lis
     Raises:
         RlvrError: a run is of several processes that want a GPU each, and `devices` give it one.
     """
-    if devices and (config := next((c for c in configs if c.device != "cpu" and _wants_several(c)), None)):
+    if devices and (config := next((c for c in configs if c.device != "cpu" and _needs_several_gpus(c)), None)):
         raise RlvrError(
-            f"With --devices each run of a sweep has one GPU, and {config.run} wants several: --trainers or --samplers.",
+            f"With --devices each run of a sweep has one GPU, and {config.run} wants several: --trainers, --samplers or --async-steps.",
             "Leave --devices out: then each run sees all GPUs, and with --jobs 1 has them for itself.",
         )
     return [Slot(visible=device) for device in devices] or [Slot()] * jobs
@@ -56,6 +56,12 @@ def slots_here(jobs: int, devices: Sequence[str], configs: Sequence[Any]) -> lis
 
 def _wants_several(config: Any) -> bool:
     return config.samplers > 1 or getattr(config, "trainers", 1) > 1
+
+
+def _needs_several_gpus(config: Any) -> bool:
+    """Also of a sampler beside the training, which vLLM on the trainer's GPU cannot be."""
+    beside = getattr(config, "async_steps", 0) and config.engine != "transformers" and not config.sampler_urls
+    return bool(_wants_several(config) or beside)
 
 
 def slots_on(cluster: str, jobs: int, configs: Sequence[Any]) -> tuple[list[Slot], str]:

@@ -30,12 +30,12 @@ class Sweep:
     def status_of(self, job: Job) -> str:
         return status_of(self.folder / job.name, job)
 
-    def check(self) -> None:
+    def check(self, *, compares: bool) -> None:
         """Raise RlvrError if a run that exists is another one than the sweep would make: before any of them goes on.
 
-        So it does if arms could not be compared and no run has begun. Of those that have ended within other limits, it is said.
+        So it does if arms are to be compared and could not be, and no run has begun. Of those that have ended within other limits, it is said.
         """
-        if all(self.status_of(job) == "new" for job in self.jobs):
+        if compares and all(self.status_of(job) == "new" for job in self.jobs):
             self.check_evaluated()
         for job in self.jobs:
             if self.status_of(job) in ENDED and (

@@ -243,6 +243,7 @@ def test_a_trace_needs_a_response(tmp_path):
         ("\\boxedsomething", ("whole", "\\boxedsomething")),
         (" 3/4 ", ("whole", "3/4")),
         ("assert that 9 * 2 = 18\n#### 18", ("####", "18")),
+        ("We\nassert (by symmetry) x = 5, so \\boxed{5}", ("boxed", "5")),
     ],
 )
 def test_final_answers(text, expected):

@@ -131,7 +131,9 @@ def test_wrong_responses_of_a_run_that_trains_are_said(tmp_path):
         run.commit_rollouts("train", 0, [*rows[:3], replace(rows[3], finish_reason="length")])
     traces = load_traces(str(tmp_path / "r"), TEMPLATE)
     assert len(traces.examples) == 3
-    assert traces.messages[-1].startswith("note: of the 3 responses that r sampled for training, 2 had no reward;")
+    assert traces.messages[-1].startswith(
+        "note: of the 3 whole responses of the training of r, 2 have a reward of 0.5 or less;"
+    )
 
 
 def test_a_run_that_has_evaluations_alone_holds_no_traces(tmp_path):

@@ -344,10 +344,13 @@ def test_numbers_may_be_those_of_numpy(pool):
 
 def test_each_call_of_a_chat_models_turn_has_the_time_of_a_turn(tmp_path):
     (tmp_path / "mine.py").write_text("import time\ndef wait(seconds: float):\n    time.sleep(seconds)\n")
-    calls = [{"name": "wait", "arguments": {"seconds": 0.6}}] * 2
+    calls = [{"name": "wait", "arguments": {"seconds": seconds}} for seconds in (0.8, 0.8, 60)]
     spec = EnvironmentSpec("", (f"{tmp_path}/mine.py:wait",), chat=True)
-    with closing(EnvironmentPool(spec, workers=1, timeout=1.0)) as pool:
-        assert [call.error for call in ask(pool, json.dumps(calls)).reply.calls] == [None, None]
+    with closing(EnvironmentPool(spec, workers=1, timeout=1.5)) as pool:
+        assert [call.error for call in ask(pool, json.dumps(calls[:2])).reply.calls] == [None, None]
+        began = time.monotonic()
+        assert ask(pool, json.dumps(calls[1:])).detail == "no answer within 1.5 s (--turn-timeout)"
+        assert time.monotonic() - began >= 2.3  # the second call has its own
 
 
 @pytest.mark.slow  # a limit cannot be raised again, so that it needs a process of its own

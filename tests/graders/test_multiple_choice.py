@@ -107,6 +107,9 @@ CITIES = truth_of("B", ["Rome", "Paris", "A virus", "A"])
         ("A. or C", None),
         ("Paris", None),
         ("E. Paris", None),
+        ("A. Rome\nB. Paris", None),
+        ("A: no, B: yes", None),
+        ("(B).(C)", None),
     ],
 )
 @pytest.mark.parametrize("place", ["it is </think> <answer> {} </answer>", "So \\boxed{{{}}}"])
@@ -130,6 +133,7 @@ def test_tags_and_boxes_may_hold_the_options_text(declared, letter, place):
         ("The answer is B. Option A is old. So \\boxed{\\text{Paris}}", "B"),
         ("The answer is A. So \\boxed{Paris}", None),
         ("The answer is A. So \\boxed{7}", "A"),
+        ("First \\boxed{Rome}. The correct answer is B.", "B"),  # what is said last
     ],
 )
 def test_what_is_declared_counts_and_not_the_thinking(response, letter):

@@ -41,6 +41,10 @@ def test_runs_that_want_several_gpus_do_not_get_one_each():
     config = GrpoConfig(dataset="arithmetic:4", run="x", trainers=2)
     with pytest.raises(RlvrError, match="With --devices each run of a sweep has one GPU, and x wants several"):
         slots_here(1, ["0", "1"], [config])
+    beside = GrpoConfig(dataset="arithmetic:4", run="x", async_steps=1, engine="vllm")
+    with pytest.raises(RlvrError, match="x wants several: --trainers, --samplers or --async-steps"):
+        slots_here(1, ["0", "1"], [beside])
+    assert len(slots_here(1, ["0", "1"], [replace(beside, engine="transformers")])) == 2
     assert len(slots_here(1, [], [config])) == 1
     assert len(slots_here(1, ["0", "1"], [replace(config, device="cpu")])) == 2
 

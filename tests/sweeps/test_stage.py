@@ -17,10 +17,10 @@ def statuses(tmp_path):
     """Gives the status of each run of an experiment without evaluation questions."""
     (tmp_path / "two.toml").write_text(STAGES)
 
-    def call(*words, vary=()):
+    def call(*words, vary=(), compares=True):
         overrides = ("--preset", "quickstart", "--dataset", "own.jsonl", *words)
         experiment = load_experiment(str(tmp_path / "two.toml"), overrides=overrides, vary=vary)
-        *_, sweep = stages_of(experiment, tmp_path, None)
+        *_, sweep = stages_of(experiment, tmp_path, None, compares=compares)
         assert len(sweep.jobs) == len(runs_of(experiment)), "the first stage"
         return [sweep.status_of(job) for job in sweep.jobs], sweep.jobs
 
@@ -31,6 +31,11 @@ def test_arms_that_could_not_be_compared_are_refused_before_any_run(statuses, tm
     with pytest.raises(RlvrError, match="Arms are compared by evaluations, and two/group_size-8-s0 has no questions"):
         statuses()
     assert statuses(vary=("group_size=8",))[0] == ["new"], "one arm is compared with none"
+    (tmp_path / "two.toml").write_text(STAGES.partition("[[stages]]")[0])
+    assert statuses(compares=False)[0] == ["new", "new"], "such as with --emit"
+    (tmp_path / "two.toml").write_text(STAGES)
+    with pytest.raises(RlvrError, match="Arms are compared by evaluations"):
+        statuses(compares=False)  # to choose those of the later stage
     found, jobs = statuses("--eval-dataset", "test.jsonl")
     assert found == ["new", "new"]
     for job, after in zip(jobs, (["finished", "new"], None), strict=True):

@@ -176,6 +176,8 @@ def draw(
         raise nothing_to_draw(name, result, columns)
     if wishes.panels:
         wanted = [w for w in wishes.panels if w not in maker.partial or any(w in p.name.split() for p in panels)]
+        if not wanted:
+            raise NothingShared(maker.partial_note, "Draw the runs one by one, without the commas, or other panels.")
         panels = _chosen(panels, wanted, others=others, result=result, query=query)
     for panel in panels:
         if len(panel.lines) > MAX_LINES:

@@ -3,8 +3,8 @@ r"""Multiple choice: which option a response chooses.
 A letter counts where the response says that it is the answer: in `<answer>` tags or a ``\boxed{}``, alone or before a mark and a text,
 "B. Paris", or its option's own text; else after "answer is" or "answer:"; else after "option" or "choice"; else where the response begins
 with a letter and a mark, "B.", "(B)", or its first line is nothing else. Of several places of one kind the last counts. There may be
-quotes, brackets, Markdown or ``\text{}`` around the letter. Of the thinking only tags and boxes count, and where there is no letter
-after it. Tags or a box that hold the text of an option without a letter choose no other one.
+quotes, brackets, Markdown or ``\text{}`` around the letter. Of the thinking only tags and boxes count, and only where no letter
+follows the thinking. Tags or a box that hold the text of an option without a letter choose no other one, unless it is stated after the box.
 """
 
 import re
@@ -27,6 +27,7 @@ _WHOLE = re.compile(rf"{_OPEN}([A-J]){_CLOSE}")
 _FIRST = re.compile(rf"{_OPEN}([A-J])(?:[.):*\]]|{_CLOSE}$)", re.MULTILINE)
 _SEVERAL = r"[\s,/&]*(?:and|or)?[\s(\[]*[A-J](?:[.):,\]]|\s*$)"  # "(A) and (C)"
 _BEFORE_TEXT = re.compile(rf"""{_OPEN}([A-J])[*$"'`_]*[.):\]](?!{_SEVERAL}|[A-Z](?!\w))""")  # but not "A.D. 70"
+_ANOTHER = re.compile(r"[\s(,;.][A-J]\s*[.):]")  # "A. London B. Paris"
 _BEFORE_OWN = re.compile(rf"""{_OPEN}([A-J])[*$"'`_.,:;)\]]*\s+(?:[-\u2013\u2014=]\s)?(.*)""", re.DOTALL)
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
 _AROUND = " $*\"'`_(){}\u2018\u2019\u201c\u201d"
@@ -40,14 +41,15 @@ def chosen_letters(response: str, options: Sequence[str]) -> list[str]:
     """
     answer = after_thinking(response)
     letters = list(LETTERS[: len(options)])
-    for text in _declared(answer):
+    for text, after in _declared(answer):
         letter = _letter_of(text, options)
         if letter in letters:
             return [letter]
-        letters = _with_text(text, options) or letters
+        if not any(pattern.search(after) for pattern in _STATED):
+            letters = _with_text(text, options) or letters
     first = _FIRST.match(answer)
     places = [pattern.findall(answer) for pattern in _STATED]
-    places += [[first[1]] if first else [], *([_letter_of(text, options)] for text in _declared(response))]
+    places += [[first[1]] if first else [], *([_letter_of(text, options)] for text, _ in _declared(response))]
     known = ([letter for letter in place if letter in letters] for place in places)
     return next(filter(None, known), [])
 
@@ -57,9 +59,11 @@ def after_thinking(response: str) -> str:
     return without_thinking(response).strip() or response
 
 
-def _declared(text: str) -> list[str]:
-    """What the tags hold, and what the box holds, if there are any."""
-    return [_TEXT.sub(r"\1", found) for found in (tagged_answer(text), last_boxed(text)) if found is not None]
+def _declared(text: str) -> list[tuple[str, str]]:
+    """What the tags hold, and what the box holds, if there are any; each with what follows it, which may say something else: of tags nothing."""
+    after = text[max(text.rfind(box) for box in (r"\boxed", r"\fbox")) :]
+    found = (tagged_answer(text), ""), (last_boxed(text), after)
+    return [(_TEXT.sub(r"\1", held), after) for held, after in found if held is not None]
 
 
 def _letter_of(declared: str, options: Sequence[str]) -> str | None:
@@ -72,7 +76,7 @@ def _letter_of(declared: str, options: Sequence[str]) -> str | None:
     if own and own[1] in _with_text(own[2], options):
         return own[1]
     match = _BEFORE_TEXT.match(declared)
-    return match[1] if match else None
+    return match[1] if match and not _ANOTHER.search(declared, match.end()) else None
 
 
 def _with_text(text: str, options: Sequence[str]) -> list[str]:

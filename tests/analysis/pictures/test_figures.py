@@ -380,6 +380,8 @@ def test_a_line_that_only_some_seeds_have_is_left_out_and_said():
     picture = of("", ("run_id", "step", "reward", "grad_norm"), rows, "a+b", panels=("reward", "grad_norm"))
     assert [panel.name for panel in picture.panels] == ["reward"]
     assert picture.notes[-1] == "Only some runs of a+b have: grad norm. Their mean is not drawn."
+    with pytest.raises(RlvrError, match=r"^Only some runs of a\+b have: grad norm\."):
+        of("", ("run_id", "step", "reward", "grad_norm"), rows, "a+b", panels=("grad_norm",))
     with pytest.raises(RlvrError, match=r"cannot be drawn\. Only some runs of a\+b have: grad norm\."):
         of("", ("run_id", "step", "grad_norm"), [(run, step, y) for run, step, _, y in rows], "a+b")
 

@@ -1,7 +1,7 @@
 -- Evaluated questions that a training run learned (solved for good from a step on) or forgot (last solved at a step).
 -- :phase = "eval"
 -- :examples = 3
--- plot: x=step y=questions panels=change bars=yes zeros=questions
+-- plot: x=step y=questions panels=change bars=yes
 
 -- A question is solved at a step if at least half of the samples are correct. Questions evaluated at only one step are left
 -- out. With one sample per question, chance alone produces some of both: `migration` shows how many change in either direction.

@@ -61,7 +61,7 @@ WITH choices AS (
     QUALIFY
         policy_tokens(episode, num_response_tokens) > 0
         AND (  -- dynamic sampling drops groups whose rewards are equal before they are shaped
-            NOT coalesce((config ->> 'dynamic_sampling')::BOOLEAN, false)
+            $phase <> 'train' OR NOT coalesce((config ->> 'dynamic_sampling')::BOOLEAN, false)
             OR min(coalesce(rollouts.reward, 0)) OVER of_group < max(coalesce(rollouts.reward, 0)) OVER of_group
         )
 ), grouped AS (
