@@ -352,7 +352,7 @@ def test_a_prompt_that_the_models_context_does_not_hold_is_shortened(forks: Fork
 @pytest.mark.parametrize(
     "fault",
     # one that is interrupted and one whose responses had arrived are below and above, by default
-    [slow("manifest.torn:7"), slow("sampled:3"), slow("renamed:12")],
+    [slow("manifest.torn:7"), slow("sampled:3"), "renamed:12"],
 )
 def test_a_killed_search_ends_with_the_same_rows_and_files(forks: Forks, tmp_path: Path, whole: Path, fault: str):
     assert replayed(forks, tmp_path, run="whole", words="--concurrency 4", fault=fault).status == -signal.SIGKILL
@@ -559,7 +559,7 @@ def as_an_earlier_version_began(path: Path) -> None:
 
 
 def test_a_search_of_an_earlier_version_goes_on_as_it_began(forks: Forks, tmp_path: Path):
-    """Its start does not compete, and it has no more islands than slots: of a new one each attempt here had its own."""
+    """Its start does not compete, and it has no more islands than slots; of a new one each attempt has its own."""
     (tmp_path / "mine.py").write_text(f"# mine\n{ROOTS}")
     words = "--strategy islands --start mine.py --max-attempts {}"
     responses = [fenced(AXES)] * 4
@@ -572,6 +572,8 @@ def test_a_search_of_an_earlier_version_goes_on_as_it_began(forks: Forks, tmp_pa
     assert [row["candidate"]["parents"] for row in rows] == [[], [], [0], [1]]
     assert (tmp_path / "runs/r/best/program.py").read_text() == AXES
     assert "Final score: 22 (attempt 0)" in (tmp_path / "runs/r/report.md").read_text()
+    assert replayed(forks, tmp_path, run="new", words=words.format(4), responses=responses).status == 0
+    assert [row["candidate"]["island"] for row in attempts_of(tmp_path / "runs/new")] == [0, 1, 2, 3]
 
 
 def test_a_program_has_the_memory_that_it_is_given(forks: Forks, tmp_path: Path):

@@ -100,9 +100,10 @@ def test_eval_sends_the_chat_template(place, rlvr):
     encode = load_tokenizer(place / "llama")
     for row in read_rollouts(place / "runs/plain").to_pylist():
         assert row["prompt_ids"] == [1, *encode(row["prompt"], add_special_tokens=False).input_ids]
-    diff = rlvr("analyze", "config_diff", "llama", "off", "--format", "json").out
+    diff = rlvr("analyze", "config_diff", "llama", "off", "plain", "--format", "json").out
     found = {(d["run_id"], d["option"]) for d in json.loads(diff)}
     assert {("off", "chat_thinking"), ("off", "chat_system"), ("off", "(prompt sha256)")} <= found
+    assert ("plain", "(prompt sha256)") in found
 
 
 def test_the_r1_zero_prompt_in_a_chat_is_noted(place, rlvr):
@@ -122,6 +123,7 @@ def test_grpo_trains_on_what_it_sends_and_goes_on_after_a_kill(place, rlvr, mode
     refused = rlvr("grpo", "--resume", "g", status=1)
     assert "its prompt text was" in refused.err
     chat.write_text(kept)
+    assert "--chat True, not False" in rlvr("grpo", "--resume", "g", "--no-chat", status=1).err
     rlvr("grpo", "--resume", "g")
     check_prompts(run, template, place / model)
     check_replay(run)

@@ -334,6 +334,9 @@ def test_an_answer_is_needed_where_a_grader_judges(folder, forks):
     assert read_run(folder / "runs/games").metadata["facts"]["grader"] == "environment"
     said = forks.run(*given, "mine.py:Sums", cwd=folder)
     assert (said.status, "games.jsonl:1: no answer: looked for" in said.err) == (1, True)
+    (folder / "games.jsonl").write_text('{"question": "2+1=", "answer": ""}\n')
+    said = forks.run(*given, "mine.py:Sums", cwd=folder)
+    assert (said.status, "games.jsonl:1: no answer: its field answer is empty." in said.err) == (1, True)
 
 
 def test_a_file_that_has_changed_is_named_by_a_resumed_run(folder, forks, tmp_path):

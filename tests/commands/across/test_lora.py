@@ -73,7 +73,6 @@ def test_without_lora_merge_only_the_adapter_is_saved(runs):
     assert "model.safetensors" in read_run(run).metadata["merged_model_files"]
 
 
-@pytest.mark.slow
 def test_the_adapter_and_the_merged_model_evaluate_alike(runs):
     answers = []
     for name in ("model", "model-merged"):

@@ -715,7 +715,7 @@ def test_vllm_servers_train_and_one_may_die(forks: Forks, start_real, vllm_serve
 
 @pytest.mark.vllm
 def test_a_vllm_server_samples_from_the_whole_distribution(vllm_server, policy):
-    """Also where the model's files say to take the most probable token, or to penalize repetition."""
+    """Also where the server's defaults, which come from the model's files, say to take the most probable token or to penalize repetition."""
     sampler = ServersSampler([vllm_server], policy.tokenizer, timeout=60)
     many = [replace(request, seeds=tuple(range(16))) for request in requests_of(policy)]
     drawn = list(sampler.sample(many, replace(PARAMS, temperature=1.0, min_tokens=0)))
