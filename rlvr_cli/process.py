@@ -341,6 +341,14 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def limit_memory(memory_bytes: int) -> int:
+    """Limit the address space of this process and of all that it starts, and return the limit in bytes: less, where less is allowed."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    return limit
+
+
 def memory_limit() -> int:
     """Return the bytes that this process may use: the machine's memory, or a container's limit if that is lower."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

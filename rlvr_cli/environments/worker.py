@@ -2,14 +2,13 @@
 
 Enters: lists of questions ["begin", "answer" or "play_again", seed, example, turns of the policy], ["facts"] or ["schemas"], and of
 ["ended", seeds], which is not answered. Leaves: for each of the others what the environment says, or the error that it raised, and after how
-many seconds; before the first list {} once the files have been run, then the facts: what an instance says of itself. Each is a line
-(`parallel/lines`).
+many seconds. Before it comes `CALLED` for each call of a chat model's turn, as soon as it is answered. Before the first list comes {} once
+the files have been run, then the facts: what an instance says of itself. Each is a line (`parallel/lines`).
 An episode that this process does not know, since the one before died, is played again up to the last turn.
 """
 
 import math
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from rlvr_cli.environments.open import EnvironmentSpec, load_environment, load_f
 from rlvr_cli.environments.tools import CALLED, ChatTools, Tools, schema_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.parallel.lines import TheirLines
-from rlvr_cli.process import fork_guarded
+from rlvr_cli.process import fork_guarded, limit_memory
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example
 from rlvr_cli.user_code import location
@@ -43,9 +42,7 @@ def serve(
 ) -> None:
     """Answer until the connection ends."""
     fork_guarded(parent)
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    limit_memory(memory_bytes)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)

@@ -21,7 +21,7 @@ from dataclasses import astuple
 from typing import IO, Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.process import fork_guarded
+from rlvr_cli.process import fork_guarded, limit_memory
 from rlvr_cli.types import KEPT_CHARACTERS
 
 
@@ -33,9 +33,7 @@ def main() -> None:
     if not setup:
         return
     fork_guarded(setup["parent"])
-    limit, hard = int(setup["memory_bytes"]), resource.getrlimit(resource.RLIMIT_AS)[1]
-    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    limit = limit_memory(int(setup["memory_bytes"]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pipes = (requests.fileno(), replies.fileno())
     os.register_at_fork(after_in_child=lambda: [os.close(pipe) for pipe in pipes])

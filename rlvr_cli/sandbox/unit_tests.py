@@ -136,16 +136,22 @@ def values(program: str, between: list[str], expressions: list[str]) -> list[Res
         between: the statements before each expression, and those after the last one.
     """
     names: dict[str, Any] = {"__name__": "program"}
-    # Programs are run here: this file runs in the sandbox alone.
-    exec(compile(program, "program.py", "exec", dont_inherit=True), names)
+
+    def run(statements: str, file: str) -> None:
+        exec(
+            compile(statements, file, "exec", dont_inherit=True), names
+        )  # programs: this file runs in the sandbox alone
+
+    run(program, "program.py")
     results: list[Result] = []
-    for statements, expression in zip(between, expressions, strict=False):
-        exec(compile(statements, "tests.py", "exec", dont_inherit=True), names)
+    *before, after = between
+    for statements, expression in zip(before, expressions, strict=True):
+        run(statements, "tests.py")
         try:
             results.append({"value": _literal(eval(compile(expression, "tests.py", "eval", dont_inherit=True), names))})
         except Exception as raised:  # whatever the expression raises is its result
             results.append({"error": type(raised).__name__})
-    exec(compile(between[-1], "tests.py", "exec", dont_inherit=True), names)
+    run(after, "tests.py")
     return results
 
 

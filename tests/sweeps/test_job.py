@@ -4,10 +4,11 @@ import threading
 from pathlib import Path
 
 import working
+from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.parallel.start import start_worker
 from rlvr_cli.parallel.worker import LocalWorker
 from rlvr_cli.sweeps.job import STOPPED
-from rlvr_cli.sweeps.schedule import _Running, _Sweep
+from rlvr_cli.sweeps.schedule import Job, _Running, _Sweep
 from rlvr_cli.sweeps.slots import Slot
 
 
@@ -26,7 +27,7 @@ def test_a_sweep_that_ends_does_not_wait_for_one_that_hears_no_signal(tmp_path, 
     worker = LocalWorker("x", "working:answer", arguments={"greeting": ""}, title="It", hint="")
     worker.receive()  # from here on it ignores signals, and ends with the status that it is sent
     sweep = _Sweep([], tmp_path, [], ended=lambda name: None, looked_up=lambda job: job)
-    sweep.running.append(_Running(1, None, Slot(), worker, 0.0))  # type: ignore[arg-type]
+    sweep.running.append(_Running(1, Job("x", [], GrpoConfig(dataset="arithmetic:4")), Slot(), worker, 0.0))
     late = threading.Timer(10, worker.kill)
     late.start()
     sweep.end()

@@ -43,7 +43,10 @@ OF_ANSWERS = (
     *("at_k", "best_at_k", "categories", "curves", "hardest", "learned_and_forgotten", "migration", "pass_at_k"),
     "thinking_budget",
 )  # queries of right and wrong answers, which searches and comparisons do not have
-SAID = ("mismatch", "objective")  # queries of which sentences tell what all rows show, also those beyond --limit
+SENTENCES = {  # what all rows show, also those beyond --limit
+    "mismatch": mismatch_sentences,
+    "objective": lambda result, infos: objective_sentences(result),
+}
 
 
 def run(config: AnalyzeConfig) -> None:
@@ -93,7 +96,7 @@ def answer(query: NamedQuery, config: AnalyzeConfig, parameters: Mapping[str, An
         else:
             left_out: list[str] = []
             divides = len(infos) > 1 and query.name and "limit" not in query.parameters
-            is_whole = config.plot or divides or query.name in SAID
+            is_whole = config.plot or divides or query.name in SENTENCES
             result = database.select(query.sql, parameters, limit=0 if is_whole else config.limit)
         if query.name:
             result = as_typed(result, infos, query)
@@ -107,11 +110,7 @@ def answer(query: NamedQuery, config: AnalyzeConfig, parameters: Mapping[str, An
             if query.name and nothing:
                 raise RlvrError(f"{query.name} cannot be drawn: it has no rows.", f"{nothing[0].upper()}{nothing[1:]}")
             plot(result, drawn_query(query, parameters), config, database, drawn)
-    sentences: list[str] = []
-    if query.name == "objective":
-        sentences += objective_sentences(result)
-    elif query.name == "mismatch":
-        sentences += mismatch_sentences(result, infos)
+    sentences = list(SENTENCES[query.name](result, infos)) if query.name in SENTENCES else []
     print_rows(result, config, infos)
     for sentence in sentences:
         console.say(sentence)
