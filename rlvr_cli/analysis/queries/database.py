@@ -36,7 +36,7 @@ from rlvr_cli.runs.storage.files import os_errors_as_user_errors
 from rlvr_cli.runs.storage.schemas import Column, columns_of
 from rlvr_cli.runs.storage.sums import check_sums
 from rlvr_cli.text import storable
-from rlvr_cli.types import Example, Metric, Regrade, Rollout, Segment, Table
+from rlvr_cli.types import SCHEMA_VERSION, Example, Metric, Regrade, Rollout, Segment, Table
 
 if TYPE_CHECKING:
     import duckdb
@@ -464,7 +464,11 @@ def _place(sql: str, position: str | None) -> str:
 def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunInfo]) -> None:
     parts = [p for r in runs for p in (*r.parts, *r.segments, *r.grades)]
     connection.execute(f"SET parquet_metadata_cache = {len(parts) <= CACHED_FILES}")
-    versions = {run.path / entry.path: entry.schema_version for run in runs for entry in run.entries}
+    versions = {run.path / entry.path: entry.schema_version for run in runs for entry in run.entries if entry.folder}
+    for run in runs:
+        announced = {entry.schema_version for entry in run.entries if not entry.folder}
+        if run.metrics and len(announced) == 1:
+            versions[run.metrics] = announced.pop()
     connection.execute(_WHY_GRADED)
     connection.execute(_MACROS)
     connection.execute(_POLICY_TOKENS)
@@ -486,7 +490,7 @@ def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunInf
     else:
         connection.execute(f"CREATE TABLE grades ({_typed(columns_of(Regrade))})")
     metrics = [
-        f"SELECT {_literal(r.id)} AS run_id, * FROM ({_rows_in([r.metrics], Metric, connection)})"
+        f"SELECT {_literal(r.id)} AS run_id, * FROM ({_rows_in([r.metrics], Metric, connection, versions)})"
         for r in runs
         if r.metrics
     ]
@@ -495,11 +499,15 @@ def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunInf
     else:
         connection.execute(f"CREATE TABLE metrics (run_id VARCHAR, {_typed(columns_of(Metric))})")
     connection.execute(f"CREATE TABLE runs ({_RUNS_COLUMNS})")
-    for run in runs:
+    rows = [_runs_row(run) for run in runs]
+    one, values = "?", rows[0] if rows else []
+    if len(rows) > 1:  # one statement for all, which is slower for one
+        one, values = "unnest(?::VARCHAR[])", list(map(list, zip(*rows, strict=True)))
+    if rows:
         connection.execute(
-            "INSERT INTO runs SELECT ?, ?, ?, TRY_CAST(? AS TIMESTAMP), TRY_CAST(? AS DOUBLE), TRY_CAST(? AS BIGINT),"
-            " ?, ?, ?, ?, ?, TRY_CAST(? AS TIMESTAMP), TRY_CAST(? AS TIMESTAMP)",
-            _runs_row(run),
+            f"INSERT INTO runs SELECT {one}, {one}, {one}, TRY_CAST({one} AS TIMESTAMP), TRY_CAST({one} AS DOUBLE),"
+            f" TRY_CAST({one} AS BIGINT), {one}, {one}, {one}, {one}, {one}, TRY_CAST({one} AS TIMESTAMP), TRY_CAST({one} AS TIMESTAMP)",
+            values,
         )
 
 
@@ -543,14 +551,18 @@ def _rows_in(
     """A SELECT of all rows of these files, with all columns of `record`, even those that files of older schema versions lack.
 
     Args:
-        versions: the schema versions of files. Where it is one, the first file has the columns of all; else, or where it is not
-            known, the footers of all are read before the query, and held.
+        versions: the schema versions of files. Where it is one, the first file has the columns of all, which are known if it is the
+            current one; else, or where it is not known, the footers of all are read before the query, and held.
     """
     known = {versions.get(path) for path in paths}
     files = _read_parquet(paths, differ=len(known) > 1 or None in known)
-    stored = {row[0] for row in connection.execute(f"DESCRIBE FROM {files}").fetchall()}
+    columns = columns_of(record)
+    if known == {SCHEMA_VERSION}:
+        stored = {column.name for column in columns}
+    else:
+        stored = {row[0] for row in connection.execute(f"DESCRIBE FROM {files}").fetchall()}
     missing, filled = [], []
-    for column in columns_of(record):
+    for column in columns:
         older = "NULL" if column.older_value is None else _literal(str(column.older_value))
         if column.name not in stored:
             missing.append(f'{older}::{_sql_type(column)} AS "{column.name}"')
