@@ -16,7 +16,9 @@ from pathlib import Path
 
 import recipes
 
-from rlvr_cli.analysis.statistics.alarms import run_alarms
+from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.analysis.statistics.alarms import Alarm, run_alarms
+from rlvr_cli.runs.readers import read_run
 
 START = f"--model runs/sft-SEED/model {recipes.HELD_OUT}"
 HEALTHY = {
@@ -161,6 +163,13 @@ def planted(folder: Path, fault: str, *, seed: int) -> Path:
     return path
 
 
+def alarms_in(path: Path) -> list[Alarm]:
+    """The alarms of a run."""
+    info = read_run(path)
+    with open_runs([info]) as database:
+        return run_alarms(database, info)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/recipes"))
@@ -173,7 +182,7 @@ def main() -> int:
     wrong = 0
     if not arguments.planted:
         runs = healthy(folder, seeds=arguments.seeds)
-        found = {path.name: run_alarms(path) for path in runs}
+        found = {path.name: alarms_in(path) for path in runs}
         wrong = sum(map(bool, found.values()))
         print(f"{len(runs)} healthy runs, {wrong} with an alarm")
         for name, alarms in found.items():
@@ -182,7 +191,7 @@ def main() -> int:
     print("planted fault | seed | its alarm | found | others")
     for fault, (expected, _) in PLANTED.items():
         for seed in arguments.seeds:
-            names = [alarm.name for alarm in run_alarms(planted(folder, fault, seed=seed))]
+            names = [alarm.name for alarm in alarms_in(planted(folder, fault, seed=seed))]
             others = ", ".join(name for name in names if name != expected) or "none"
             print(f"{fault} | {seed} | {expected} | {'yes' if expected in names else 'NO'} | {others}", flush=True)
             wrong += expected not in names

@@ -699,6 +699,7 @@ WIRING = [
         ("the footers of many parts are kept", "len(parts) <= CACHED_FILES", "True", "tests/analysis/queries/test_database.py -k footers"),
         ("a small query has several threads", "rows <= ONE_THREAD", "False", "tests/analysis/queries/test_database.py -k one_thread"),
         ("metrics count as rows", " if entry.folder),", "),", "tests/analysis/queries/test_database.py -k one_thread"),
+        ("parts of any one version have the columns of the current one", "known == {SCHEMA_VERSION}", "len(known) == 1", "tests/runs/test_old_runs.py -k reads_as_before"),
         ("every query may fill the disk", '"temp_directory": spill,', '"temp_directory": "/tmp/rlvr-spill",', "tests/analysis/queries/test_database.py -k our_own"),
     ),
     *mutations_of(
@@ -1605,6 +1606,13 @@ EPISODES = [
     ),
     Mutation("queries of users use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=True", "tests/commands/store/test_analyze.py -k uses_the_disk"),
     Mutation("at_k does not use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=False", "tests/commands/store/test_analyze.py -k uses_the_disk"),
+    Mutation("alarms are told again with more memory", "analysis/run_end.py", "            are_told = True\n", "", "tests/analysis/test_run_end.py -k told_once"),
+    *mutations_of(
+        "analysis/statistics/alarms.py",
+        ("curves are those of all runs", "WHERE run_id = $run AND phase = 'train' ORDER BY", "WHERE $run <> '' AND phase = 'train' ORDER BY", "tests/analysis/statistics/test_alarms.py -k its_own"),
+        ("verdicts are those of all runs", "WHERE run_id = $run AND phase = 'train' AND", "WHERE $run <> '' AND phase = 'train' AND", "tests/analysis/statistics/test_alarms.py -k its_own"),
+    ),
+    Mutation("all rollouts are read through a database of their own", "analysis/report/rollouts.py", "nullcontext(whole) if is_whole else", "nullcontext(whole) if False else", "tests/analysis/report/test_report.py -k one_for_each_summary"),
     Mutation("a summary has no more memory than what may spill", "analysis/queries/database.py", "except MemoryNeeded:", "except KeyError:", "tests/analysis/test_summary.py -k cannot_be_spilled"),
     Mutation("what may spill has many threads", "analysis/queries/database.py", '"1" if spill or rows', '"1" if rows', "tests/analysis/queries/test_database.py -k spill"),
     Mutation("sorting many rows has the memory of few", "analysis/queries/database.py", "max(1, rows / 1e6) ** 0.5", "1", "tests/analysis/queries/test_database.py -k spill"),

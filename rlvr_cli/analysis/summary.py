@@ -5,12 +5,11 @@ Enters: a run directory, a phase and a step. Leaves: a `RunSummary`, whose `tabl
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlvr_cli.analysis.queries.database import Database, ask_spilling, open_runs
-from rlvr_cli.analysis.queries.named_queries import NamedQuery, named_queries
+from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.statistics.at_k import AtK, at_k, questions_of_runs
 from rlvr_cli.analysis.statistics.estimators import Estimate, QuestionKinds, mean_of, share_of
 from rlvr_cli.errors import RlvrError
@@ -113,9 +112,9 @@ def summarize(
     """
     info = run if isinstance(run, RunInfo) else read_run(run)
     with_accuracy([info])
-    query = named_queries()["summary"]
-    ask = partial(_summary, query=query, info=info, phase=phase, step=step)
-    return ask_spilling([info], ask, timeout_seconds=timeout_seconds)
+    return ask_spilling(
+        [info], lambda database: summary_of(database, info, phase=phase, step=step), timeout_seconds=timeout_seconds
+    )
 
 
 def with_accuracy(infos: Sequence[RunInfo]) -> list[RunInfo]:
@@ -157,9 +156,10 @@ def _cells(estimate: Estimate) -> tuple[float, float | None, float | None, str]:
     return estimate.value, estimate.low, estimate.high, estimate.interval
 
 
-def _summary(database: Database, query: NamedQuery, info: RunInfo, *, phase: str, step: int | None) -> RunSummary:
+def summary_of(database: Database, info: RunInfo, *, phase: str = "eval", step: int | None = None) -> RunSummary:
+    """Summarize one phase and step of the run in a database that spills, a run with an accuracy. Raises as `summarize`."""
     chosen = {"phase": phase, "step": step}
-    of_all, of_questions, of_categories, of_both, of_failures = database.script(query.sql, chosen)
+    of_all, of_questions, of_categories, of_both, of_failures = database.script(named_queries()["summary"].sql, chosen)
     [samples] = of_all.records()
     if not samples["samples"]:
         raise _nothing(database, run_id=info.id, phase=phase, step=step)

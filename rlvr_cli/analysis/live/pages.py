@@ -24,6 +24,7 @@ from rlvr_cli.runs.lock import holder_of
 from rlvr_cli.runs.manifest import MANIFEST, METRICS, RUN_FILE
 from rlvr_cli.runs.readers import RunInfo, read_run
 
+ALARM_SECONDS = 30.0  # time limit of each query for alarms
 MOST_SHOWN = 120  # characters of what differs, in the list of runs
 FOLDER = Path(__file__).parent
 ORDERS = {  # of the list of runs: its name in the address -> in words
@@ -112,9 +113,12 @@ def report_page(values: Mapping[str, Any], doing: Mapping[str, str], *, state: s
 def read_report(paths: Mapping[str, Path]) -> dict[str, Any]:
     """What the page of some runs shows of what they have committed. Raises RlvrError if one cannot be read."""
     infos = [read_run(path) for path in paths.values()]
-    with open_runs([_evaluations_of(info) for info in infos], timeout_seconds=SECONDS) as database:
+    with (
+        open_runs([_evaluations_of(info) for info in infos], timeout_seconds=SECONDS) as database,
+        open_runs(infos, timeout_seconds=ALARM_SECONDS) as of_alarms,
+    ):
         browser = Browser({}, [], [], note="")
-        report = build.report_of(database, infos, browser=browser, timeout_seconds=SECONDS)
+        report = build.report_of(database, infos, of_alarms=of_alarms, browser=browser, timeout_seconds=SECONDS)
     verdict = verdict_of(*infos) if len(infos) == 2 else None
     source = {"runs": list(paths)}
     return report_values(report) | {"rows": run_rows(paths), "verdict": verdict, "source": source}

@@ -78,8 +78,8 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     infos = list({path.resolve(): read_run(path) for path in runs}.values())
     with open_runs(infos, timeout_seconds=SECONDS) as database:
         groups = groups_of(database, [info.id for info in infos])
-        browser = pack_rollouts(infos, groups, timeout_seconds=SECONDS)
-        report = report_of(database, infos, browser=browser, timeout_seconds=SECONDS)
+        browser = pack_rollouts(database, infos, groups, timeout_seconds=SECONDS)
+        report = report_of(database, infos, of_alarms=database, browser=browser, timeout_seconds=SECONDS)
     path = _usual_place(infos[0]) if out is None else out
     fault_point("report")
     atomic_write(path, render_page(report).encode())
@@ -98,6 +98,7 @@ def report_of(
     database: Database,
     infos: Sequence[RunInfo],
     *,
+    of_alarms: Database,
     browser: Browser,
     timeout_seconds: float,
 ) -> Report:
@@ -105,11 +106,12 @@ def report_of(
 
     Args:
         database: has what the curves and searches need of the runs.
+        of_alarms: has all of them.
     """
     left_out: list[LeftOut] = []
     return Report(
         runs=tuple(info.id for info in infos),
-        alarms=alarms_of(infos, left_out=left_out),
+        alarms=alarms_of(of_alarms, infos, left_out=left_out),
         summary=summary_tables(infos, timeout_seconds=timeout_seconds, left_out=left_out),
         charts=charts_of(database, [[info] for info in infos], left_out=left_out),
         browser=browser,
@@ -138,12 +140,12 @@ def _asked(words: str, infos: Sequence[RunInfo], more: str) -> str:
     return f"rlvr analyze {words} {runs} {more} --timeout-seconds 3600"
 
 
-def alarms_of(infos: Sequence[RunInfo], *, left_out: list[LeftOut]) -> list[dict[str, str]]:
+def alarms_of(database: Database, infos: Sequence[RunInfo], *, left_out: list[LeftOut]) -> list[dict[str, str]]:
     """The alarms of these runs."""
     alarms = []
     for info in infos:
         with said_if_too_much(left_out, "Alarms", f"The alarms of {info.id} are", ""):
-            for alarm in run_alarms(info):
+            for alarm in run_alarms(database, info):
                 sentence = f"{info.id}: {alarm.sentence}" if len(infos) > 1 else alarm.sentence
                 alarms.append(
                     {

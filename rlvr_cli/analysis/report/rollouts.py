@@ -10,7 +10,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
@@ -85,8 +85,15 @@ def groups_of(database: Database, runs: Sequence[str]) -> list[Group]:
     return sorted(known, key=lambda g: (place[g.run], g.phase, g.step, _natural(g.example_id), g.example_id))
 
 
-def pack_rollouts(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_seconds: float) -> Browser:
-    """Pack the rollouts of these groups, or of those that `choose_groups` keeps if a page cannot hold all."""
+def pack_rollouts(
+    database: Database, infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_seconds: float
+) -> Browser:
+    """Pack the rollouts of these groups, or of those that `choose_groups` keeps if a page cannot hold all.
+
+    Args:
+        database: has all of the runs.
+        timeout_seconds: of each query on a database with a part of them.
+    """
     total, tokens = _rows(groups), sum(group.tokens for group in groups)
     limit = min(MAX_ROLLOUTS, int(total * min(1.0, MAX_TOKENS / max(tokens, 1))))
     kept = list(groups) if total <= limit else choose_groups(groups, limit)
@@ -94,7 +101,7 @@ def pack_rollouts(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_
     templates = {info.id: prompt_template(info.metadata) for info in infos}
     index: dict[str, list[Any]] = {name: [] for name in (*LIST_COLUMNS, "question")}
     starts, texts, spans = [], [], []
-    for rows in _read_chunks(infos, kept, timeout_seconds=timeout_seconds):
+    for rows in _read_chunks(database, infos, kept, timeout_seconds=timeout_seconds):
         starts.append(len(index["step"]))
         listed = [list_entry(row, template=templates[row["run_id"]]) for row in rows]
         for name, values in index.items():
@@ -205,12 +212,15 @@ def _natural(text: str) -> list[Any]:
     return [(len(part.lstrip("0")), part.lstrip("0")) if i % 2 else part for i, part in enumerate(parts)]
 
 
-def _read_chunks(infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_seconds: float) -> Iterator[list[Row]]:
+def _read_chunks(
+    whole: Database, infos: Sequence[RunInfo], groups: Sequence[Group], *, timeout_seconds: float
+) -> Iterator[list[Row]]:
     """Yield the rollouts of these groups, sorted by group and sample, one block at a time."""
     for batch in _batches(groups, rows=READ_ROWS, tokens=READ_TOKENS):
         steps = {group.key[:3] for group in batch}
         runs = [of_steps(info, steps) for info in infos]
-        with open_runs(runs, timeout_seconds=timeout_seconds) as database:
+        is_whole = all(run.parts == info.parts for run, info in zip(runs, infos, strict=True))
+        with nullcontext(whole) if is_whole else open_runs(runs, timeout_seconds=timeout_seconds) as database:
             rows = iter(read_groups(database, batch))
         for chunk in _batches(batch, rows=CHUNK_ROWS, tokens=CHUNK_TOKENS):
             yield list(islice(rows, _rows(chunk)))

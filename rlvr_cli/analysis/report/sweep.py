@@ -22,7 +22,6 @@ from rlvr_cli.analysis.statistics.alarms import run_alarms
 from rlvr_cli.analysis.statistics.comparison import held_out_intervals
 from rlvr_cli.analysis.statistics.progress import read_progress
 from rlvr_cli.analysis.statistics.sweep_table import OF_K
-from rlvr_cli.analysis.summary import AT_END_SECONDS
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.runs.storage.files import atomic_write, os_errors_as_user_errors
@@ -92,7 +91,7 @@ def write_sweep_report(folder: Path, findings: Findings, database: Database) -> 
     for name, picture in pictures.items():
         with os_errors_as_user_errors(folder / name):
             save_plot(picture, folder / name)
-    responses, alarms = list(_responses(findings, database)), list(_alarms(findings))
+    responses, alarms = list(_responses(findings, database)), list(_alarms(findings, database))
     commands = "\n".join(shlex.join(command) for command in findings.commands)
     ((steps,),) = database.rows("SELECT count(DISTINCT step) FROM metrics")
     curves = charts_of(database, list(findings.arms.values()), left_out=left_out) if steps > 1 else Picture(())
@@ -154,11 +153,11 @@ def _at_k_picture(findings: Findings, *, left_out: list[LeftOut]) -> Picture | N
     return None
 
 
-def _alarms(findings: Findings) -> Iterator[tuple[str, str]]:
+def _alarms(findings: Findings, database: Database) -> Iterator[tuple[str, str]]:
     """What looks wrong in a run, and the command that shows it."""
     for infos in findings.arms.values():
         for info in infos:
-            for alarm in run_alarms(info.path, timeout_seconds=AT_END_SECONDS):
+            for alarm in run_alarms(database, info):
                 yield f"{info.id}: {alarm.sentence}", alarm.command_for(info.path)
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.analysis.queries.database import Database
 from rlvr_cli.analysis.statistics.estimators import t_quantile
-from rlvr_cli.runs.readers import RunInfo, read_run
+from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.runs.storage.sources import place_of
 
 Curves = Mapping[str, Mapping[int, float]]  # metric of the training phase -> step -> value
@@ -40,12 +40,10 @@ class Alarm:
         return self.query.replace("RUN", shlex.quote(place_of(run)))
 
 
-def run_alarms(run: RunInfo | Path | str, *, timeout_seconds: float = 30.0) -> list[Alarm]:
-    """Find the alarms of a run. Raises RlvrError if it cannot be read."""
-    info = run if isinstance(run, RunInfo) else read_run(run)
-    with open_runs([info], timeout_seconds=timeout_seconds) as database:
-        rows = database.select("SELECT name, step, value FROM metrics WHERE phase = 'train' ORDER BY step").rows
-        verdicts = database.select(_DISAGREEMENT).rows
+def run_alarms(database: Database, info: RunInfo) -> list[Alarm]:
+    """Find the alarms of a run, one of those in the database. Raises RlvrError, LimitReached among them."""
+    rows = list(database.rows(_CURVES, {"run": info.id}))
+    verdicts = list(database.rows(_DISAGREEMENT, {"run": info.id})) if info.grades else []
     diverged = info.metadata.get("diverged")
     curves: dict[str, dict[int, float]] = {}
     for name, step, value in rows:
@@ -261,6 +259,7 @@ _ALARMS: tuple[tuple[str, Callable[[_Training], Iterator[_Finding]]], ...] = (
 )
 
 
+_CURVES = "SELECT name, step, value FROM metrics WHERE run_id = $run AND phase = 'train' ORDER BY step"
 _DISAGREEMENT = """
     SELECT grader, step, avg((first <> second)::INT)
     FROM (
@@ -269,7 +268,8 @@ _DISAGREEMENT = """
             grades.reward > 0.5 AND NOT isnan(grades.reward) AS first,
             rollouts.reward > 0.5 AND NOT isnan(rollouts.reward) AS second
         FROM rollouts JOIN grades USING (run_id, phase, step, example_id, sample_index)
-        WHERE phase = 'train' AND grades.reward IS NOT NULL AND rollouts.reward IS NOT NULL -- a grade that failed is no verdict
+        -- a grade that failed is no verdict
+        WHERE run_id = $run AND phase = 'train' AND grades.reward IS NOT NULL AND rollouts.reward IS NOT NULL
     )
     GROUP BY ALL
     ORDER BY ALL

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -624,15 +623,9 @@ def test_a_page_lacks_what_takes_too_long_and_says_what_shows_it(tmp_path, monke
 def test_alarms_that_take_too_long_are_left_out(tmp_path, monkeypatch):
     make_run(tmp_path, "a", steps=1)
 
-    @contextmanager
-    def hurried(runs, **given):
-        with open_runs(runs, timeout_seconds=0.2) as database:
-            yield database
-
-    monkeypatch.setattr(alarms, "open_runs", hurried)
-    monkeypatch.setattr(
-        alarms, "_DISAGREEMENT", "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range + b.range = 1"
-    )
+    never = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range + b.range = 1 AND $run = 'a'"
+    monkeypatch.setattr(pages, "ALARM_SECONDS", 0.2)
+    monkeypatch.setattr(alarms, "_CURVES", never)
     with open_app(Library(tmp_path), token="") as app:
         answer = TestClient(app, base_url="http://127.0.0.1").get("/view?run=a")
     assert answer.status_code == 200

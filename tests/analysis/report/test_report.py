@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from factories import a_conversation, a_rollout
@@ -213,6 +214,19 @@ def test_nothing_in_the_page_names_another_place_or_an_event_handler():
     assert not re.search(
         r"https?:|url\(|@import|innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(", code
     )
+
+
+def test_a_page_with_all_rollouts_needs_a_database_and_one_for_each_summary(tmp_path, monkeypatch):
+    opened, connect = [], duckdb.connect
+
+    def counted(*arguments, **given):
+        opened.append(arguments)
+        return connect(*arguments, **given)
+
+    run = make_run(tmp_path, "r", [rollout("r", "q", 0)])
+    monkeypatch.setattr(duckdb, "connect", counted)
+    assert read(write_report([run])).data("rollout-index")["rows"] == 1
+    assert len(opened) == 2
 
 
 def test_the_blocks_hold_every_rollout_as_it_was(tmp_path):

@@ -2,8 +2,10 @@
 
 import pytest
 
-from factories import a_rollout
+from factories import a_grade, a_rollout
+from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.statistics.alarms import find_alarms, run_alarms
+from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.types import Regrade
 
@@ -188,6 +190,26 @@ def test_a_judge_that_parts_from_a_rule_is_told_and_one_that_fails_is_no_disagre
                 for i in range(10)
             ]  # fmt: skip
             run.commit_grades("train", step, of_rule)
-    found = [alarm for alarm in run_alarms(run.path) if alarm.name == "graders_part"]
+    info = read_run(run.path)
+    with open_runs([info]) as database:
+        found = [alarm for alarm in run_alarms(database, info) if alarm.name == "graders_part"]
     assert len(found) == (0 if judge_fails else 1)
     assert all("math_verify disagrees with 85%" in alarm.sentence for alarm in found)
+
+
+def test_the_alarms_of_a_run_are_its_own(tmp_path):
+    """Two runs in a database, of which one has no reward and a judge that parts from its rule."""
+    infos = []
+    for name, parts in (("ill", True), ("well", False)):
+        with RunDir.create(tmp_path, "grpo", name=name, metadata={}) as run:
+            for step in range(10):
+                reward = float(parts and step > 4)
+                graded = {"phase": "train", "step": step, "example_id": "q", "sample_index": 0}
+                run.commit_rollouts(
+                    "train", step, [a_rollout(run_id=name, policy_version=step, reward=reward, **graded)]
+                )
+                run.commit_grades("train", step, [a_grade(run_id=name, grader="math_verify", reward=0.0, **graded)])
+                run.commit_metrics(step, "train", {"reward/grade_errors": float(parts), "reward/samples": 4.0})
+        infos.append(read_run(tmp_path / name))
+    with open_runs(infos) as database:
+        assert [names(run_alarms(database, info)) for info in infos] == [["graders_part", "grade_errors"], []]
