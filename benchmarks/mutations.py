@@ -699,7 +699,7 @@ WIRING = [
         ("the footers of many parts are kept", "len(parts) <= CACHED_FILES", "True", "tests/analysis/queries/test_database.py -k footers"),
         ("a small query has several threads", "rows <= ONE_THREAD", "False", "tests/analysis/queries/test_database.py -k one_thread"),
         ("metrics count as rows", " if entry.folder),", "),", "tests/analysis/queries/test_database.py -k one_thread"),
-        ("parts of any one version have the columns of the current one", "known == {SCHEMA_VERSION}", "len(known) == 1", "tests/runs/test_old_runs.py -k reads_as_before"),
+        ("parts of any one version have the columns of the current one", "known == {SCHEMA_VERSION}", "len(known) == 1", "tests/analysis/queries/test_database.py -k older_version_alone"),
         ("every query may fill the disk", '"temp_directory": spill,', '"temp_directory": "/tmp/rlvr-spill",', "tests/analysis/queries/test_database.py -k our_own"),
     ),
     *mutations_of(

@@ -146,6 +146,15 @@ def test_a_part_with_one_more_column(root, tmp_path):
         assert both.select("SELECT count(*), count(extra), sum(extra) FROM rollouts").rows == [(6, 3, 6.0)]
 
 
+def test_parts_of_an_older_version_alone_have_all_columns(root, tmp_path):
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(read_run(root / "a").parts[0])
+    pq.write_table(table.drop_columns(["turn_facts"]), tmp_path / "older.parquet")
+    with open_runs([run_of("a", [tmp_path / "older.parquet"], versions=[SCHEMA_VERSION - 1])]) as older:
+        assert older.select("SELECT turn_facts FROM rollouts").rows == [(None,)] * 3
+
+
 def test_parts_of_one_version_are_read_when_they_are_asked_for(root, tmp_path):
     first, torn = read_run(root / "a").parts[0], tmp_path / "torn.parquet"
     torn.write_bytes(b"not Parquet")
