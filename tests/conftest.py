@@ -32,7 +32,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from forks import HEAVY, OF_PACKAGES, Forks
+from forks import HEAVY, OF_PACKAGES, Forks, Server, fork_server
 
 # No deadline: an example may wait for a busy machine. 40 examples, each time others: what is rare comes up in another run.
 settings.register_profile("rlvr", deadline=None, max_examples=40)
@@ -50,9 +50,21 @@ TINY_CORPUS = (
 gc.disable()  # until the first test: what is imported is never garbage (`rlvr_cli.process.importing`)
 
 
+_server = pytest.StashKey[Server]()
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop() -> None:
+def pytest_runtestloop(session: pytest.Session) -> None:
     gc.freeze()
+    if any("forks" in item.fixturenames for item in session.items if isinstance(item, pytest.Function)):
+        needed = {package for item in session.items for package in _needed(item)}
+        more = [
+            name
+            for package, names in OF_PACKAGES.items()
+            if package in needed and _is_installed(package)
+            for name in names
+        ]
+        session.config.stash[_server] = fork_server([*HEAVY, *more])
     gc.enable()
     # After pytest's own collections, which would go through all of it; some libraries complain of what is not freed at the end.
     atexit.register(gc.unfreeze)
@@ -165,14 +177,7 @@ def tiny_tokenizer(tiny_model_dir):
 
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory, request) -> Iterator[Forks]:
-    needed = {package for item in request.session.items for package in _needed(item)}
-    more = [
-        module
-        for package, modules in OF_PACKAGES.items()
-        if package in needed and _is_installed(package)
-        for module in modules
-    ]
-    with Forks(tmp_path_factory.mktemp("output"), modules=(*HEAVY, *more)) as forks:
+    with Forks(tmp_path_factory.mktemp("output"), request.config.stash[_server]) as forks:
         yield forks
 
 

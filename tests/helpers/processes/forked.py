@@ -31,7 +31,7 @@ VLLM_SERVER = "vllm.entrypoints.openai.api_server"
 MODULES = ("rlvr_cli", "rlvr_cli.parallel.child", "rlvr_cli.data.packages.verifiers", "together", VLLM_SERVER)
 ROOT = str(Path(__file__).parents[3])
 _PR_SET_CHILD_SUBREAPER = 36
-_ABOVE = 200  # where a child's descriptors wait until those that it must not have are closed
+ABOVE = 200  # where a child's descriptors wait until those that it must not have are closed
 
 
 def run_and_end(main: Callable[[], object]) -> NoReturn:
@@ -145,9 +145,9 @@ def _become(order: dict[str, Any], descriptors: list[int], orders: socket.socket
     if order["session"]:
         os.setsid()  # before the caller knows the process: it may kill its group at once
     orders.send(str(os.getpid()).encode())
-    given = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _ABOVE) for descriptor in descriptors]
+    given = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, ABOVE) for descriptor in descriptors]
     orders.detach()
-    os.closerange(3, _ABOVE)
+    os.closerange(3, ABOVE)
     for number, descriptor in zip(order["descriptors"], given, strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)

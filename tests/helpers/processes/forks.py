@@ -1,31 +1,37 @@
 """The `rlvr` script without seconds of imports: a process that has imported the package forks one child a call.
 
-`with Forks() as forks: forks.run("analyze", cwd=folder)`. A child is what the script is: it has its own arguments, directory,
-environment and standard streams, runs `rlvr_cli.cli.main` and ends as a Python process ends, but for
-what imported libraries would do then. Run as a program this file is the process that forks; it answers orders on stdin, one JSON object a line.
+`with Forks(folder, fork_server()) as forks: forks.run("analyze", cwd=folder)`. A child is what the script is: it has its own
+arguments, directory, environment and standard streams, runs `rlvr_cli.cli.main` and ends as a Python process ends, but for
+what imported libraries would do then. The process that forks is itself a fork of the one that asks for it, which has imported
+most: here pytest, between the collection and the first test, so that nothing of a test is in it; what is pytest's, it puts off.
+It answers orders, one JSON object a line.
 """
 
 import contextlib
 import ctypes
+import faulthandler
+import fcntl
 import gc
 import importlib
 import importlib.util
 import json
+import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
+import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
-from forked import VLLM_SERVER, fork_modules, pair, popen, run_and_end, serve
+from forked import ABOVE, ROOT, VLLM_SERVER, fork_modules, pair, popen, run_and_end, serve
 
 LIMIT = 120.0  # seconds after which a call counts as hung
 HUGE_PAGE, MADV_COLLAPSE = 1 << 21, 25  # as Linux has them
@@ -99,48 +105,65 @@ class Call:
     started: float
 
 
+@dataclass(frozen=True)
+class Server:
+    """The process that forks: a child of this one."""
+
+    pid: int
+    orders: TextIO
+    answers: TextIO
+    starts: socket.socket  # of `forked.serve`
+
+
+def fork_server(modules: Sequence[str]) -> Server:
+    """Fork the process that forks.
+
+    Args:
+        modules: what it imports before its first call, where this process has not yet.
+    """
+    ours, theirs = pair()
+    (orders, to_orders), (from_answers, answers) = os.pipe(), os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            given = [fcntl.fcntl(each, fcntl.F_DUPFD, ABOVE) for each in (orders, answers, 2, theirs.detach())]
+            for number, descriptor in enumerate(given):
+                os.dup2(descriptor, number)
+            os.closerange(len(given), os.sysconf("SC_OPEN_MAX"))
+            _serve(socket.socket(fileno=3), modules)
+        finally:  # whatever happens, it must not go on as pytest
+            traceback.print_exc()
+            os._exit(1)
+    theirs.close()
+    os.close(orders)
+    os.close(answers)
+    return Server(pid, os.fdopen(to_orders, "w"), os.fdopen(from_answers), ours)
+
+
 class Forks:
     """Calls of `rlvr`, each in a child of one process.
 
     Args:
         folder: for the children's output.
-        modules: imported before the first call.
 
     Attributes:
         popen: in place of `subprocess.Popen`, it also forks the `forked.MODULES` that this process starts.
     """
 
-    def __init__(self, folder: Path, *, modules: Sequence[str] = LIGHT) -> None:
-        self._folder, self._numbers = folder, count()
-        self._modules = modules
+    def __init__(self, folder: Path, server: Server) -> None:
+        self._folder, self._numbers, self._server = folder, count(), server
         self._ended: dict[int, int] = {}
+        self.popen = popen(server.starts)
 
     def __enter__(self) -> "Forks":
-        root = Path(__file__).parents[3]
-        path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
-        environment = os.environ | {
-            "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-            "HF_DEACTIVATE_ASYNC_LOAD": "1",  # torch cannot compute in a thread that a forked process starts
-        }  # fmt: skip
-        ours, theirs = pair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, pass_fds=[theirs.fileno()],
-            )  # fmt: skip
-        self._orders, self.popen = ours, popen(ours)
-        print(json.dumps(self._modules), file=self._process.stdin, flush=True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._orders.close()
-        self._process.stdin.close()
-        self._process.wait(timeout=LIMIT)
-        self._process.stdout.close()
+        self._server.starts.close()
+        self._server.orders.close()
+        os.waitpid(self._server.pid, 0)
+        self._server.answers.close()
 
     def start(
         self,
@@ -209,11 +232,8 @@ class Forks:
         return done
 
     def _order(self, **order: object) -> int | None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        print(json.dumps(order), file=self._server.orders, flush=True)
+        return json.loads(self._server.answers.readline())
 
 
 def processes_in(folder: Path) -> dict[int, str]:
@@ -227,9 +247,16 @@ def processes_in(folder: Path) -> dict[int, str]:
     return found
 
 
-def _serve(starts: socket.socket) -> NoReturn:
+def _serve(starts: socket.socket, modules: Sequence[str]) -> NoReturn:
+    _leave_pytest()
+    path = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
+    os.environ.update(
+        {
+            "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+            "HF_DEACTIVATE_ASYNC_LOAD": "1",  # torch cannot compute in a thread that a forked process starts
+        }
+    )  # fmt: skip
     main = importlib.import_module("rlvr_cli.cli").main
-    modules = json.loads(sys.stdin.readline())  # no arguments: a process is to be known by what it runs
     environment = dict(os.environ)
     if any(module.startswith("vllm.") for module in modules):
         importlib.import_module("rlvr_cli.samplers.vllm_process").import_vllm()  # it minds variables as it is imported
@@ -268,6 +295,26 @@ def _serve(starts: socket.socket) -> NoReturn:
     for pid in running:
         os.kill(pid, signal.SIGKILL)
     os._exit(0)  # nothing is left to do; an interpreter would take torch apart first
+
+
+def _leave_pytest() -> None:
+    """Be a process as the interpreter starts it, where pytest has made it another: its streams, hooks and handlers."""
+    sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.excepthook, sys.unraisablehook, threading.excepthook = (
+        sys.__excepthook__,
+        sys.__unraisablehook__,
+        threading.__excepthook__,
+    )
+    faulthandler.disable()
+    sys.meta_path = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("_pytest.")]
+    sys.path = [ROOT, *(entry for entry in sys.path if entry not in ("", ROOT))]
+    for logger in (logging.getLogger(), *logging.Logger.manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger):
+            logger.handlers = [each for each in logger.handlers if not type(each).__module__.startswith("_pytest.")]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def _collapse() -> None:
@@ -314,9 +361,3 @@ def _note_signals(path: str) -> None:
         kill(pid, number)
 
     os.kill = noting
-
-
-if __name__ == "__main__":
-    helpers = Path(__file__).parents[1]  # what is forked may import them, as tests do
-    sys.path += [str(folder) for folder in (helpers, *sorted(helpers.iterdir())) if folder.is_dir()]
-    _serve(socket.socket(fileno=int(sys.argv[1])))
