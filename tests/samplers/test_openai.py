@@ -2,7 +2,6 @@
 
 import gc
 import json
-import logging
 import os
 import re
 import subprocess
@@ -17,6 +16,7 @@ from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import Any
+from unittest import TestCase
 
 import pytest
 from hypothesis import given
@@ -434,13 +434,14 @@ def test_retries_have_an_end(endpoint):
 
 
 @pytest.mark.parametrize("trouble", [error(429, "slow down"), error(503, "loading"), Reply(status=0)])
-def test_what_passes_is_waited_for_as_long_as_a_sample_may_take(endpoint, trouble, monkeypatch, caplog):
+def test_what_passes_is_waited_for_as_long_as_a_sample_may_take(endpoint, trouble, monkeypatch):
     monkeypatch.setattr("rlvr_cli.samplers.openai_client.LONGEST_WAIT", 0.02)
     endpoint.answer = in_turn(completion("4 </answer>"), *[trouble] * 12)
-    found = list(open_sampler(endpoint).sample([Request("2+2=", (1, 2))], SamplingParams()))
+    with TestCase().assertLogs() as logged:
+        found = list(open_sampler(endpoint).sample([Request("2+2=", (1, 2))], SamplingParams()))
     assert len(found) == 2
     assert len(endpoint.bodies) == 14
-    assert caplog.text.count("The endpoint is asked again") == 1
+    assert sum("The endpoint is asked again" in line for line in logged.output) == 1
 
 
 @pytest.mark.parametrize("trouble", [Reply(status=0), Reply("<html>fine</html>", 200)])
@@ -670,19 +671,17 @@ def test_closing_the_stream_cancels_running_requests(endpoint):
 # --- the key ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_key_appears_nowhere(endpoint, caplog, capfd):
+def test_the_key_appears_nowhere(endpoint, capfd):
     """Not in the sampler, a message, a traceback or a log, even if the endpoint echoes it."""
-    caplog.set_level(logging.DEBUG)
     endpoint.answer = in_turn(
         error(500, f"bad key {CANARY}"), then=error(401, f"Incorrect API key provided: {CANARY}. Find yours at ...")
     )
     sampler = open_sampler(endpoint)
-    with pytest.raises(RlvrError) as caught:
+    with TestCase().assertLogs(level="DEBUG") as logged, pytest.raises(RlvrError) as caught:
         list(sampler.sample([Request("p", (1, 2))], SamplingParams()))
     assert "[key]" in str(caught.value)
-    shown = "".join(traceback.format_exception(caught.value)) + caplog.text + repr(vars(sampler)) + str(caught.value)
-    assert caplog.text, "nothing was logged: the test looks at nothing"
-    assert CANARY not in shown + "".join(capfd.readouterr())
+    shown = [*traceback.format_exception(caught.value), *logged.output, repr(vars(sampler)), str(caught.value)]
+    assert CANARY not in "".join((*shown, *capfd.readouterr()))
     assert endpoint.keys[0] == f"Bearer {CANARY}"
 
 

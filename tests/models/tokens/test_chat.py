@@ -1,6 +1,7 @@
 """Prompts in a model's chat template are those of transformers, to the token; what a template cannot do is said in words."""
 
 from pathlib import Path
+from unittest import TestCase
 
 import pytest
 from hypothesis import given, settings
@@ -172,13 +173,13 @@ def test_a_template_that_knows_no_system_message(tmp_path, chat_template, proble
     assert hint in caught.value.hint
 
 
-def test_bos_that_only_the_tokenizer_writes_is_noted(tmp_path, caplog, llama, qwen):
+def test_bos_that_only_the_tokenizer_writes_is_noted(tmp_path, llama, qwen):
     model = write_byte_level_llama(tmp_path / "m", chat_template=QWEN3_TEMPLATE, adds_bos=True)
-    prompt = chat_prompt(QUESTION, ChatTemplate(model)).fill("1?")
-    assert "adds special tokens that its chat template does not write" in caplog.text
+    with TestCase().assertLogs() as logged:
+        prompt = chat_prompt(QUESTION, ChatTemplate(model)).fill("1?")
+    assert "adds special tokens that its chat template does not write" in logged.output[0]
     tokenizer = load_tokenizer(model)
     assert encode_prompts(tokenizer, [prompt]) == [[BOS, *of_transformers(tokenizer, "1?")]]
-    caplog.clear()
-    chat_prompt(QUESTION, ChatTemplate(llama))
-    chat_prompt(QUESTION, ChatTemplate(qwen))
-    assert caplog.text == ""
+    with TestCase().assertNoLogs():
+        chat_prompt(QUESTION, ChatTemplate(llama))
+        chat_prompt(QUESTION, ChatTemplate(qwen))

@@ -1,6 +1,7 @@
 """samplers/embedded/decode_step.py and cuda_graphs.py against the models' own forward passes."""
 
 from collections import deque
+from unittest import TestCase
 
 import numpy as np
 import pytest
@@ -167,9 +168,10 @@ def test_the_sampler_uses_the_decode_step_without_a_note(architecture, tiny_toke
         ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "not supported"),
     ],
 )
-def test_a_note_says_what_a_decode_step_does_not_support(architecture, extra, reason, tiny_tokenizer, caplog):
-    sampler = TransformersSampler(Policy(small_model(architecture, **extra), tiny_tokenizer))
-    assert [record.message for record in caplog.records] == list(sampler.notes)
+def test_a_note_says_what_a_decode_step_does_not_support(architecture, extra, reason, tiny_tokenizer):
+    with TestCase().assertLogs() as logged:
+        sampler = TransformersSampler(Policy(small_model(architecture, **extra), tiny_tokenizer))
+    assert [record.getMessage() for record in logged.records] == list(sampler.notes)
     assert len(sampler.notes) == 1
     assert reason in sampler.notes[0]
 
