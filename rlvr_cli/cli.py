@@ -269,7 +269,7 @@ def _row(option: Field[Any], *, command: str) -> help.Row:
     """Return the help row of an option, with its choices and default."""
     kind, repeatable, choices, forms = value_type(option)
     if option.metadata["completes"] == "preset":
-        choices = tuple(preset_names(command))
+        choices = preset_names(command)
     name, text = flag(option.name), option.metadata["help"]
     if choices:
         text += f" [{'|'.join([*filter(None, choices), *forms])}]"

@@ -73,7 +73,7 @@ def offered(line: str, monkeypatch, capsys) -> list[str]:
         ("rlvr eval --engine o", ["openai"]),
         ("rlvr analyze --format ", ["table", "json", "csv", "markdown"]),
         ("rlvr filter --phase ", ["train", "eval", "all"]),
-        ("rlvr grpo --preset ", preset_names("grpo")),
+        ("rlvr grpo --preset ", list(preset_names("grpo"))),
         ("rlvr sft --preset c", ["cs336"]),
         ("rlvr grpo --grader ", list(GRADERS)),
         ("rlvr grpo --prompt q", ["question_only"]),

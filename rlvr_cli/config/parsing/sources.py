@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import Field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -90,9 +91,11 @@ def preset_path(name: str, *, command: str) -> Path:
     return PRESETS / f"{name}.toml"
 
 
-def preset_names(command: str) -> list[str]:
+@cache
+def preset_names(command: str) -> tuple[str, ...]:
     """Return the names of the presets that have a table for the command."""
-    return sorted(p.stem for p in PRESETS.glob("*.toml") if command in tomllib.loads(p.read_text(encoding="utf-8")))
+    found = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in PRESETS.glob("*.toml")}
+    return tuple(sorted(name for name, tables in found.items() if command in tables))
 
 
 def resume(config: C, stored: Mapping[str, Any], *, run: str) -> C:
