@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -308,6 +309,10 @@ def _leave_pytest() -> None:
         threading.__excepthook__,
     )
     faulthandler.disable()
+    warnings.resetwarnings()
+    for category in (ResourceWarning, ImportWarning, PendingDeprecationWarning, DeprecationWarning):
+        warnings.simplefilter("ignore", category)
+    warnings.filterwarnings("default", category=DeprecationWarning, module="__main__")
     sys.meta_path = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("_pytest.")]
     sys.path = [ROOT, *(entry for entry in sys.path if entry not in ("", ROOT))]
     for logger in (logging.getLogger(), *logging.Logger.manager.loggerDict.values()):
