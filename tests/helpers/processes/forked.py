@@ -11,6 +11,7 @@ import importlib
 import inspect
 import json
 import marshal
+import multiprocessing.util
 import os
 import runpy
 import signal
@@ -28,7 +29,8 @@ from typing import Any, NoReturn
 
 # Those that import torch, or verifiers. Others start sooner than a process of this size is copied, and some mind how much memory it has.
 VLLM_SERVER = "vllm.entrypoints.openai.api_server"
-MODULES = ("rlvr_cli", "rlvr_cli.parallel.child", "rlvr_cli.data.packages.verifiers", "together", VLLM_SERVER)
+SPAWNED = "multiprocessing.spawn"  # vLLM's engine, and its worker
+MODULES = ("rlvr_cli", "rlvr_cli.parallel.child", "rlvr_cli.data.packages.verifiers", "together", VLLM_SERVER, SPAWNED)
 ROOT = str(Path(__file__).parents[3])
 _PR_SET_CHILD_SUBREAPER = 36
 ABOVE = 200  # where a child's descriptors wait until those that it must not have are closed
@@ -62,6 +64,20 @@ def fork_modules() -> None:
         serve(theirs)
     theirs.close()
     subprocess.Popen = popen(ours)
+
+
+def fork_spawned() -> None:
+    """After `fork_modules`: fork also what `multiprocessing` starts as fresh interpreters; vLLM's import takes 12 seconds of a core."""
+    # It has one place that starts a process, with no public name, and waits for the process itself.
+    spawn, started = multiprocessing.util.spawnv_passfds, []  # type: ignore[attr-defined]
+
+    def forking(path: Any, args: list[str], passfds: list[int]) -> int:
+        if args[-1] != "--multiprocessing-fork":
+            return spawn(path, args, passfds)
+        started.append(subprocess.Popen([sys.executable, "-m", SPAWNED, *args[-2:]], pass_fds=passfds))
+        return started[-1].pid
+
+    multiprocessing.util.spawnv_passfds = forking  # type: ignore[attr-defined]
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -164,6 +180,13 @@ def _become(order: dict[str, Any], descriptors: list[int], orders: socket.socket
     module, *arguments = order["words"]
     name = arguments[0].partition(":")[0] if module == "rlvr_cli.parallel.child" else module
     Path("/proc/self/comm").write_text(".".join(name.split(".")[-2:]))  # `forks.processes_in` shows it
+    if module in (VLLM_SERVER, SPAWNED):
+        fork_modules()
+        fork_spawned()
+    if module == SPAWNED:
+        statements, *arguments = arguments
+        sys.argv = ["-c", *arguments]
+        run_and_end(lambda: exec(statements))
     sys.argv, sys.orig_argv = [module, *arguments], [sys.executable, "-m", module, *arguments]
     sys.modules.pop(module, None)  # it runs as __main__, and may be imported beside it
     if name in ("rlvr_cli", "rlvr_cli.sweeps.job"):
