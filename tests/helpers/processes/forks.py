@@ -27,6 +27,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -263,6 +264,8 @@ def _serve(starts: socket.socket, modules: Sequence[str]) -> NoReturn:
         importlib.import_module("rlvr_cli.samplers.vllm_process").import_vllm()  # it minds variables as it is imported
         os.environ.clear()
         os.environ.update(environment)  # the children set them themselves
+        # A server's engine and its worker wait for each other all the time, and would keep both cores busy with it.
+        importlib.import_module("vllm.distributed.device_communicators.shm_broadcast").sched_yield = partial(time.sleep, 5e-4)
     for module in modules:
         importlib.import_module(module)
     importlib.import_module("rlvr_cli.runs.provenance").environment()  # reads once which packages are installed
