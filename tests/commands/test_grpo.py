@@ -544,6 +544,7 @@ def test_on_vllm_reward_rises_too_and_a_resumed_run_ends_the_same(tmp_path, adap
 
 
 @pytest.mark.vllm
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("adapter", [{}, {"lora_rank": 16}], ids=["weights", "adapter"])
 def test_vllm_samples_ahead_in_a_process_of_its_own(train, adapter):
     metrics = train(
