@@ -6,7 +6,7 @@
 `tiny_tokenizer`  the tokenizer in it, shared by the session: treat it as read-only.
 `forks`           the `rlvr` script without seconds of imports (`helpers/processes/forks.py`).
 `forked`          for a module whose tests start samplers or trainers in this process: these are forks too.
-`vllm_server`     the address of a vLLM server, for all tests that do not end it: it takes half a minute to start.
+`vllm_server`     the address of a vLLM server, for all tests that do not end it.
 `read_once`       for a module whose tests are of something else than loading: it reads each model from disk once.
 
 The model is random, but its logits spread enough (`initializer_range` far above the usual 0.02) that sampled tokens are

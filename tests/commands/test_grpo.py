@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from cache_share import CACHE_SHARE
 from marks import full, slow
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
@@ -48,6 +49,7 @@ SMALL = {
     "grader_workers": 1,
     "run": "r",
 }
+VLLM = {"engine": "vllm", "max_model_len": 128, "gpu_memory_utilization": CACHE_SHARE}
 
 
 class Trained(NamedTuple):
@@ -523,7 +525,7 @@ def test_a_prompt_that_does_not_fit_is_named_before_anything_is_sampled(train, t
 @pytest.mark.parametrize("adapter", [{}, {"lora_rank": 16, "learning_rate": 4e-3}], ids=["weights", "adapter"])
 def test_on_vllm_reward_rises_too_and_a_resumed_run_ends_the_same(tmp_path, adapter):
     options = {
-        **SMALL, "engine": "vllm", "max_model_len": 128, "dataset": "arithmetic:2000", "rollout_batch_size": 128, "group_size": 8,
+        **SMALL, **VLLM, "dataset": "arithmetic:2000", "rollout_batch_size": 128, "group_size": 8,
         "train_batch_size": 64, "epochs_per_rollout_batch": 2, "loss_type": "grpo_clip", "n_grpo_steps": 5, "learning_rate": 4e-4,
         "sampling_max_tokens": 48, "eval_max_tokens": 48, "eval_examples": 128, "runs_dir": str(tmp_path), **adapter,
     }  # fmt: skip
@@ -547,9 +549,7 @@ def test_on_vllm_reward_rises_too_and_a_resumed_run_ends_the_same(tmp_path, adap
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("adapter", [{}, {"lora_rank": 16}], ids=["weights", "adapter"])
 def test_vllm_samples_ahead_in_a_process_of_its_own(train, adapter):
-    metrics = train(
-        async_steps=1, engine="vllm", max_model_len=128, n_grpo_steps=3, learning_rate=1e-2, **adapter
-    ).metrics
+    metrics = train(async_steps=1, **VLLM, n_grpo_steps=3, learning_rate=1e-2, **adapter).metrics
     assert metrics["train", "sampling/lag"] == {0: 0, 1: 1, 2: 1}
     gaps = metrics["train", "mismatch/logprob_mean_abs"]
     assert 10 * gaps[0] < min(gaps[1], gaps[2])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from cache_share import CACHE_SHARE
 from factories import a_rollout
 from killed import SFT, rows_of, weights_of
 from llamas import write_chat_llama
@@ -272,7 +273,8 @@ def test_a_prompt_that_is_too_long_for_the_processes_is_refused_before_training(
 def test_vllm_answers_the_evaluations(forks, tmp_path, adapter):
     options = [*adapter.split(), "--sampling-temperature", "0"]
     forks.run(*SFT, *options, "--run", "one", cwd=tmp_path, status=0)
-    forks.run(*SFT, *options, "--engine", "vllm", "--max-model-len", "256", "--run", "two", cwd=tmp_path, status=0)
+    vllm = ("--engine", "vllm", "--max-model-len", "256", "--gpu-memory-utilization", CACHE_SHARE)
+    forks.run(*SFT, *options, *vllm, "--run", "two", cwd=tmp_path, status=0)
     one, two = (tmp_path / "runs" / name for name in ("one", "two"))
     assert weights_of(two) == weights_of(one)
     assert [row["response_ids"] for row in rows_of(two, phase="eval")] == [

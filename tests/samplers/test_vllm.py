@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from collections import Counter, deque
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from cache_share import CACHE_SHARE
 from fake_cuda import fake_cuda
 from llamas import write_byte_level_llama
 from rlvr_cli.errors import RlvrError
@@ -86,20 +88,33 @@ def model_dirs(tiny_tokenizer, tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def engines(model_dirs):
-    """Open samplers, one at a time (a process has room for one engine); each stays open until another is requested."""
+def opened() -> Iterator[list]:
+    """What the engine of `engines` that is open serves, and it."""
     current: list = [None, None]
-
-    def get(kind: str = "tied", dtype: str = "float32") -> VllmSampler:
-        if current[0] != (kind, dtype) or current[1].llm is None:
-            if current[1] is not None:
-                current[1].close()
-            current[:] = (kind, dtype), VllmSampler(model_dirs[kind], dtype=dtype, gpu_memory_utilization=0.05)
-        return current[1]
-
-    yield get
+    yield current
     if current[1] is not None:
         current[1].close()
+
+
+@pytest.fixture(scope="module")
+def engines(model_dirs, opened):
+    """Open samplers, one at a time (a process has room for one engine); each stays open until another is requested."""
+
+    def get(kind: str = "tied", dtype: str = "float32") -> VllmSampler:
+        if opened[0] != (kind, dtype) or opened[1].llm is None:
+            if opened[1] is not None:
+                opened[1].close()
+            opened[:] = (kind, dtype), VllmSampler(model_dirs[kind], dtype=dtype, gpu_memory_utilization=CACHE_SHARE)
+        return opened[1]
+
+    return get
+
+
+@pytest.fixture
+def room(opened) -> None:
+    """For a test that opens an engine itself: none of `engines` is open."""
+    if opened[1] is not None:
+        opened[1].close()
 
 
 @pytest.fixture
@@ -547,10 +562,10 @@ def test_a_torchvision_for_another_torch_is_named(model_dirs, tmp_path):
 
 
 @pytest.mark.vllm
-def test_a_vllm_load_error_is_one_line(engines, model_dirs):
-    engines("tied").close()
+@pytest.mark.usefixtures("room")
+def test_a_vllm_load_error_is_one_line(model_dirs):
     with pytest.raises(RlvrError, match=r"vLLM cannot load .*max_model_len \(9999\)") as e:
-        VllmSampler(model_dirs["tied"], max_model_len=9999, gpu_memory_utilization=0.05)
+        VllmSampler(model_dirs["tied"], max_model_len=9999, gpu_memory_utilization=CACHE_SHARE)
     assert "\n" not in str(e.value)
     with pytest.raises(RlvrError, match="no dtype 'float8'"):
         VllmSampler(model_dirs["tied"], dtype="float8")
@@ -606,10 +621,10 @@ def recorded(llm, *names, into):
 
 
 @pytest.mark.vllm
-def test_asleep_it_has_no_weights_and_it_wakes_for_new_ones(engines, model_dirs, model):
-    engines("tied").close()
+@pytest.mark.usefixtures("room")
+def test_asleep_it_has_no_weights_and_it_wakes_for_new_ones(model_dirs, model):
     sampler = open_sampler(
-        "vllm", EngineSettings(str(model_dirs["tied"]), gpu_memory_utilization=0.05, sleep_mode=True)
+        "vllm", EngineSettings(str(model_dirs["tied"]), gpu_memory_utilization=CACHE_SHARE, sleep_mode=True)
     )
     with closing(sampler):
         sampler.load_weights(Policy(model), 0)
@@ -651,12 +666,12 @@ def test_asleep_it_has_no_weights_and_it_wakes_for_new_ones(engines, model_dirs,
 
 
 @pytest.mark.vllm
-def test_a_misread_tokenizer_is_the_one_of_its_file_here_too(engines, tmp_path):
+@pytest.mark.usefixtures("room")
+def test_a_misread_tokenizer_is_the_one_of_its_file_here_too(tmp_path):
     """Byte-level, and says that it is a LlamaTokenizerFast; its tags are special tokens."""
-    engines("tied").close()
     directory = write_byte_level_llama(tmp_path / "m", kind="LlamaTokenizerFast", special=("<answer>", "</answer>"))
     own = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    with closing(VllmSampler(directory, gpu_memory_utilization=0.05, max_model_len=128)) as sampler:
+    with closing(VllmSampler(directory, gpu_memory_utilization=CACHE_SHARE, max_model_len=128)) as sampler:
         folder = sampler.llm.llm_engine.model_config.tokenizer
         params = SamplingParams(temperature=2.0, max_tokens=100, stop=("</answer>",))
         completions = collect(sampler, [Request("What is 1 + 2?", tuple(range(40)))], params)
@@ -701,12 +716,14 @@ def move(policy, size: float, seed: int = 1) -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.usefixtures("room")
 @pytest.mark.parametrize(("kind", "dtype", "bound"), [("tied", "float32", 2e-5), ("untied", "bfloat16", 0.1)])
-def test_adapters_are_served_by_version_and_never_merged(engines, model_dirs, kind, dtype, bound):
-    engines().close()  # a process has room for one engine
+def test_adapters_are_served_by_version_and_never_merged(model_dirs, kind, dtype, bound):
     policy = adapt(model_dirs[kind], moved=0.05, dtype=dtype)
     start = policy.reference()
-    with closing(VllmSampler(model_dirs[kind], dtype=dtype, gpu_memory_utilization=0.05, lora_rank=4)) as sampler:
+    with closing(
+        VllmSampler(model_dirs[kind], dtype=dtype, gpu_memory_utilization=CACHE_SHARE, lora_rank=4)
+    ) as sampler:
         requests = [Request(prompt, (0, 1)) for prompt in PROMPTS[:8]]
         params = SamplingParams(max_tokens=16, min_tokens=0, stop=())
         assert mean_gap(start, list(sampler.sample(requests, params))) < bound  # before the first load it is the base
@@ -728,21 +745,23 @@ def test_adapters_are_served_by_version_and_never_merged(engines, model_dirs, ki
 
 
 @pytest.mark.vllm
-def test_an_adapter_that_is_not_served_is_noticed(engines, model_dirs):
-    engines().close()
+@pytest.mark.usefixtures("room")
+def test_an_adapter_that_is_not_served_is_noticed(model_dirs):
     policy = adapt(model_dirs["tied"], moved=0.05)
-    with closing(VllmSampler(model_dirs["tied"], dtype="float32", gpu_memory_utilization=0.05, lora_rank=4)) as sampler:
+    with closing(
+        VllmSampler(model_dirs["tied"], dtype="float32", gpu_memory_utilization=CACHE_SHARE, lora_rank=4)
+    ) as sampler:
         sampler._serve_adapter = lambda _directory: None
         with pytest.raises(RlvrError, match="does not serve the model's weights"):
             sampler.load_weights(policy, 1)
 
 
 @pytest.mark.vllm
-def test_a_saved_adapter_is_evaluated_with_its_base(engines, model_dirs, tmp_path):
-    engines().close()
+@pytest.mark.usefixtures("room")
+def test_a_saved_adapter_is_evaluated_with_its_base(model_dirs, tmp_path):
     policy = adapt(model_dirs["tied"], moved=0.05)
     policy.save(tmp_path / "adapter")
-    settings = EngineSettings(str(tmp_path / "adapter"), dtype="float32", gpu_memory_utilization=0.05)
+    settings = EngineSettings(str(tmp_path / "adapter"), dtype="float32", gpu_memory_utilization=CACHE_SHARE)
     with closing(open_sampler("vllm", settings)) as sampler:
         params = SamplingParams(max_tokens=16, min_tokens=0, stop=())
         assert mean_gap(policy, list(sampler.sample([Request(PROMPTS[0], (0, 1))], params))) < 2e-5

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
+from cache_share import CACHE_SHARE
 from checks import findings
 from killed import metrics_of, rows_of
 from rlvr_cli.commands import eval as evaluate
@@ -128,4 +129,5 @@ def test_vllm_servers_sample_the_turns_of_episodes(forks, vllm_server, tmp_path,
 @pytest.mark.vllm
 def test_vllm_samples_the_turns_of_episodes_in_this_process(forks, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    check_trained(forks, tmp_path, "vllm", "--engine", "vllm", "--max-model-len", 256)
+    options = ("--engine", "vllm", "--max-model-len", 256, "--gpu-memory-utilization", CACHE_SHARE)
+    check_trained(forks, tmp_path, "vllm", *options)

@@ -265,7 +265,8 @@ def _serve(starts: socket.socket, modules: Sequence[str]) -> NoReturn:
         os.environ.clear()
         os.environ.update(environment)  # the children set them themselves
         # A server's engine and its worker wait for each other all the time, and would keep both cores busy with it.
-        importlib.import_module("vllm.distributed.device_communicators.shm_broadcast").sched_yield = partial(time.sleep, 5e-4)
+        broadcast = importlib.import_module("vllm.distributed.device_communicators.shm_broadcast")
+        broadcast.sched_yield = partial(time.sleep, 5e-4)  # type: ignore[attr-defined]
     for module in modules:
         importlib.import_module(module)
     importlib.import_module("rlvr_cli.runs.provenance").environment()  # reads once which packages are installed
