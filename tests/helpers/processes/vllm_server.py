@@ -208,7 +208,7 @@ Real = tuple[str, subprocess.Popen]  # its address, and the process to end
 def real_servers(forks: Forks, folder: Path) -> Iterator[Callable[..., list[Real]]]:
     """Starts this many servers of the built-in model with these flags, and waits until they answer: some seconds.
 
-    They are forks, and the engine behind each of them is a new process. Their logs are in the folder.
+    They are forks, and so are the engine and its worker behind each of them, processes of their own. Their logs are in the folder.
     """
     started: list[Real] = []
     environment = os.environ | {
