@@ -1,5 +1,6 @@
 """What Triton's interpreter lacks to run the kernels of liger-kernel on a CPU: ``mend_interpreter(monkeypatch)``."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,9 @@ def mend_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
         rounded = torch.from_numpy(np.array(source.data, dtype=np.float32)).bfloat16()
         return handle(rounded.view(torch.int16).numpy().view(np.uint16), kind.scalar)
 
+    monkeypatch.setattr(
+        interpreter, "_get_np_dtype", functools.cache(interpreter._get_np_dtype)
+    )  # it makes a table each time
     monkeypatch.setattr(interpreter, "_implicit_cvt", implicit)
     monkeypatch.setattr(builder_type, "binary_op", binary)
     monkeypatch.setattr(builder_type, "cast_impl", cast)

@@ -175,6 +175,7 @@ class Forks:
         out: str = "",
         closed: Sequence[int] = (),
         fault: str = "",
+        before: str = "",
     ) -> Call:
         """Start `rlvr ARGUMENTS`.
 
@@ -183,6 +184,7 @@ class Forks:
             out: the file that stdout goes to; empty: a new one.
             closed: descriptors that the child starts without.
             fault: what happens to it where (`rlvr_cli.faults`), such as "update:2:term".
+            before: Python statements that are run first, in this process and not in those that it starts.
         """
         number = next(self._numbers)
         files = [Path(out) if out else self._folder / f"{number}.out", self._folder / f"{number}.err"]
@@ -192,6 +194,7 @@ class Forks:
             environment={**({"RLVR_FAULT": fault} if fault else {}), **(environment or {})},
             files=[*map(str, files)],
             closed=list(closed),
+            before=before,
         )
         assert pid is not None
         self._ended.pop(pid, None)
@@ -356,6 +359,7 @@ def _become(order: dict, main: Callable[[], None]) -> NoReturn:
         setattr(sys, f"__{name}__", None)
     if path := os.environ.get(SIGNALED):
         _note_signals(path)
+    exec(order["before"], {})
     sys.argv = ["rlvr", *order["arguments"]]
     run_and_end(main)
 
