@@ -355,10 +355,10 @@ def test_a_failed_grade_counts_as_nothing_and_is_counted(flawed):
 @pytest.mark.parametrize(
     "given",
     [
-        slow({}),
+        slow({"n_grpo_steps": 10}),
         slow({"loss_type": "grpo_clip", "rollout_batch_size": 64, "train_batch_size": 32, "epochs_per_rollout_batch": 2, "n_grpo_steps": 3}),
         full({"loss_type": "no_baseline"}),
-        slow({"length_normalization": "masked_normalize", "importance_correction": "truncated", "use_std_normalization": False}),
+        full({"length_normalization": "masked_normalize", "importance_correction": "truncated", "use_std_normalization": False}),
         slow({"loss_type": "gspo", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 4e-4, "std_normalization": "batch"}),
         full({"loss_type": "cispo", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 4e-4, "length_normalization": "token_mean"}),
         full({"loss_type": "kimi", "train_batch_size": 32, "n_grpo_steps": 6, "learning_rate": 2e-4, "std_normalization": "none"}),

@@ -415,7 +415,7 @@ def test_a_signal_ends_the_sweep_with_its_run_saved_and_the_same_command_goes_on
 @pytest.mark.parametrize(
     ("number", "kills"),
     [
-        pytest.param(signal.SIGKILL, 4, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, 2, marks=pytest.mark.slow),
         pytest.param(signal.SIGKILL, 10, marks=pytest.mark.full),
         pytest.param(signal.SIGINT, 10, marks=pytest.mark.full),
     ],
@@ -431,9 +431,11 @@ TWO_STEPS = {
     "ei": "--n-ei-steps 2 --train-batch-size 4 --micro-batch-size 4",
     "grpo": "--n-grpo-steps 2 --gradient-accumulation-steps 1",
 }
-SIZES = {  # values of what varies for this size
-    "ei_rollouts": "--dataset arithmetic:2100 --train-batch-size 512 --sampling-max-tokens 4 --n-ei-steps 1".split(),
-    "sft_dataset_size": ["--dataset", "arithmetic:1100"],
+SIZES = {  # values of what varies for this size; of many of one kind two (tests/sweeps/test_experiment.py has all values)
+    "ei_rollouts": "--dataset arithmetic:64 --vary ei_batch_size=4,8".split(),
+    "sft_dataset_size": ["--dataset", "arithmetic:160", "--vary", "num_examples=128,all"],
+    "grpo_learning_rate": ["--vary", "learning_rate=3e-6,3e-4"],
+    "objectives": ["--vary", "loss_type=grpo_clip,kimi"],
     "leaderboard": ["--eval-max-tokens", "8", "--final-eval-examples", "4"],
     "grpo_off_policy_sweep": [
         "--vary",

@@ -65,8 +65,8 @@ def cut(whole: Whole, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_grpo_killed_at_10_random_points_ends_the_same(forks: Forks, whole: Whole, tmp_path: Path):
-    kill_at_random(forks, tmp_path, whole, kills=10, seed=1)
+def test_grpo_killed_at_8_random_points_ends_the_same(forks: Forks, whole: Whole, tmp_path: Path):
+    kill_at_random(forks, tmp_path, whole, kills=8, seed=1)
 
 
 def stopped_in_turn(forks: Forks, root: Path, whole: Whole, faults: Sequence[str]) -> None:
@@ -126,20 +126,19 @@ SHAPED = shlex.split(
         slow([*PACKED, "--num-examples", "24"]),
         full([*PACKED, "--packing-attend-across", "--num-examples", "24"]),
         slow(DPO),
-        slow(PPO),
+        full(PPO),  # by default at one point
         slow([*PPO, "--critic", "shared", "--critic-warmup-steps", "0", "--kl-in", "loss"]),
         full([*PPO, "--lora-rank", "4", "--learning-rate", "5e-3"]),
         full([*DPO, "--loss-type", "dpo_norm", "--lora-rank", "4"]),
         slow(ONLINE_DPO),
         slow(DISTILL),
         full([*DISTILL, "--divergence", "sampled", "--lora-rank", "4"]),
-        slow([*GRPO, "--dynamic-sampling", "--max-sampling-rounds", "4"]),
+        full([*GRPO, "--dynamic-sampling", "--max-sampling-rounds", "4"]),  # so is "shaped"
         full([*GRPO, "--kl-coef", "0.1", "--importance-correction", "truncated"]),
         slow([*GRPO, *SHAPED]),
         slow([*GRPO, "--param-dtype", "bfloat16", "--optimizer", "adamw_kahan", "--gradient-checkpointing"]),
         full([*GRPO, "--param-dtype", "bfloat16", "--offload-optimizer"]),
-        slow([*GRPO, "--optimizer", "adamw_8bit"]),
-        slow([*GRPO, "--async-steps", "1"]),
+        slow([*GRPO, "--optimizer", "adamw_8bit", "--async-steps", "1"]),
         slow([*GRPO, "--partial-rollout-tokens", "4", "--question-order", "prioritized"]),
         full([*GRPO, "--compute-dtype", "bfloat16", "--kl-coef", "0.1"]),
         slow([*GRPO, "--lora-rank", "4", "--learning-rate", "5e-3", "--kl-coef", "0.1", "--lora-merge"]),
@@ -166,8 +165,7 @@ SHAPED = shlex.split(
         "shaped",
         "kahan",
         "offload",
-        "8bit",
-        "async",
+        "8bit-async",
         "partial",
         "bfloat16",
         "lora",

@@ -9,7 +9,6 @@ import pytest
 
 from checks import findings
 from llamas import write_byte_level_llama, write_chat_llama, write_chat_qwen
-from marks import slow
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.data.traces import load_traces
 from rlvr_cli.models.pretrained import load_tokenizer
@@ -112,12 +111,11 @@ def test_the_r1_zero_prompt_in_a_chat_is_noted(place, rlvr):
     assert "r1_zero" not in rlvr(*arguments, "--prompt", "question_only").err
 
 
-@pytest.mark.parametrize("model", [slow("llama"), "qwen"])
-def test_grpo_trains_on_what_it_sends_and_goes_on_after_a_kill(place, rlvr, model):
-    template = {"llama": LLAMA, "qwen": QWEN}[model]
-    arguments = [*GRPO, "--model", model, "--chat", "--run", "g"]
+def test_grpo_trains_on_what_it_sends_and_goes_on_after_a_kill(place, rlvr):
+    """Of Llama's template, whose prompts have a BOS: `test_ei_trains_on_what_it_sends`."""
+    arguments = [*GRPO, "--model", "qwen", "--chat", "--run", "g"]
     rlvr(*arguments, fault="update:2", status=-signal.SIGKILL)
-    run, chat = place / "runs/g", place / model / "chat_template.jinja"
+    run, chat = place / "runs/g", place / "qwen" / "chat_template.jinja"
     kept = chat.read_text()
     chat.write_text(kept.replace("\n{%", "!\n{%"))
     refused = rlvr("grpo", "--resume", "g", status=1)
@@ -125,11 +123,11 @@ def test_grpo_trains_on_what_it_sends_and_goes_on_after_a_kill(place, rlvr, mode
     chat.write_text(kept)
     assert "--chat True, not False" in rlvr("grpo", "--resume", "g", "--no-chat", status=1).err
     rlvr("grpo", "--resume", "g")
-    check_prompts(run, template, place / model)
+    check_prompts(run, QWEN, place / "qwen")
     check_replay(run)
     assert (run / "model/chat_template.jinja").read_text() == kept
-    shutil.rmtree(place / model)
-    assert repr(template) in rlvr(*EVAL, "--model", run / "model", "--chat", "--dry-run").err
+    shutil.rmtree(place / "qwen")
+    assert repr(QWEN) in rlvr(*EVAL, "--model", run / "model", "--chat", "--dry-run").err
 
 
 @pytest.mark.slow

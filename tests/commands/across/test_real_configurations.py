@@ -12,6 +12,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
+from killed import metrics_of
 from real_configurations import CONFIGURATIONS, write_model
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.runs.readers import read_rollouts
@@ -68,13 +69,11 @@ def test_a_published_model_goes_through_the_whole_tool(name, tmp_path: Path, for
 
     def metrics(run: str) -> dict[str, list[float]]:
         """The values of some metrics, one per update."""
-        sql = (
-            "select name, list(value order by step) as per_step from metrics where name in "
-            + str(METRICS)
-            + " group by name"
-        )
-        shown = forks.run("analyze", sql, run, "--format", "json", cwd=tmp_path, status=0)
-        return {row["name"]: row["per_step"] for row in json.loads(shown.out)}
+        found: dict[str, list[float]] = {}
+        for (phase, _, name), value in sorted(metrics_of(tmp_path / "runs" / run).items()):
+            if phase == "train" and name in METRICS:
+                found.setdefault(name, []).append(value)
+        return found
 
     run("eval", *SAMPLED, run="eval")
     check_rollouts("eval", model)

@@ -19,6 +19,12 @@ def mend_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     convert, builder_type = interpreter._implicit_cvt, interpreter.InterpreterBuilder
     combine, change = builder_type.binary_op, builder_type.cast_impl
 
+    kinds = interpreter._get_np_dtype
+    known = functools.cache(kinds)  # it makes a table of all kinds each time
+
+    def in_numpy(kind: Any) -> Any:
+        return known(kind.scalar) if type(kind.scalar) is language.dtype else kinds(kind)
+
     def implicit(argument: Any) -> Any:
         if type(argument) is not float:
             return convert(argument)
@@ -36,9 +42,7 @@ def mend_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
         rounded = torch.from_numpy(np.array(source.data, dtype=np.float32)).bfloat16()
         return handle(rounded.view(torch.int16).numpy().view(np.uint16), kind.scalar)
 
-    monkeypatch.setattr(
-        interpreter, "_get_np_dtype", functools.cache(interpreter._get_np_dtype)
-    )  # it makes a table each time
+    monkeypatch.setattr(interpreter, "_get_np_dtype", in_numpy)
     monkeypatch.setattr(interpreter, "_implicit_cvt", implicit)
     monkeypatch.setattr(builder_type, "binary_op", binary)
     monkeypatch.setattr(builder_type, "cast_impl", cast)

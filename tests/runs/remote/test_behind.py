@@ -516,7 +516,7 @@ def killed_at_random(s3, place, folder: Path, *, kills: int, seed: int) -> None:
 
 @pytest.mark.slow
 def test_an_upload_is_killed_at_random_moments(s3, place, tmp_path):
-    killed_at_random(s3, place, tmp_path, kills=3, seed=0)
+    killed_at_random(s3, place, tmp_path, kills=2, seed=0)
 
 
 @pytest.mark.full

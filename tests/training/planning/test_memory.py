@@ -631,7 +631,7 @@ def test_a_gpu_that_holds_the_shards_but_not_the_whole_weights_is_too_small():
     ("size", "trainers", "rows", "layers", "checkpointing"),
     [
         pytest.param("7B", 8, 2, 4, "yes", marks=pytest.mark.full),
-        pytest.param("7B", 4, 1, 3, "no", marks=pytest.mark.slow),
+        pytest.param("7B", 4, 1, 3, "no", marks=pytest.mark.full),
         pytest.param("1.5B", 8, 2, 6, "no", marks=pytest.mark.slow),
         pytest.param("0.5B", 2, 2, 4, "yes", marks=pytest.mark.slow),
     ],
