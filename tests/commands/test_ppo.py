@@ -345,7 +345,7 @@ def test_the_reward_rises(tmp_path, critic):
     run = trained(
         tmp_path,
         dataset="arithmetic:3000",
-        n_ppo_steps=10,
+        n_ppo_steps=8,
         rollout_batch_size=128,
         train_batch_size=32,
         micro_batch_size=32,
@@ -356,4 +356,4 @@ def test_the_reward_rises(tmp_path, critic):
     )
     rewards = list(metrics_of(run)["reward/mean"].values())
     print(rewards)
-    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2
+    assert sum(rewards[-2:]) / 2 > sum(rewards[:2]) / 2 + 0.2

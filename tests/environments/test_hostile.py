@@ -101,8 +101,13 @@ def test_an_attack_costs_its_own_episode(tmp_path, tiny_tokenizer, monkeypatch):
     assert {rows[name]["episode"]["tool_errors"] for name in names[1:3]} == {1}
 
 
+# To the tool each of these is what "loop" and "blocks all signals" are: five seconds of waiting. tests/sandbox runs all.
+ENDLESS = {"sleep", "ignores all signals", "catches everything", "regular expression", "big power"}
+
+
 @complete
 @pytest.mark.slow
 def test_all_attacks_cost_their_own_episodes(tmp_path, tiny_tokenizer, monkeypatch):
     monkeypatch.setenv("CANARY_KEY", "sk-CANARY-1234567890")
-    look_at(attacked(tmp_path, tiny_tokenizer, [*PROGRAMS]), [*PROGRAMS])
+    names = [name for name in PROGRAMS if name not in ENDLESS]
+    look_at(attacked(tmp_path, tiny_tokenizer, names), names)

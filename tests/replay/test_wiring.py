@@ -8,6 +8,7 @@ each value of `GRPO`, `EI` and `SFT` in effect once; the slow array has each two
 import hashlib
 import json
 import math
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM
 
 from arrays import pairwise
 from rlvr_cli.commands import distill, ei, grpo, sft
@@ -638,10 +640,21 @@ def test_as_many_rows_at_once_as_asked_for(tiny_model, tiny_tokenizer):
     assert sampler._max_rows == 3
 
 
+@pytest.fixture
+def one_layer(tiny_model_dir, tmp_path) -> Path:
+    """The tiny model without its second layer."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
+    model.model.layers = model.model.layers[:1]
+    model.config.num_hidden_layers, model.config.layer_types = 1, model.config.layer_types[:1]
+    shutil.copytree(tiny_model_dir, tmp_path / "one-layer")
+    model.save_pretrained(tmp_path / "one-layer")
+    return tmp_path / "one-layer"
+
+
 @pytest.mark.parametrize(
     "command", [pytest.param(c, marks=pytest.mark.slow if c == "grpo" else pytest.mark.full) for c in TABLES]
 )
-def test_every_two_values_together(command, place, tiny_model_dir):
+def test_every_two_values_together(command, place, one_layer):
     """The covering array: several hundred pairs of values in a few dozen runs."""
     for number, row in enumerate(pairwise(TABLES[command])):
         if row.get("correct_only"):
@@ -650,5 +663,5 @@ def test_every_two_values_together(command, place, tiny_model_dir):
             row["length_normalization"] = "masked_mean"  # and no other
         if row.get("loss_type") == "kimi":
             row["importance_correction"] = "none"  # its loss is one number for a response
-        run = make(command, row | {"run": f"pairs-{command}-{number}"}, place, tiny_model_dir)
+        run = make(command, row | {"run": f"pairs-{command}-{number}"}, place, one_layer)
         check(run, rounding=20)  # some pairs are sensitive: Kimi's weights are sums of small differences

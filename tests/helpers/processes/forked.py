@@ -30,7 +30,15 @@ from typing import Any, NoReturn
 # Those that import torch, or verifiers. Others start sooner than a process of this size is copied, and some mind how much memory it has.
 VLLM_SERVER = "vllm.entrypoints.openai.api_server"
 SPAWNED = "multiprocessing.spawn"  # vLLM's engine, and its worker
-MODULES = ("rlvr_cli", "rlvr_cli.parallel.child", "rlvr_cli.data.packages.verifiers", "together", VLLM_SERVER, SPAWNED)
+MODULES = (
+    "rlvr_cli",
+    "rlvr_cli.models.tiny",
+    "rlvr_cli.parallel.child",
+    "rlvr_cli.data.packages.verifiers",
+    "together",
+    VLLM_SERVER,
+    SPAWNED,
+)
 ROOT = str(Path(__file__).parents[3])
 _PR_SET_CHILD_SUBREAPER = 36
 ABOVE = 200  # where a child's descriptors wait until those that it must not have are closed
