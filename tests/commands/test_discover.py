@@ -226,7 +226,8 @@ def test_a_model_climbs_by_what_the_verifier_says(forks: Forks, tmp_path: Path):
     [
         (error(401, "no such key"), "401"),
         pytest.param(Reply({"choices": []}), "no choices", marks=pytest.mark.slow),
-        pytest.param(Reply("this is no JSON"), "not JSON", marks=pytest.mark.slow),
+        # Of a sampler alone: tests/samplers/test_openai.py.
+        pytest.param(Reply("this is no JSON"), "not JSON", marks=pytest.mark.full),
         pytest.param(Reply("", raw=b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n{"), "", marks=pytest.mark.slow),
         pytest.param(Reply({}, wait=600.0), "within 3 s", marks=pytest.mark.slow),
     ],

@@ -355,5 +355,4 @@ def test_the_reward_rises(tmp_path, critic):
         warmup_steps=4,
     )
     rewards = list(metrics_of(run)["reward/mean"].values())
-    print(rewards)
     assert sum(rewards[-2:]) / 2 > sum(rewards[:2]) / 2 + 0.2

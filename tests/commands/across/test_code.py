@@ -81,5 +81,4 @@ def test_grpo_learns_which_program_passes(questions, tmp_path):
     assert {row["grade_error"] for row in rows} == {None}
     first, last = ([row["reward"] for row in rows if row["step"] in steps] for steps in (range(5), range(15, 20)))
     assert len(first) == len(last) == 160
-    print(sum(first), sum(last))
     assert sum(last) > 1.5 * sum(first), (sum(first), sum(last))

@@ -613,7 +613,6 @@ def test_a_model_that_cannot_multiply_learns_to_ask_the_calculator(tmp_path, for
     words = ("quickstart", "--tools", "--name", "q", "--seed", seed)
     done = forks.run(*words, cwd=tmp_path, before=before, status=0, limit=900)
     table = {line.rsplit(maxsplit=5)[0].strip(): float(line.split()[-5]) for line in done.out.splitlines()[2:]}
-    print(table)
     assert table["untrained"] == 0
     assert 0.1 < table["after SFT"] < 0.5
     assert table["after GRPO"] > risen
