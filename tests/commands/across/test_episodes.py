@@ -597,7 +597,7 @@ SHORTER = """
 from rlvr_cli.commands import quickstart
 whole, fewer = quickstart.commands, {
     "eval": ["--limit", "128"],
-    "sft": ["--n-sft-steps", "400", "--eval-examples", "16"],
+    "sft": ["--n-sft-steps", "450", "--eval-examples", "16"],
     "grpo": ["--n-grpo-steps", "16", "--eval-examples", "16"],
 }
 quickstart.commands = lambda *given, **named: [(title, [*typed, *fewer.get(typed[1], ())]) for title, typed in whole(*given, **named)]
