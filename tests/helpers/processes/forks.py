@@ -323,8 +323,12 @@ def _leave_pytest() -> None:
     sys.meta_path = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("_pytest.")]
     sys.path = [ROOT, *(entry for entry in sys.path if entry not in ("", ROOT))]
     for logger in (logging.getLogger(), *logging.Logger.manager.loggerDict.values()):
-        if isinstance(logger, logging.Logger):
-            logger.handlers = [each for each in logger.handlers if not type(each).__module__.startswith("_pytest.")]
+        for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
+            if (
+                type(handler) is logging.StreamHandler
+            ):  # of a library: it has the file of what pytest captured at its import
+                handler.setStream(sys.stderr)
+                vars(handler).pop("flush", None)  # transformers keeps the stream's own
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
