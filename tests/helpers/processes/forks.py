@@ -269,6 +269,7 @@ def _serve(starts: socket.socket, modules: Sequence[str]) -> NoReturn:
         os.environ.update(environment)  # the children set them themselves
         # A server's engine and its worker wait for each other all the time, and would keep both cores busy with it.
         broadcast = importlib.import_module("vllm.distributed.device_communicators.shm_broadcast")
+        assert broadcast.sched_yield, "vLLM waits otherwise now"
         broadcast.sched_yield = partial(time.sleep, 5e-4)  # type: ignore[attr-defined]
     for module in modules:
         importlib.import_module(module)
