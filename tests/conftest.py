@@ -56,6 +56,7 @@ _server = pytest.StashKey[Server]()
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     gc.freeze()
+    # Here, before the first test: what forks `rlvr` is a fork of this process, and nothing of a test is to be in it.
     if any("forks" in item.fixturenames for item in session.items if isinstance(item, pytest.Function)):
         needed = {package for item in session.items for package in _needed(item)}
         more = [

@@ -138,9 +138,8 @@ def values(program: str, between: list[str], expressions: list[str]) -> list[Res
     names: dict[str, Any] = {"__name__": "program"}
 
     def run(statements: str, file: str) -> None:
-        exec(
-            compile(statements, file, "exec", dont_inherit=True), names
-        )  # programs: this file runs in the sandbox alone
+        # Statements of a policy or a dataset: this file runs in the sandbox alone.
+        exec(compile(statements, file, "exec", dont_inherit=True), names)
 
     run(program, "program.py")
     results: list[Result] = []

@@ -24,7 +24,6 @@ from rlvr_cli.runs.lock import holder_of
 from rlvr_cli.runs.manifest import MANIFEST, METRICS, RUN_FILE
 from rlvr_cli.runs.readers import RunInfo, read_run
 
-ALARM_SECONDS = 30.0  # time limit of each query for alarms
 MOST_SHOWN = 120  # characters of what differs, in the list of runs
 FOLDER = Path(__file__).parent
 ORDERS = {  # of the list of runs: its name in the address -> in words
@@ -115,7 +114,7 @@ def read_report(paths: Mapping[str, Path]) -> dict[str, Any]:
     infos = [read_run(path) for path in paths.values()]
     with (
         open_runs([_evaluations_of(info) for info in infos], timeout_seconds=SECONDS) as database,
-        open_runs(infos, timeout_seconds=ALARM_SECONDS) as of_alarms,
+        open_runs(infos, timeout_seconds=SECONDS) as of_alarms,
     ):
         browser = Browser({}, [], [], note="")
         report = build.report_of(database, infos, of_alarms=of_alarms, browser=browser, timeout_seconds=SECONDS)

@@ -499,15 +499,13 @@ def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunInf
     else:
         connection.execute(f"CREATE TABLE metrics (run_id VARCHAR, {_typed(columns_of(Metric))})")
     connection.execute(f"CREATE TABLE runs ({_RUNS_COLUMNS})")
-    rows = [_runs_row(run) for run in runs]
-    one, values = "?", rows[0] if rows else []
-    if len(rows) > 1:  # one statement for all, which is slower for one
-        one, values = "unnest(?::VARCHAR[])", list(map(list, zip(*rows, strict=True)))
-    if rows:
+    if runs:
+        column = "unnest(?::VARCHAR[])"
+        stamp = f"TRY_CAST({column} AS TIMESTAMP)"
         connection.execute(
-            f"INSERT INTO runs SELECT {one}, {one}, {one}, TRY_CAST({one} AS TIMESTAMP), TRY_CAST({one} AS DOUBLE),"
-            f" TRY_CAST({one} AS BIGINT), {one}, {one}, {one}, {one}, {one}, TRY_CAST({one} AS TIMESTAMP), TRY_CAST({one} AS TIMESTAMP)",
-            values,
+            f"INSERT INTO runs SELECT {column}, {column}, {column}, {stamp}, TRY_CAST({column} AS DOUBLE), TRY_CAST({column} AS BIGINT),"
+            f" {column}, {column}, {column}, {column}, {column}, {stamp}, {stamp}",
+            [list(values) for values in zip(*map(_runs_row, runs), strict=True)],
         )
 
 

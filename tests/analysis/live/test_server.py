@@ -624,13 +624,13 @@ def test_alarms_that_take_too_long_are_left_out(tmp_path, monkeypatch):
     make_run(tmp_path, "a", steps=1)
 
     never = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range + b.range = 1 AND $run = 'a'"
-    monkeypatch.setattr(pages, "ALARM_SECONDS", 0.2)
+    monkeypatch.setattr(pages, "SECONDS", 0.5)
     monkeypatch.setattr(alarms, "_CURVES", never)
     with open_app(Library(tmp_path), token="") as app:
         answer = TestClient(app, base_url="http://127.0.0.1").get("/view?run=a")
     assert answer.status_code == 200
     (section,) = re.findall('<section id="alarms".*?</section>', answer.text, re.DOTALL)
-    assert "The alarms of a are left out. The query was stopped after 0.2 seconds.</p>" in section
+    assert "The alarms of a are left out. The query was stopped after 0.5 seconds.</p>" in section
     assert "None." not in section
 
 

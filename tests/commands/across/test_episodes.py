@@ -592,28 +592,13 @@ def test_the_quickstart_with_a_tool_types_commands_that_exist(tmp_path):
     assert configs[-1].model == configs[-2].model
 
 
-# Of the quickstart's commands, what makes them shorter.
-SHORTER = """
-from rlvr_cli.commands import quickstart
-whole, fewer = quickstart.commands, {
-    "eval": ["--limit", "128"],
-    "sft": ["--n-sft-steps", "450", "--eval-examples", "16"],
-    "grpo": ["--n-grpo-steps", "16", "--eval-examples", "16"],
-}
-quickstart.commands = lambda *given, **named: [(title, [*typed, *fewer.get(typed[1], ())]) for title, typed in whole(*given, **named)]
-"""
-
-
 @pytest.mark.parametrize(
-    ("seed", "before", "risen"),
-    [pytest.param(0, SHORTER, 0.6, marks=pytest.mark.slow), *(pytest.param(seed, "", 0.9, marks=pytest.mark.full) for seed in (0, 1, 2))],
-    ids=["shorter", "0", "1", "2"],
-)  # fmt: skip
-def test_a_model_that_cannot_multiply_learns_to_ask_the_calculator(tmp_path, forks, seed, before, risen):
-    words = ("quickstart", "--tools", "--name", "q", "--seed", seed)
-    done = forks.run(*words, cwd=tmp_path, before=before, status=0, limit=900)
+    "seed", [pytest.param(0, marks=pytest.mark.slow), *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2))]
+)
+def test_a_model_that_cannot_multiply_learns_to_ask_the_calculator(tmp_path, forks, seed):
+    done = forks.run("quickstart", "--tools", "--name", "q", "--seed", seed, cwd=tmp_path, status=0, limit=900)
     table = {line.rsplit(maxsplit=5)[0].strip(): float(line.split()[-5]) for line in done.out.splitlines()[2:]}
     assert table["untrained"] == 0
     assert 0.1 < table["after SFT"] < 0.5
-    assert table["after GRPO"] > risen
+    assert table["after GRPO"] > 0.9
     assert table["without the tool"] < 0.05

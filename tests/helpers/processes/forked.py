@@ -76,7 +76,8 @@ def fork_modules() -> None:
 
 def fork_spawned() -> None:
     """After `fork_modules`: fork also what `multiprocessing` starts as fresh interpreters; vLLM's import takes 12 seconds of a core."""
-    # It has one place that starts a process, with no public name, and waits for the process itself.
+    # It has one place that starts a process, with no public name. It waits for the process itself, so that what `Popen` returns is
+    # only kept: else it would be warned of as not waited for.
     spawn, started = multiprocessing.util.spawnv_passfds, []  # type: ignore[attr-defined]
 
     def forking(path: Any, args: list[str], passfds: list[int]) -> int:
@@ -194,7 +195,7 @@ def _become(order: dict[str, Any], descriptors: list[int], orders: socket.socket
     if module == SPAWNED:
         statements, *arguments = arguments
         sys.argv = ["-c", *arguments]
-        run_and_end(lambda: exec(statements))
+        run_and_end(lambda: exec(statements))  # what `multiprocessing` gives `python -c`: its own `spawn_main(...)`
     sys.argv, sys.orig_argv = [module, *arguments], [sys.executable, "-m", module, *arguments]
     sys.modules.pop(module, None)  # it runs as __main__, and may be imported beside it
     if name in ("rlvr_cli", "rlvr_cli.sweeps.job"):

@@ -1,6 +1,6 @@
 """The `rlvr` script without seconds of imports: a process that has imported the package forks one child a call.
 
-`with Forks(folder, fork_server()) as forks: forks.run("analyze", cwd=folder)`. A child is what the script is: it has its own
+`with Forks(folder, fork_server(HEAVY)) as forks: forks.run("analyze", cwd=folder)`. A child is what the script is: it has its own
 arguments, directory, environment and standard streams, runs `rlvr_cli.cli.main` and ends as a Python process ends, but for
 what imported libraries would do then. The process that forks is itself a fork of the one that asks for it, which has imported
 most: here pytest, between the collection and the first test, so that nothing of a test is in it; what is pytest's, it puts off.
@@ -46,15 +46,12 @@ LATE = (  # what libraries import in every call: typer for options, pyarrow for 
     "pyarrow.pandas_compat",
     "pyarrow.parquet",
 )
-LIGHT = (
+HEAVY = (
     *LATE,
     "rlvr_cli.commands.eval",
     "rlvr_cli.commands.store.analyze",
     "rlvr_cli.commands.store.filter",
     "rlvr_cli.commands.store.grade",
-)
-HEAVY = (
-    *LIGHT,
     "rlvr_cli.commands.grpo",
     "rlvr_cli.commands.ei",
     "rlvr_cli.commands.sft",
@@ -267,9 +264,9 @@ def _serve(starts: socket.socket, modules: Sequence[str]) -> NoReturn:
         importlib.import_module("rlvr_cli.samplers.vllm_process").import_vllm()  # it minds variables as it is imported
         os.environ.clear()
         os.environ.update(environment)  # the children set them themselves
-        # A server's engine and its worker wait for each other all the time, and would keep both cores busy with it.
         broadcast = importlib.import_module("vllm.distributed.device_communicators.shm_broadcast")
         assert broadcast.sched_yield, "vLLM waits otherwise now"
+        # A server's engine and its worker wait for each other all the time, and would keep both cores busy with it.
         broadcast.sched_yield = partial(time.sleep, 5e-4)  # type: ignore[attr-defined]
     for module in modules:
         importlib.import_module(module)
@@ -277,10 +274,9 @@ def _serve(starts: socket.socket, modules: Sequence[str]) -> NoReturn:
     importlib.import_module("rlvr_cli.analysis.queries.named_queries").named_queries()
     # The first connection takes twice as long as others. This one leaves no thread behind.
     importlib.import_module("duckdb").connect(config={"threads": 1}).close()
-    if "rlvr_cli.models.load" in modules:
-        load, identity = map(importlib.import_module, ("rlvr_cli.models.load", "rlvr_cli.models.identity"))
-        importlib.import_module("torch").set_num_threads(1)
-        load.load_policy(identity.model_path(""), dtype="float32", device="cpu")  # imports what it imports late
+    load, identity = map(importlib.import_module, ("rlvr_cli.models.load", "rlvr_cli.models.identity"))
+    importlib.import_module("torch").set_num_threads(1)
+    load.load_policy(identity.model_path(""), dtype="float32", device="cpu")  # imports what it imports late
     gc.freeze()  # what is imported stays shared with the children
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # it has no public name
         finalizer.atexit = False  # at the end of each child torch would take back its operators, in 40 ms
@@ -325,10 +321,8 @@ def _leave_pytest() -> None:
     sys.path = [ROOT, *(entry for entry in sys.path if entry not in ("", ROOT))]
     for logger in (logging.getLogger(), *logging.Logger.manager.loggerDict.values()):
         for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
-            if (
-                type(handler) is logging.StreamHandler
-            ):  # of a library: it has the file of what pytest captured at its import
-                handler.setStream(sys.stderr)
+            if type(handler) is logging.StreamHandler:
+                handler.setStream(sys.stderr)  # it has the file of what pytest captured when the library was imported
                 vars(handler).pop("flush", None)  # transformers keeps the stream's own
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -364,7 +358,7 @@ def _become(order: dict, main: Callable[[], None]) -> NoReturn:
         setattr(sys, f"__{name}__", None)
     if path := os.environ.get(SIGNALED):
         _note_signals(path)
-    exec(order["before"], {})
+    exec(order["before"], {})  # a test's own statements, such as a shorter time limit
     sys.argv = ["rlvr", *order["arguments"]]
     run_and_end(main)
 
