@@ -11,12 +11,14 @@ read as:
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, Self
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future  # it takes as long to import as all else here
 
 SCHEMA_VERSION = 8  # of run.json, the manifest and the Parquet files; a change that adds columns raises it
 
@@ -127,6 +129,9 @@ class Conversation(NamedTuple):
 FinishReason = Literal["stop", "length"]
 Phase = Literal["train", "eval"]
 ChatThinking = Literal["auto", "on", "off"]  # auto: as the chat template has it
+GraderName = Literal[  # modules of graders/
+    "r1_zero", "question_only", "math_verify", "gsm8k", "countdown", "python", "reasoning_gym", "multiple_choice"
+]  # fmt: skip
 FormatRule = Literal["literal", "lenient"]  # exactly one space between </think> and <answer>, or any white space
 ENVIRONMENT = "environment"  # the role of what it says, and the grader of a row whose reward it gave
 ORDERS = 2  # in which a judge sees two responses: in 0 that of A is first, in 1 that of B
@@ -272,7 +277,7 @@ class Graders(Protocol):
 
     def submit(
         self, pairs: Sequence[tuple[str, str]], *, example_of: Callable[[int], Mapping[str, Any]] | None = None
-    ) -> Future[list[Grade]]:
+    ) -> "Future[list[Grade]]":
         """Run `grade` in the background. The future holds its grades or its exception."""
         ...
 

@@ -144,7 +144,10 @@ def is_in(module: str, places: set[str]) -> bool:
     return any(module == place or module.startswith(f"{place}/") for place in places)
 
 
-TREES = {module_of(path): ast.parse(path.read_text()) for path in FILES}
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Each module, parsed."""
+    return {module_of(path): ast.parse(path.read_text()) for path in FILES}
 
 
 @functools.cache
@@ -175,10 +178,10 @@ PARTS = ("sources", "evaluation", "discovering", "store.analyzing", "store.filte
 
 def test_rooms_import_only_from_rooms_above():
     order = list(ROOMS)
-    for module in TREES.keys() - {"__init__"}:
+    for module in trees().keys() - {"__init__"}:
         room = room_of(module)
         assert room in order, f"{module} is in no room: give it one, here and in docs/architecture.md"
-        for name, line in imports(TREES[module]):
+        for name, line in imports(trees()[module]):
             if not name.startswith("rlvr_cli.") or name == "rlvr_cli.__version__":
                 continue
             imported = name.split(".")[1]
@@ -191,7 +194,7 @@ def test_rooms_import_only_from_rooms_above():
 
 def test_no_module_imports_itself_by_way_of_others():
     """Imports within functions and for types count too: what sits in a circle can only be read as a whole."""
-    dotted = {f"rlvr_cli.{module}".replace("/", "."): tree for module, tree in TREES.items()}
+    dotted = {f"rlvr_cli.{module}".replace("/", "."): tree for module, tree in trees().items()}
     imported = {module: modules_imported(tree, dotted) - {module} for module, tree in dotted.items()}
     try:
         TopologicalSorter(imported).prepare()
@@ -219,13 +222,13 @@ def test_no_folder_holds_more_modules_than_one_reads_at_a_glance():
 def test_answers_import_nothing_else_of_rlvr():
     """graders/answers could be published as a separate package."""
     for path in (PACKAGE / "graders" / "answers").glob("*.py"):
-        for name, line in imports(TREES[module_of(path)]):
+        for name, line in imports(trees()[module_of(path)]):
             inside = name.startswith("rlvr_cli.graders.answers")
             assert inside or not name.startswith("rlvr_cli"), f"{path.name}:{line}: {name}"
 
 
 def test_libraries_are_imported_only_where_allowed():
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         for name, line in imports(tree):
             homes = HOMES.get(name.split(".")[0])
             if homes is not None:
@@ -233,20 +236,20 @@ def test_libraries_are_imported_only_where_allowed():
 
 
 def test_light_modules_import_nothing_heavy_when_loaded():
-    for module in (module for module in TREES if is_in(module, LIGHT)):
-        loaded = [n for n in TREES[module].body if isinstance(n, ast.Import | ast.ImportFrom)]
+    for module in (module for module in trees() if is_in(module, LIGHT)):
+        loaded = [n for n in trees()[module].body if isinstance(n, ast.Import | ast.ImportFrom)]
         heavy = HEAVY & {name.split(".")[0] for name, _ in imports(ast.Module(body=loaded, type_ignores=[]))}
         assert not heavy, f"{module}: {heavy}"
 
 
 def test_every_module_has_a_docstring():
-    assert [module for module, tree in TREES.items() if not ast.get_docstring(tree)] == []
+    assert [module for module, tree in trees().items() if not ast.get_docstring(tree)] == []
 
 
 def test_a_function_of_a_command_or_of_training_fits_a_page():
     """Of at most 60 lines, its docstring included: a longer one is two things."""
-    for module in (module for module in TREES if is_in(module, {"commands", "training"})):
-        for node in nodes_of(TREES[module]):
+    for module in (module for module in trees() if is_in(module, {"commands", "training"})):
+        for node in nodes_of(trees()[module]):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None
                 assert node.end_lineno - node.lineno < 60, f"{module}:{node.lineno}: {node.name}"
@@ -259,9 +262,9 @@ def test_no_unsafe_calls():
         if module_of(path) in ("sandbox/child", "sandbox/unit_tests"):
             forbidden_calls -= {"eval", "exec", "compile"}
         source = path.read_text()
-        assert "pickle" not in {name.split(".")[0] for name, _ in imports(TREES[module_of(path)])}, path
+        assert "pickle" not in {name.split(".")[0] for name, _ in imports(trees()[module_of(path)])}, path
         assert not re.search(r"shell=True|weights_only=False|trust_remote_code=True", source), path
-        for node in nodes_of(TREES[module_of(path)]):
+        for node in nodes_of(trees()[module_of(path)]):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in forbidden_calls, f"{path.name}:{node.lineno}: {node.func.id}()"
 
@@ -315,7 +318,7 @@ def model_internals(tree: ast.AST) -> list[ast.Attribute]:
 def test_only_the_models_room_uses_model_internals():
     """Use `models.policy.Policy`; otherwise adapters, a value head or sharded weights would affect many modules."""
     for path in FILES:
-        found = model_internals(TREES[module_of(path)])
+        found = model_internals(trees()[module_of(path)])
         if not is_in(module_of(path), {"models", *KNOWS_LAYERS}):
             assert not found, f"{module_of(path)}:{found[0].lineno}: {ast.unparse(found[0])}"
         elif module_of(path) in KNOWS_LAYERS:

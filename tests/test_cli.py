@@ -16,10 +16,10 @@ from rlvr_cli.config import config_of
 from rlvr_cli.config.grpo import LossType
 from rlvr_cli.config.parsing.options import flag, options, value_type
 from rlvr_cli.config.parsing.sources import resolve
-from rlvr_cli.config.shared.prompt import GraderName
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.sweeps.experiment import load_experiment
+from rlvr_cli.types import GraderName
 
 ROOT = Path(__file__).parents[1]
 

@@ -3,23 +3,25 @@
 Enters: a response and its ground truth. Leaves: the rewards and, for a response without a reward, the failure kind.
 `resolve_grader` returns the named grader as a function that grades in this process; `pool.GraderPool` grades in worker
 processes that can be killed. `r1_zero_reward_fn` and `question_only_reward_fn` are the reward functions of the handout.
-Importing this package is cheap: a grader's module, and Math-Verify above all, is imported on first use.
+Importing this package is cheap, which each grading process does: a grader's module, and Math-Verify above all, is imported on
+first use.
 """
 
 import importlib
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from rlvr_cli import user_code
-from rlvr_cli.config.shared.prompt import GraderName
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import custom
 from rlvr_cli.graders.answers.extraction import unboxed
-from rlvr_cli.graders.question_only import question_only_reward_fn
-from rlvr_cli.graders.r1_zero import FAILURE_KINDS, r1_zero_reward_fn
-from rlvr_cli.types import FormatRule, Grade
+from rlvr_cli.types import FormatRule, Grade, GraderName
+
+if TYPE_CHECKING:
+    from rlvr_cli.graders.question_only import question_only_reward_fn
+    from rlvr_cli.graders.r1_zero import FAILURE_KINDS, r1_zero_reward_fn
 
 __all__ = [
     "FAILURE_KINDS",
@@ -34,6 +36,14 @@ __all__ = [
 ]
 
 GRADERS: tuple[str, ...] = get_args(GraderName)  # each a module here with a function `grade`
+_MODULE_OF = {"FAILURE_KINDS": "r1_zero", "question_only_reward_fn": "question_only", "r1_zero_reward_fn": "r1_zero"}
+
+
+def __getattr__(name: str) -> Any:
+    """The reward functions of the handout."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(_module(_MODULE_OF[name]), name)
 
 
 def check_grader(spec: str) -> None:

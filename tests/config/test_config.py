@@ -19,13 +19,13 @@ from rlvr_cli.config.parsing.options import FileFunction, flag, knob, options, r
 from rlvr_cli.config.parsing.sources import CONFIGURED, resolve, resume
 from rlvr_cli.config.parsing.synonyms import SYNONYMS, suggested_options
 from rlvr_cli.config.sft import SftConfig
-from rlvr_cli.config.shared.prompt import GraderName
 from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.config.store.analyze import AnalyzeConfig
 from rlvr_cli.config.store.check import CheckConfig
 from rlvr_cli.config.store.filter import FilterConfig
 from rlvr_cli.config.store.grade import GradeConfig
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.types import GraderName
 
 
 def test_flag_beats_table_beats_top_level_beats_default(tmp_path):

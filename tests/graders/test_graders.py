@@ -535,10 +535,27 @@ def test_no_response_raises(text, name):
 def test_importing_the_graders_is_light():
     code = "import sys, rlvr_cli.graders, rlvr_cli.graders.pool; print([m for m in sys.argv[1:] if m in sys.modules])"
     heavy = ["math_verify", "sympy", "mpmath", "torch", "numpy", "pyarrow", "rich"]
+    assert _imported(code, heavy) == "[]"
+
+
+def test_a_grading_process_imports_what_its_grader_needs():
+    code = "import sys, rlvr_cli.graders.worker, rlvr_cli.graders.custom; print([m for m in sys.argv[1:] if m in sys.modules])"
+    assert _imported(code, ["rlvr_cli.config", "rlvr_cli.graders.answers.equivalence", "concurrent.futures"]) == "[]"
+
+
+def test_the_package_has_the_handouts_functions_and_nothing_unknown():
+    assert graders.r1_zero_reward_fn is r1_zero_reward_fn
+    assert graders.question_only_reward_fn is question_only_reward_fn
+    assert graders.FAILURE_KINDS is FAILURE_KINDS
+    with pytest.raises(AttributeError, match="no attribute 'r1_zero_reward'"):
+        graders.r1_zero_reward  # noqa: B018
+
+
+def _imported(code: str, modules: list[str]) -> str:
     run = subprocess.run(
-        [sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True, env={"PYTHONPATH": _root()}
+        [sys.executable, "-c", code, *modules], capture_output=True, text=True, check=True, env={"PYTHONPATH": _root()}
     )
-    assert run.stdout.strip() == "[]"
+    return run.stdout.strip()
 
 
 def _root() -> str:

@@ -7,11 +7,8 @@ from typing import Any, Literal
 from rlvr_cli.config.parsing.options import JUDGE, JUDGE_FORM, LONGEST, FileFunction, JudgeFile, flag, knob
 from rlvr_cli.config.shared.addresses import KEY_ENV, check_address, check_key_name
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.types import ChatThinking, FormatRule
+from rlvr_cli.types import ChatThinking, FormatRule, GraderName
 
-GraderName = Literal[  # modules of graders/
-    "r1_zero", "question_only", "math_verify", "gsm8k", "countdown", "python", "reasoning_gym", "multiple_choice"
-]  # fmt: skip
 GraderChoice = Literal["", GraderName]  # "" where it is not given
 FORMAT_RULE = "Format rule of the graders with tags: literal requires exactly '</think> <answer>', lenient allows any white space between."
 
