@@ -134,8 +134,9 @@ def search(to_do: Search) -> list[Known]:
         if not slots or _is_done(to_do, known):
             break
         _check_counts(to_do, known)
-        _round(to_do, [k for k in known if k.round < round], round, slots)
-        known = read_attempts(to_do.run)
+        earlier = [k for k in known if k.round < round]
+        _round(to_do, earlier, round, slots)
+        known = earlier + known_of(to_do.run.rollouts(PHASE, round, columns=COLUMNS).to_pylist())
         keep_best(to_do.run.path, to_do.best(known))
         _log_round(to_do, known, round)
         to_do.report(_line(to_do, known, round))
@@ -390,9 +391,8 @@ def _make_folder(run: Path, name: str) -> None:
 
 def _log_round(to_do: Search, known: Sequence[Known], round: int) -> None:
     run, best = to_do.run, to_do.best(known)
-    parts = read_parts(run.path, phase=PHASE, step=round, columns=AVERAGED)
     of_round = [k for k in known if k.round == round]
-    metrics = generation_metrics(row for part in parts for row in part.to_pylist())
+    metrics = generation_metrics(run.rollouts(PHASE, round, columns=AVERAGED).to_pylist())
     metrics |= SamplingStats.of_cost(run.cost(PHASE, round)).metrics
     metrics |= {"discover/valid_share": sum(k.is_valid for k in of_round) / len(of_round)}
     metrics |= {} if best is None else {"discover/best": best.score}

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,10 +56,18 @@ def replayed(
     return discover(forks, folder, f"{usual} {words}", **how)
 
 
+NOTE_PARTS_READ = """
+import os, sys
+noted = os.open("read", os.O_WRONLY | os.O_CREAT)
+sys.addaudithook(lambda event, given: event == "open" and str(given[0]).endswith(".parquet")
+    and not given[2] & os.O_WRONLY and os.write(noted, f"{os.path.basename(given[0])}\\n".encode()))
+"""
+
+
 @pytest.fixture(scope="module")
 def whole(forks: Forks, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    done = replayed(forks, folder, run="whole")
+    done = replayed(forks, folder, run="whole", before=NOTE_PARTS_READ)
     assert done.status == 0, done.said
     assert "582" in done.out
     return folder / "runs/whole"
@@ -81,6 +90,13 @@ def test_every_attempt_is_a_row(whole: Path):
     assert len(ran) == 6
     assert all(attempt["layers"] for attempt in ran)
     assert check_run(whole, seed_of=request_seed).problems == []
+
+
+def test_a_round_reads_no_rows_of_earlier_ones(whole: Path):
+    times = Counter((whole.parents[1] / "read").read_text().split())
+    reads = [times[part.name] for part in sorted((whole / "rollouts").glob("*.parquet"))]
+    assert reads == 4 * [reads[0]]
+    assert reads[0] > 0
 
 
 def test_the_error_of_a_failure_is_in_the_next_prompt_of_its_slot_word_for_word(whole: Path):
