@@ -169,9 +169,9 @@ def test_alarms_come_in_the_order_of_the_table():
 
 @pytest.mark.parametrize("judge_fails", [False, True])
 def test_a_judge_that_parts_from_a_rule_is_told_and_one_that_fails_is_no_disagreement(tmp_path, judge_fails):
-    """Of 10 responses a step, the judge rewards more and more that the rule does not, or fails on them."""
+    """Of 10 responses a step, the judge rewards more and more that the rule does not, or fails on them; in the last step all 10."""
     with RunDir.create(tmp_path, "grpo", name="r", metadata={}) as run:
-        for step in range(10):
+        for step in range(11):
             liked = None if judge_fails else 1.0
             rows = [
                 a_rollout(
@@ -194,7 +194,7 @@ def test_a_judge_that_parts_from_a_rule_is_told_and_one_that_fails_is_no_disagre
     with open_runs([info]) as database:
         found = [alarm for alarm in run_alarms(database, info) if alarm.name == "graders_part"]
     assert len(found) == (0 if judge_fails else 1)
-    assert all("math_verify disagrees with 85%" in alarm.sentence for alarm in found)
+    assert all("math_verify disagrees with 95%" in alarm.sentence for alarm in found)
 
 
 def test_the_alarms_of_a_run_are_its_own(tmp_path):
