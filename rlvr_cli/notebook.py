@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rlvr_cli.analysis.queries import database
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.statistics.at_k import at_k_table
-from rlvr_cli.analysis.summary import RunSummary, summarize
+from rlvr_cli.analysis.summary import OF_ANSWERS, RunSummary, summarize, with_accuracy
 from rlvr_cli.config.parsing.options import nearest
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.runs.readers import RunInfo, read_run, resolve_runs
@@ -73,7 +73,7 @@ class Runs:
         Raises:
             RlvrError: as `rlvr analyze`.
         """
-        named = named_queries().get(query)
+        named, infos = named_queries().get(query), self.infos()
         if query == "summary":
             raise RlvrError("The summary is several tables.", "Use .summary().")
         if named is not None:
@@ -81,19 +81,20 @@ class Runs:
             if unknown:
                 known = ", ".join(named.parameters) or "none"
                 raise RlvrError(f"{query} has no parameter {unknown[0]!r}.", f"Its parameters: {known}.")
+            infos = with_accuracy(infos, query) if query in OF_ANSWERS else infos
             query, parameters = named.sql, {**named.parameters, **parameters}
         elif query.isidentifier():
             near = "".join(f" Did you mean {name}?" for name in nearest(query, named_queries()))
             raise RlvrError(f"There is no query named {query!r}.{near}", "Give its name, or a SELECT.")
         if named is not None and named.name == "at_k":
-            return self._at_k(parameters)
-        with database.open_runs(self.infos(), timeout_seconds=self.timeout_seconds) as opened:
+            return self._at_k(infos, parameters)
+        with database.open_runs(infos, timeout_seconds=self.timeout_seconds) as opened:
             return Rows(opened.arrow(query, parameters))
 
-    def _at_k(self, parameters: Mapping[str, Any]) -> "Rows":
+    def _at_k(self, infos: Sequence[RunInfo], parameters: Mapping[str, Any]) -> "Rows":
         import pyarrow as pa
 
-        with database.open_runs(self.infos(), timeout_seconds=self.timeout_seconds, spills=True) as opened:
+        with database.open_runs(infos, timeout_seconds=self.timeout_seconds, spills=True) as opened:
             table, _ = at_k_table(opened, parameters)
         return Rows(pa.Table.from_pylist(list(table.records())))
 

@@ -21,6 +21,18 @@ SEARCH = "discover"  # the command whose runs are searches
 COMPARISON = "pairwise"  # the command whose runs are comparisons of two others
 SEARCH_TABLES = ("searches", "attempt_errors", "best_score_at_k")  # the named queries that are the summary of a search
 WITHOUT_ACCURACY = {SEARCH: "a search with scores", COMPARISON: "a comparison with wins and ties"}
+OF_ANSWERS = {  # queries of right and wrong answers, and the commands whose runs have none
+    **dict.fromkeys(
+        (
+            *("at_k", "best_at_k", "categories", "curves", "hardest", "learned_and_forgotten", "length_histogram"),
+            *("lengths", "migration", "pass_at_k", "thinking_budget"),
+        ),
+        tuple(WITHOUT_ACCURACY),
+    ),
+    **dict.fromkeys(
+        ("failure_kinds", "failures"), (COMPARISON,)
+    ),  # those of a search are its attempts that are not valid
+}
 HANDOUT_CATEGORIES = ("format_1_answer_1", "format_1_answer_0", "format_0_answer_0")
 
 
@@ -117,9 +129,10 @@ def summarize(
     )
 
 
-def with_accuracy(infos: Sequence[RunInfo]) -> list[RunInfo]:
-    """The runs that have answers, which are right or wrong. Raises RlvrError if none has: searches and comparisons have not."""
-    answered = [info for info in infos if info.metadata["command"] not in WITHOUT_ACCURACY]
+def with_accuracy(infos: Sequence[RunInfo], query: str = "") -> list[RunInfo]:
+    """The runs that have answers, which are right or wrong; those that `query` can be asked of. Raises RlvrError if none has any."""
+    without = OF_ANSWERS.get(query, tuple(WITHOUT_ACCURACY))
+    answered = [info for info in infos if info.metadata["command"] not in without]
     if infos and not answered:
         first = infos[0]
         raise RlvrError(

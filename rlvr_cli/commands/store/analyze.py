@@ -15,7 +15,7 @@ from rlvr_cli.analysis.statistics.at_k import at_k_table
 from rlvr_cli.analysis.statistics.mismatch import mismatch_sentences
 from rlvr_cli.analysis.statistics.objective import objective_sentences
 from rlvr_cli.analysis.statistics.pairwise import comparison_tables
-from rlvr_cli.analysis.summary import COMPARISON, SEARCH, combined_tables, search_tables, summarize, with_accuracy
+from rlvr_cli.analysis.summary import COMPARISON, OF_ANSWERS, SEARCH, combined_tables, search_tables, summarize
 from rlvr_cli.commands.store.analyzing.asked import (
     REPORT,
     check_order,
@@ -30,7 +30,7 @@ from rlvr_cli.commands.store.analyzing.asked import (
 )
 from rlvr_cli.commands.store.analyzing.compared import compare_arms, compare_judge
 from rlvr_cli.commands.store.analyzing.picture import check_arms, drawn_query, plot
-from rlvr_cli.commands.store.analyzing.said import as_typed, print_rows, why_nothing
+from rlvr_cli.commands.store.analyzing.said import answered, as_typed, print_rows, why_nothing
 from rlvr_cli.config.parsing.command_line import typed_options
 from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.config.store.analyze import AnalyzeConfig
@@ -39,10 +39,6 @@ from rlvr_cli.runs.manifest import ROLLOUTS
 from rlvr_cli.runs.readers import RunInfo, latest_run
 from rlvr_cli.terminal import console, tables
 
-OF_ANSWERS = (
-    *("at_k", "best_at_k", "categories", "curves", "hardest", "learned_and_forgotten", "migration", "pass_at_k"),
-    "thinking_budget",
-)  # queries of right and wrong answers, which searches and comparisons do not have
 SENTENCES = {  # what all rows show, also those beyond --limit
     "mismatch": mismatch_sentences,
     "objective": lambda result, infos: objective_sentences(result),
@@ -87,7 +83,7 @@ def answer(query: NamedQuery, config: AnalyzeConfig, parameters: Mapping[str, An
     if query.name == "summary":
         return summarize_runs(infos, config, parameters)
     if query.name in OF_ANSWERS:
-        infos = answered(infos)
+        infos = answered(infos, query.name)
         kept = {info.path.resolve() for info in infos}
         arms = [left for arm in arms if (left := [path for path in arm if path.resolve() in kept]) or not arm]
     with open_runs(infos, timeout_seconds=config.timeout_seconds, spills=query.name == "at_k") as database:
@@ -116,15 +112,6 @@ def answer(query: NamedQuery, config: AnalyzeConfig, parameters: Mapping[str, An
         console.say(sentence)
     if nothing:
         console.say(nothing)
-
-
-def answered(infos: Sequence[RunInfo]) -> list[RunInfo]:
-    """Return the runs that answer questions, and say which are passed over."""
-    kept = with_accuracy(infos)
-    if len(kept) < len(infos):
-        passed = ", ".join(info.id for info in infos if info not in kept)
-        console.say(f"passed over, since searches and comparisons have no accuracy: {passed}")
-    return kept
 
 
 def report(config: AnalyzeConfig) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rlvr_cli.analysis.statistics.grade_changes import compare_grades
 from rlvr_cli.analysis.summary import combined_tables
+from rlvr_cli.commands.store.analyzing.said import answered
 from rlvr_cli.config.parsing.command_line import typed_options, words_of
 from rlvr_cli.config.store.grade import GradeConfig
 from rlvr_cli.data.prompts import load_prompt
@@ -42,7 +43,7 @@ def run(config: GradeConfig) -> None:
     pool = open_graders(config.grader, config)
     named = resolve_runs(config.run, config.runs_dir)
     console.report_passed_over(named.others)
-    paths = named.runs or [latest_run(config.runs_dir)]
+    paths = [info.path for info in answered(list(map(read_run, named.runs or [latest_run(config.runs_dir)])))]
     ungraded = []  # runs of which not one response could be graded
     with pool, StopRequest() as stop:
         for path in paths:

@@ -16,13 +16,15 @@ from pathlib import Path
 
 import pytest
 
+import rlvr_cli
 from factories import a_rollout
 from marks import slow
 from rlvr_cli.analysis.pictures import plots
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.report.build import charts_of
-from rlvr_cli.commands.store.analyze import OF_ANSWERS, run
+from rlvr_cli.analysis.summary import OF_ANSWERS
+from rlvr_cli.commands.store.analyze import run
 from rlvr_cli.commands.store.analyzing.asked import find_query
 from rlvr_cli.commands.store.analyzing.said import shown_rows
 from rlvr_cli.config.parsing.sources import resolve
@@ -319,22 +321,30 @@ def test_no_query_hides_that_it_sorts_by_run():
     assert [name for name, column in first.items() if column.endswith(".run_id")] == []
 
 
-def test_a_search_has_scores_and_no_accuracy(tmp_path, analyze):
-    for name, command, reward in (("found", "discover", 582.0), ("old", "eval", 1.0)):
+def test_a_search_and_a_comparison_have_no_accuracy(tmp_path, analyze):
+    for name, command, reward in (("found", "discover", 582.0), ("pairs", "pairwise", 0.5), ("old", "eval", 1.0)):
         with RunDir.create(tmp_path, command, name=name, metadata={}) as made:
             made.commit_rollouts("eval", 0, [rollout(name, "a", reward)])
             made.commit_metrics(0, "eval", {"reward/mean": reward, "discover/best": reward})
-    with open_runs([read_run(tmp_path / name) for name in ("found", "old")]) as database:
-        drawn = charts_of(database, [[read_run(tmp_path / name)] for name in ("found", "old")])
+    infos = [read_run(tmp_path / name) for name in ("found", "pairs", "old")]
+    with open_runs(infos) as database:
+        drawn = charts_of(database, [[info] for info in infos])
     values = {panel.title: [line.y for line in panel.lines] for panel in drawn.panels}
     assert values["Held-out reward"] == [[1.0]]
     own = {"runs_dir": str(tmp_path), "format": "json"}
-    for query in OF_ANSWERS:
-        with pytest.raises(RlvrError, match="found is a search with scores, and has no accuracy"):
-            analyze(query=query, runs=("found",), **own)
+    for query, without in OF_ANSWERS.items():
+        with pytest.raises(RlvrError, match="pairs is a comparison with wins and ties, and has no accuracy"):
+            analyze(query=query, runs=("pairs",), **own)
+        with pytest.raises(RlvrError, match="and has no accuracy"):
+            rlvr_cli.open_run(tmp_path / "pairs").sql(query)
+        if "discover" in without:
+            with pytest.raises(RlvrError, match="found is a search with scores, and has no accuracy"):
+                analyze(query=query, runs=("found",), **own)
+    # those of a search are the attempts that are not valid
+    assert "no failures" in analyze(query="failures", runs=("found",), **own).err
     for query in ("at_k", "categories"):
-        captured = analyze(query=query, runs=("found", "old"), **own)
-        assert "passed over, since searches and comparisons have no accuracy: found" in captured.err
+        captured = analyze(query=query, runs=("found", "pairs", "old"), **own)
+        assert "passed over, since searches and comparisons have no accuracy: found, pairs" in captured.err
         assert {row.get("run_id", "old") for row in json.loads(captured.out)} <= {"old"}
     rows = json.loads(analyze(query="curves", runs=("found", "old"), **own).out)
     assert [row["eval_reward"] for row in rows] == [1.0]

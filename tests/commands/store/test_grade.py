@@ -130,6 +130,19 @@ def grades_of(path: Path, columns="*"):
         ).rows
 
 
+def test_wins_and_scores_are_not_graded_as_answers(made, grader, tmp_path, capsys):
+    for name, command in (("pairs", "pairwise"), ("found", "discover")):
+        with RunDir.create(made.parent, command, name=name, metadata={}) as run:
+            run.commit_rollouts("eval", 0, [rollout(name, "a", 0, "7", 0.5)])
+        with pytest.raises(RlvrError, match=f"{name} is a .*, and has no accuracy"):
+            call(run.path, grader=grader)
+        assert read_run(run.path).grades == []
+    call(made, run=(str(made.parent / "*"),), grader=grader, phase="train", format="json")
+    printed = capsys.readouterr()
+    assert "passed over, since searches and comparisons have no accuracy: found, pairs" in printed.err
+    assert [row["phase"] for row in json.loads(printed.out)["accuracy"]] == ["train"]
+
+
 def test_what_changed_is_what_a_hand_counts(made, grader, capsys):
     replaced = ("manifest.jsonl", "run.json", ".lock")
     before = {p: p.read_bytes() for p in made.rglob("*") if p.is_file() and p.name not in replaced}

@@ -19,6 +19,6 @@ SELECT
     any_value(value) FILTER (phase = 'train' AND name = 'policy/clip_fraction') AS clip_fraction,
     any_value(value) FILTER (phase = 'train' AND name = 'optimizer/grad_norm') AS grad_norm
 FROM metrics
-WHERE run_id NOT IN (SELECT run_id FROM runs WHERE command = 'discover')  -- whose rewards are scores: see `attempts`
+WHERE run_id NOT IN (SELECT run_id FROM runs WHERE command IN ('discover', 'pairwise'))  -- whose rewards are scores, and wins
 GROUP BY run_id, step
 ORDER BY run_id, step;

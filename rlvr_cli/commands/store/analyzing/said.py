@@ -13,12 +13,22 @@ from typing import Any
 
 from rlvr_cli.analysis.queries.database import Database
 from rlvr_cli.analysis.queries.named_queries import NamedQuery
+from rlvr_cli.analysis.summary import with_accuracy
 from rlvr_cli.config.store.analyze import AnalyzeConfig
 from rlvr_cli.runs.manifest import ROLLOUTS, part_name
 from rlvr_cli.runs.readers import RunInfo, prompt_template
 from rlvr_cli.runs.storage.sources import place_of
 from rlvr_cli.terminal import cases, console, tables
 from rlvr_cli.types import Table
+
+
+def answered(infos: Sequence[RunInfo], query: str = "") -> list[RunInfo]:
+    """Return the runs with right and wrong answers, as `query` needs them, and say which are passed over. Raises RlvrError if none has."""
+    kept = with_accuracy(infos, query)
+    if len(kept) < len(infos):
+        passed = ", ".join(info.id for info in infos if info not in kept)
+        console.say(f"passed over, since searches and comparisons have no accuracy: {passed}")
+    return kept
 
 
 def print_rows(result: Table, config: AnalyzeConfig, infos: Sequence[RunInfo]) -> None:
