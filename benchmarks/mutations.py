@@ -1607,6 +1607,8 @@ EPISODES = [
     Mutation("ties are graded as wrong answers", "commands/store/grade.py", "answered(list(map(read_run, named.runs or [latest_run(config.runs_dir)])))", "list(map(read_run, named.runs or [latest_run(config.runs_dir)]))", "tests/commands/store/test_grade.py -k wins_and_scores"),
     Mutation("a notebook counts ties as wrong", "notebook.py", "with_accuracy(infos, query) if query in OF_ANSWERS else infos", "infos", "tests/commands/store/test_analyze.py -k have_no_accuracy"),
     Mutation("ties are a held-out reward", "analysis/queries/sql/curves.sql", "IN ('discover', 'pairwise')", "= 'discover'", "tests/commands/store/test_analyze.py -k have_no_accuracy"),
+    Mutation("three questions detect everything", "analysis/statistics/comparison.py", "if promises and enough else", "if promises else", "tests/analysis/statistics/test_comparison.py -k says_why"),
+    Mutation("no word on why nothing is decided", "analysis/statistics/sweep_table.py", "least = c.too_few or NOT_PROMISED", "least = NOT_PROMISED", "tests/analysis/statistics/test_comparison.py -k says_why"),
     Mutation("queries of users use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=True", "tests/commands/store/test_analyze.py -k uses_the_disk"),
     Mutation("at_k does not use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=False", "tests/commands/store/test_analyze.py -k uses_the_disk"),
     Mutation("alarms are told again with more memory", "analysis/run_end.py", "            are_told = True\n", "", "tests/analysis/test_run_end.py -k told_once"),

@@ -61,9 +61,9 @@ class Comparison:
     a_better: int
     t_p: float  # of the t-test that the interval belongs to
     mcnemar_p: float | None  # None unless each arm is one run with one sample per question
-    # The smallest difference that this many questions detect with 80 % power; None if seeds count and are too few to say.
+    # The smallest difference that this many questions detect with 80 % power; None if questions or seeds are too few to say.
     detectable: float | None
-    # Questions needed to detect a difference as large as this one; None if no number suffices, or as above.
+    # Questions needed to detect a difference as large as this one; None if no number suffices, or if seeds are too few to say.
     needed: int | None
     notes: tuple[str, ...]
 
@@ -74,12 +74,23 @@ class Comparison:
 
     @property
     def decided(self) -> bool:
-        """Whether the difference is significant: the interval excludes 0, and so do as many questions as an exact test needs."""
+        """Whether the difference is significant: the interval excludes 0, and as many questions differ as an exact test needs."""
         if self.low <= 0 <= self.high:
             return False
         if self.mcnemar_p is not None:
             return self.mcnemar_p < 0.05
         return self.a_better + self.b_better >= FEWEST_DISCORDANT
+
+    @property
+    def too_few(self) -> str:
+        """Why nothing is decided although the interval excludes 0, or whatever it is with so few questions; else empty."""
+        differ = self.a_better + self.b_better
+        if self.decided or (self.low <= 0 <= self.high and self.questions >= FEWEST_DISCORDANT):
+            return ""
+        if differ >= FEWEST_DISCORDANT:
+            return f"McNemar's exact test, which decides, does not show it: p = {PValue(self.p).text}."
+        count = f"Only {differ} question{'s differ' if differ > 1 else ' differs'}" if differ else "No question differs"
+        return f"{count}; at least {FEWEST_DISCORDANT} must."
 
     @property
     def verdict(self) -> str:
@@ -95,7 +106,7 @@ class Comparison:
             f"The data cannot tell which is better: B - A is {_points(self.difference)} points of accuracy ({interval})"
         )
         if self.detectable is None:
-            return f"{unsure}. {NOT_PROMISED}"
+            return f"{unsure}. {self.too_few or NOT_PROMISED}"
         seeds = len(self.a.runs) + len(self.b.runs) > 2
         if self.difference == 0:
             more = "here they are equal"
@@ -105,7 +116,7 @@ class Comparison:
             more = f"to tell this difference would take about {max(self.needed, self.questions + 1):,} questions"
         return (
             f"{unsure}, and {self.questions:,} questions{' and these seeds' if seeds else ''} show one of {100 * self.detectable:.1f} points "
-            f"or more in 4 of 5 trials; {more}."
+            f"or more in 4 of 5 trials; {more}. {self.too_few}".rstrip()
         )
 
     def tables(self) -> list[Table]:
@@ -167,6 +178,7 @@ def compare(
     better_b, better_a = (sum(sign * d > 1e-9 for d in found.by_question) for sign in (1, -1))
     lone = len(arm_a) == len(arm_b) == 1
     promises = lone or min(len(arm_a), len(arm_b)) >= FEWEST_SEEDS
+    enough = len(shared) >= FEWEST_DISCORDANT
     single = lone and all(r[q]["samples"] == 1 for r in answers.values() for q in shared)
 
     def arm(name: str, runs: Sequence[str], of: list[list[float]], samples: int) -> Arm:
@@ -195,7 +207,7 @@ def compare(
         a_better=better_a,
         t_p=found.p,
         mcnemar_p=mcnemar_exact(better_a, better_b) if single else None,
-        detectable=detectable_difference(found.power, len(shared)) if promises else None,
+        detectable=detectable_difference(found.power, len(shared)) if promises and enough else None,
         needed=questions_needed(found.power, found.difference) if promises else None,
         notes=tuple(_notes(len(arm_a), len(arm_b), rephrased=rephrased, questions=len(shared))),
     )

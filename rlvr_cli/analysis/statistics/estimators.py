@@ -334,7 +334,8 @@ def detectable_difference(spread: Spread, questions: int) -> float:
 
 
 def questions_needed(spread: Spread, difference: float) -> int | None:
-    """The number of questions needed to detect a difference with 80 % power: the first that `detectable_difference` allows.
+    """The number of questions needed to detect a difference with 80 % power: the first that `detectable_difference` allows, and at
+    least `FEWEST_DISCORDANT`.
 
     Returns:
         None if no number up to a billion suffices: the difference is 0, or too small compared with the variation between seeds.
@@ -342,4 +343,6 @@ def questions_needed(spread: Spread, difference: float) -> int | None:
     most = 10**9
     if not difference or detectable_difference(spread, most) > abs(difference):
         return None
-    return bisect_left(range(most), -abs(difference), lo=1, key=lambda n: -detectable_difference(spread, n))
+    return bisect_left(
+        range(most), -abs(difference), lo=FEWEST_DISCORDANT, key=lambda n: -detectable_difference(spread, n)
+    )

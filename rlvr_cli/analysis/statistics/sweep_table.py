@@ -148,11 +148,11 @@ def sentences(found: Mapping[str, Comparison], *, baseline: str) -> Iterator[str
                 "arises by chance too often to count."
             )
         else:
-            least = (
-                NOT_PROMISED
-                if c.detectable is None
-                else f"{100 * c.detectable:.1f} points or more would show in 4 of 5 trials."
-            )
+            if c.detectable is None:
+                least = c.too_few or NOT_PROMISED
+            else:
+                shows = f"{100 * c.detectable:.1f} points or more would show in 4 of 5 trials."
+                least = f"{c.too_few} {shows}".lstrip()
             yield f"The data cannot tell {arm} from {baseline}: {interval}. {least}"
     if several:
         yield (

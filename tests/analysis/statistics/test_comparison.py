@@ -10,6 +10,7 @@ from factories import a_rollout
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.statistics.comparison import compare, paired_difference
 from rlvr_cli.analysis.statistics.estimators import share_interval, t_quantile
+from rlvr_cli.analysis.statistics.sweep_table import sentences
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -92,6 +93,28 @@ def test_four_discordant_questions_prove_nothing(between):
     assert six.mcnemar_p == pytest.approx(2 / 64)
     assert "D" not in six.verdict
     assert six.verdict.startswith("B (d) is better")
+
+
+def test_an_interval_without_0_that_decides_nothing_says_why(between):
+    one, five = (
+        between({f"a{n}": {f"q{i}": [0.0] * 8 for i in range(n)}}, {f"b{n}": {f"q{i}": [1.0] * 8 for i in range(n)}})
+        for n in (1, 5)
+    )
+    assert (one.detectable, five.detectable, five.needed) == (None, None, 6)
+    assert one.verdict.endswith("). Only 1 question differs; at least 6 must.")
+    assert five.verdict.endswith("(95% interval +25.8 to +100.0). Only 5 questions differ; at least 6 must.")
+    (told,) = sentences({"b5": five}, baseline="a5")
+    assert told.endswith("+100.0; p = 0.0086). Only 5 questions differ; at least 6 must.")
+    others = {f"q{i}": [0.0] * 4 for i in range(40)}
+    some = between({"a": others}, {"b": {**others, **{f"q{i}": [1.0] * 4 for i in range(5)}}})
+    assert some.low > 0
+    assert "40 questions show one of" in some.verdict
+    assert some.verdict.endswith(" questions. Only 5 questions differ; at least 6 must.")
+    exact = between({"c": single("1" * 2 + "0" * 9)}, {"d": single("0" * 2 + "1" * 9)})
+    assert exact.low > 0
+    assert exact.verdict.endswith(" questions. McNemar's exact test, which decides, does not show it: p = 0.065.")
+    equal = between({"e": single("1")}, {"f": single("1")})
+    assert equal.verdict.endswith("). No question differs; at least 6 must.")
 
 
 def test_equal_on_every_question(between):

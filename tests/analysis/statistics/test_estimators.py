@@ -297,6 +297,7 @@ def test_questions_needed_by_hand():
     assert questions_needed(Spread(0.2), -0.03962) == questions_needed(Spread(0.2), 0.03962)
     assert questions_needed(Spread(0.01), 0.01) == pytest.approx(785, abs=3)  # 2.8016**2 / 0.01 = 784.9
     assert questions_needed(Spread(0.2), 0.0) is None
+    assert questions_needed(Spread(0.0), 1.0) == 6  # of fewer, no test can tell
     assert questions_needed(Spread(0.2, 0.0002, 0.0002, 4, 1000), 0.03962) is None
 
 

@@ -31,6 +31,7 @@ class Found:
     decided: bool = True
     detectable: float | None = 0.04
     questions: int = 100
+    too_few: str = ""
 
 
 def test_p_values_are_corrected_for_the_number_of_arms():
