@@ -1609,6 +1609,7 @@ EPISODES = [
     Mutation("ties are a held-out reward", "analysis/queries/sql/curves.sql", "IN ('discover', 'pairwise')", "= 'discover'", "tests/commands/store/test_analyze.py -k have_no_accuracy"),
     Mutation("three questions detect everything", "analysis/statistics/comparison.py", "if promises and enough else", "if promises else", "tests/analysis/statistics/test_comparison.py -k says_why"),
     Mutation("no word on why nothing is decided", "analysis/statistics/sweep_table.py", "least = c.too_few or NOT_PROMISED", "least = NOT_PROMISED", "tests/analysis/statistics/test_comparison.py -k says_why"),
+    Mutation("of two columns of one name one is lost", "notebook.py", ".rename_columns(tables.unique(table.column_names))", "", "tests/test_notebook.py -k one_name"),
     Mutation("queries of users use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=True", "tests/commands/store/test_analyze.py -k uses_the_disk"),
     Mutation("at_k does not use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=False", "tests/commands/store/test_analyze.py -k uses_the_disk"),
     Mutation("alarms are told again with more memory", "analysis/run_end.py", "            are_told = True\n", "", "tests/analysis/test_run_end.py -k told_once"),

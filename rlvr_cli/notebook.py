@@ -168,10 +168,13 @@ def analyze_options() -> list[Any]:
 
 
 class Rows:
-    """The result of a query. Anything that reads Arrow's C stream takes it, such as `polars.DataFrame(rows)`."""
+    """The result of a query; of two columns `a` the second is `a_2`.
+
+    Anything that reads Arrow's C stream takes it, such as `polars.DataFrame(rows)`.
+    """
 
     def __init__(self, table: "pa.Table") -> None:
-        self._table = table
+        self._table = table.rename_columns(tables.unique(table.column_names))
 
     def arrow(self) -> "pa.Table":
         """Return an Arrow table."""

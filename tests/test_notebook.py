@@ -160,6 +160,12 @@ def test_what_a_notebook_shows(here):
     assert len(lines) == 23
 
 
+def test_two_columns_of_one_name_are_both_shown(here):
+    rows = rlvr_cli.open_run("a-1").sql("SELECT 1 AS x, 2 AS x, 3 AS y")
+    assert list(rows) == [{"x": 1, "x_2": 2, "y": 3}]
+    assert [line.split() for line in repr(rows).splitlines()[::2]] == [["x", "x_2", "y"], ["1", "2", "3"]]
+
+
 def test_the_import_is_quick():
     """`import rlvr_cli` imports nothing that it does not need."""
     code = "import sys, rlvr_cli; print(sorted({m.split('.')[0] for m in sys.modules} & {'duckdb', 'pyarrow', 'torch', 'rich', 'typer'}))"

@@ -224,8 +224,8 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _unique(columns: Sequence[str]) -> list[str]:
-    """Make column names unique for JSON and CSV: a second `a` becomes `a_2`."""
+def unique(columns: Sequence[str]) -> list[str]:
+    """Make column names unique, as JSON, CSV and dicts need them: a second `a` becomes `a_2`."""
     names: list[str] = []
     for column in columns:
         name, number = column, 1
@@ -239,7 +239,7 @@ def _unique(columns: Sequence[str]) -> list[str]:
 def _json_text(results: Sequence[Table]) -> str:
     objects = {}
     for result in results:
-        names = _unique(result.columns)
+        names = unique(result.columns)
         objects[result.title] = [dict(zip(names, map(_plain, row), strict=True)) for row in result.rows]
     value = objects if len(results) > 1 else next(iter(objects.values()))
     return re.sub(r"[^\n -~]", _json_escape, json.dumps(value, ensure_ascii=False, indent=1)) + "\n"
@@ -255,13 +255,13 @@ def _json_escape(match: re.Match[str]) -> str:
 
 def _csv_text(results: Sequence[Table]) -> str:
     several = len(results) > 1
-    names = list(dict.fromkeys(n for r in results for n in _unique(r.columns)))
+    names = list(dict.fromkeys(n for r in results for n in unique(r.columns)))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(_csv_cell, ["table", *names] if several else names))
     for result in results:
         for row in result.rows:
-            record = dict(zip(_unique(result.columns), row, strict=True))
+            record = dict(zip(unique(result.columns), row, strict=True))
             cells = [_csv_cell(record.get(n)) for n in names]
             writer.writerow([_csv_cell(result.title), *cells] if several else cells)
     return text.getvalue()
