@@ -174,7 +174,12 @@ def test_rollouts_of_a_kind(ask):
     assert columns(ask("rollouts", rows, correct=True), "example_id") == [("right",)]
     assert {*columns(ask("rollouts", rows, correct=False), "example_id")} == {("wrong",), ("failed",)}
     assert columns(ask("rollouts", rows, category="grade_error"), "example_id") == [("failed",)]
-    assert columns(ask("rollouts", rows, failure_kind="wrong_answer"), "example_id") == [("wrong",)]
+    more = {"more": [*rows, row("nothing", reward=0.0, failure_kind=None), row("right too", failure_kind=None)]}
+    named = {"wrong_answer": "wrong", "grade_error: timeout": "failed", "unknown": "nothing"}
+    assert {kind for (kind,) in columns(ask("failure_kinds", more), "failure_kind")} == named.keys()
+    for kind, example in named.items():
+        for query in ("rollouts", "failures"):
+            assert columns(ask(query, more, failure_kind=kind), "example_id") == [(example,)]
 
 
 def test_failures_show_one_sample_of_each_question_first(ask):

@@ -19,7 +19,10 @@ WITH latest AS (
     WHERE phase = $phase
       AND rollouts.step = coalesce($step::BIGINT, latest.step)
       AND category = coalesce(nullif($category, ''), category)
-      AND ($failure_kind = '' OR failure_kind = $failure_kind)
+      AND $failure_kind IN (  -- those that `failure_kinds` names
+          '', failure_kind,
+          if((reward > 0.5 AND NOT isnan(reward)) IS NOT TRUE, coalesce(failure_kind, 'grade_error: ' || grade_error, 'unknown'), '')
+      )
       AND ($correct IS NULL OR coalesce(reward > 0.5 AND NOT isnan(reward), false) = $correct::BOOLEAN)
     ORDER BY turn
     LIMIT $limit
