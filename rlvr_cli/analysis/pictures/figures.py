@@ -560,7 +560,7 @@ def seed_interval(values: Sequence[float]) -> Interval:
     """95 % interval of a mean over seeds: Student's t, inside 0 to 1 if all values are; NaN for one seed or a gap."""
     if len(values) < 2 or not all(map(math.isfinite, values)):
         return math.nan, math.nan
-    low, high = mean_interval([(value, 1, 1) for value in values]) or (math.nan, math.nan)
+    low, high = mean_interval([(value, 1, 1) for value in values]) or (values[0], values[0])  # equal seeds
     return (max(low, 0.0), min(high, 1.0)) if all(0 <= v <= 1 for v in values) else (low, high)
 
 

@@ -169,13 +169,15 @@ def mean_interval(kinds: QuestionKinds) -> tuple[float, float] | None:
     """95 % interval of a mean over samples that need not lie between 0 and 1: Student's t over questions (Miller 2024).
 
     Returns:
-        None for one question, which does not show how questions vary.
+        None for one question, or questions that are all equal: they do not show how questions vary.
     """
     questions, size = sum(count for *_, count in kinds), sum(n * count for _, n, count in kinds)
     if questions < 2:
         return None
     mean = sum(total * count for total, _, count in kinds) / size
     squares = sum((total - mean * n) ** 2 * count for total, n, count in kinds)
+    if squares <= 1e-24 * (mean * size) ** 2:  # equal but for rounding
+        return None
     half = t_quantile(0.975, questions - 1) * math.sqrt(squares * questions / (questions - 1)) / size
     return mean - half, mean + half
 

@@ -223,6 +223,10 @@ def test_the_interval_of_a_mean_is_students_over_questions():
     # means 1, 2 and 6 of one sample each: 3 +- 4.3027 * sqrt(7) / sqrt(3)
     assert mean_interval([(1.0, 1, 1), (2.0, 1, 1), (6.0, 1, 1)]) == pytest.approx((-3.5725, 9.5725), abs=1e-4)
     assert mean_interval([(5.0, 4, 1)]) is None
+    assert (
+        mean_interval([(0.1 + 0.2, 3, 4), (0.1, 1, 7)]) is None
+    )  # all 0.1 but for rounding: how questions vary is not seen
+    assert mean_interval([(0.0, 1, 5)]) is None
 
 
 # Paired tests
