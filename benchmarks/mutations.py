@@ -1610,6 +1610,7 @@ EPISODES = [
     Mutation("three questions detect everything", "analysis/statistics/comparison.py", "if promises and enough else", "if promises else", "tests/analysis/statistics/test_comparison.py -k says_why"),
     Mutation("no word on why nothing is decided", "analysis/statistics/sweep_table.py", "least = c.too_few or NOT_PROMISED", "least = NOT_PROMISED", "tests/analysis/statistics/test_comparison.py -k says_why"),
     Mutation("of two columns of one name one is lost", "notebook.py", ".rename_columns(tables.unique(table.column_names))", "", "tests/test_notebook.py -k one_name"),
+    Mutation("the baseline has one accuracy for all", "analysis/statistics/sweep_table.py", "of_both = (c.a.accuracy, c", "of_both = (next(iter(found.values())).a.accuracy, c", "tests/commands/store/test_analyze.py -k other_questions"),
     Mutation("queries of users use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=True", "tests/commands/store/test_analyze.py -k uses_the_disk"),
     Mutation("at_k does not use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=False", "tests/commands/store/test_analyze.py -k uses_the_disk"),
     Mutation("alarms are told again with more memory", "analysis/run_end.py", "            are_told = True\n", "", "tests/analysis/test_run_end.py -k told_once"),

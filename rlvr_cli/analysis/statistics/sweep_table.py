@@ -23,7 +23,10 @@ _ARM = (
     *("arm", "seeds", "diverged", "accuracy", "low", "high"),
     *("best", "best_low", "best_high", "at_update", "updates", "minutes", "tokens"),
 )
-_DIFFERENCE = ("arm", "against", "difference", "low", "high", "p", "p_holm", "detectable", "questions", "decided")
+_DIFFERENCE = (
+    *("arm", "against", "against_accuracy", "difference", "low", "high"),
+    *("p", "p_holm", "detectable", "questions", "decided"),
+)
 
 
 def arm_table(database: Database, arms: Arms) -> Table:
@@ -122,13 +125,13 @@ def is_decided(found: Comparison, p_holm: float) -> bool:
 
 
 def difference_table(found: Mapping[str, Comparison], *, baseline: str) -> Table:
-    """A row for each comparison; accuracies between 0 and 1."""
+    """A row for each comparison; accuracies between 0 and 1, that of the baseline on the questions that both have."""
     p_holm = corrected(found)
     rows = []
     for arm, c in found.items():
         told = "yes" if is_decided(c, p_holm[arm]) else "no"
-        figures = (c.difference, c.low, c.high, PValue(c.p), PValue(p_holm[arm]), c.detectable, c.questions)
-        rows.append((arm, baseline, *figures, told))
+        of_both = (c.a.accuracy, c.difference, c.low, c.high)
+        rows.append((arm, baseline, *of_both, PValue(c.p), PValue(p_holm[arm]), c.detectable, c.questions, told))
     return Table(_DIFFERENCE, rows, title="differences")
 
 
@@ -159,6 +162,21 @@ def sentences(found: Mapping[str, Comparison], *, baseline: str) -> Iterator[str
             f"{len(found)} arms are compared with one baseline. The intervals are each arm's own. The second p is Holm's: if no arm "
             "differs, it is below 0.05 for any of them with a chance of at most 5%."
         )
+
+
+def left_out_notes(found: Mapping[str, Comparison], *, baseline: str) -> Iterator[str]:
+    """Say how many questions were left out of each comparison, and how many grades of the others failed."""
+    failed = {
+        baseline: max(c.a.grade_errors for c in found.values()),
+        **{arm: c.b.grade_errors for arm, c in found.items()},
+    }
+    for arm, c in found.items():
+        if c.a.left_out or c.b.left_out:
+            yield (
+                f"{arm} and {baseline} are compared on what both have, {c.questions:,} questions: {c.b.left_out:,} of {arm} and "
+                f"{c.a.left_out:,} of {baseline} are left out."
+            )
+    yield from (f"Failed grades of {arm}, which count as wrong: {count:,}." for arm, count in failed.items() if count)
 
 
 def divergences(arms: Mapping[str, Sequence[RunInfo]]) -> Iterator[str]:

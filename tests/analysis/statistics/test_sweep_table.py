@@ -1,7 +1,8 @@
 """What a sweep says of its arms: p-values corrected for their number, and words that fit them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,6 +33,7 @@ class Found:
     detectable: float | None = 0.04
     questions: int = 100
     too_few: str = ""
+    a: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(accuracy=0.5))
 
 
 def test_p_values_are_corrected_for_the_number_of_arms():

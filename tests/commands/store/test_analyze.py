@@ -491,6 +491,22 @@ def test_compare_each_of_several_with_the_first(analyze, tmp_path):
     assert "b is better than a: +66.7 points" in out
     assert "Taken alone, c is better than a" in out
     assert "The second p is Holm's" in out
+    assert "left out" not in out
+    assert "Failed grades" not in out
+
+
+def test_arms_of_other_questions_say_what_was_left_out(analyze, tmp_path):
+    answers = {"a": (1.0, 0.0, 0.0, 0.0), "b": (1.0, 1.0, None, 1.0), "c": (1.0, 1.0)}
+    for name, rewards in answers.items():
+        with RunDir.create(tmp_path, "eval", name=name, metadata={}) as run:
+            rows = [replace(rollout(name, f"q{i}", r or 0.0), reward=r) for i, r in enumerate(rewards)]
+            run.commit_rollouts("eval", 0, rows)
+    tables = json.loads(analyze(query="compare", runs=tuple("abc"), runs_dir=str(tmp_path), format="json").out)
+    found = {r["arm"]: (r["against_accuracy"], r["difference"], r["questions"]) for r in tables["differences"]}
+    assert found == {"b": (0.25, 0.5, 4), "c": (0.5, 0.5, 2)}
+    told = [row["in_words"] for row in tables["verdict"]]
+    assert "c and a are compared on what both have, 2 questions: 0 of c and 2 of a are left out." in told
+    assert "Failed grades of b, which count as wrong: 1." in told
 
 
 @pytest.mark.parametrize(

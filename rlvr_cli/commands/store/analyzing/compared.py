@@ -20,7 +20,13 @@ from rlvr_cli.types import Table
 def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
     """Print how two runs, or two sets of runs, compare on the same questions; of more, each with the first."""
     from rlvr_cli.analysis.statistics.comparison import compare
-    from rlvr_cli.analysis.statistics.sweep_table import compared_table, comparisons, difference_table, sentences
+    from rlvr_cli.analysis.statistics.sweep_table import (
+        compared_table,
+        comparisons,
+        difference_table,
+        left_out_notes,
+        sentences,
+    )
 
     if len(config.runs) < 2:
         raise UsageError(
@@ -53,7 +59,7 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
             found = comparisons(database, of_arms, baseline=first, **where)
             numbers = [compared_table(found, baseline=first), difference_table(found, baseline=first)]
             notes = dict.fromkeys(note for comparison in found.values() for note in comparison.notes)
-            told = [*sentences(found, baseline=first), *notes]
+            told = [*sentences(found, baseline=first), *left_out_notes(found, baseline=first), *notes]
             words = Table(("in_words",), [(text,) for text in told], title="verdict")
     if config.format != "table":
         return tables.print_tables([*numbers, words], output=config.format)
