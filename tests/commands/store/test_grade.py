@@ -507,13 +507,14 @@ def test_kappa():
 
 def test_the_query_graders_counts_the_same(graded, tmp_path):
     query, grader, run = named_queries()["graders"], graded.grader, shutil.copytree(graded.run, tmp_path / "r")
-    call(run, grader="r1_zero")  # which says wrong to all: nothing has tags
 
     def rows(**parameters):
         with open_runs([read_run(run)]) as database:
             table = database.select(query.sql, {**query.parameters, **parameters})
         return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
+    assert rows(against="r1_zero") == rows() != []  # the run's own, by its name
+    call(run, grader="r1_zero")  # which says wrong to all: nothing has tags
     mine, zero = rows()
     assert (mine["grader"], mine["against"], zero["grader"]) == (grader, "r1_zero", "r1_zero")
     counts = ("samples", "both_right", "only_grader", "only_against", "neither")

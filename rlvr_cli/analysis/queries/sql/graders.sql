@@ -7,7 +7,7 @@
 -- :by_step = false
 -- plot: y=disagreement,kappa lines=run_id,grader,against
 
--- $grader: a grader in `grades`, '' for all of them. $against: another grader in `grades`, '' for the run's own grader.
+-- $grader: a grader in `grades`, '' for all of them. $against: another grader in `grades`, or the run's own one; '' for the latter.
 -- $step null: all steps. A grade that failed counts as the verdict "not right".
 WITH verdicts AS (
     SELECT run_id, phase, step, example_id, sample_index, grader, coalesce(reward > 0.5 AND NOT isnan(reward), false) AS ok
@@ -18,7 +18,7 @@ judged AS (
         a.run_id, a.step, a.example_id, a.sample_index, a.grader,
         coalesce(b.grader, r.grader) AS against,
         a.ok AS first_ok,
-        CASE WHEN $against = '' THEN coalesce(r.reward > 0.5 AND NOT isnan(r.reward), false) ELSE b.ok END AS second_ok,
+        CASE WHEN b.grader IS NULL THEN coalesce(r.reward > 0.5 AND NOT isnan(r.reward), false) ELSE b.ok END AS second_ok,
         'step ' || a.step || ', ' || a.example_id || ', sample ' || a.sample_index AS place
     FROM verdicts AS a
     JOIN rollouts AS r USING (run_id, phase, step, example_id, sample_index)
@@ -27,7 +27,7 @@ judged AS (
       AND ($step IS NULL OR a.step = $step)
       AND ($grader = '' OR a.grader = $grader)
       AND a.grader <> $against
-      AND ($against = '' OR b.grader IS NOT NULL)
+      AND ($against IN ('', r.grader) OR b.grader IS NOT NULL)
 ),
 counts AS (
     SELECT
