@@ -1611,6 +1611,8 @@ EPISODES = [
     Mutation("no word on why nothing is decided", "analysis/statistics/sweep_table.py", "least = c.too_few or NOT_PROMISED", "least = NOT_PROMISED", "tests/analysis/statistics/test_comparison.py -k says_why"),
     Mutation("of two columns of one name one is lost", "notebook.py", ".rename_columns(tables.unique(table.column_names))", "", "tests/test_notebook.py -k one_name"),
     Mutation("the baseline has one accuracy for all", "analysis/statistics/sweep_table.py", "of_both = (c.a.accuracy, c", "of_both = (next(iter(found.values())).a.accuracy, c", "tests/commands/store/test_analyze.py -k other_questions"),
+    Mutation("a constant without effect is taken", "analysis/queries/sql/objective.sql", "WHEN $normalize_constant IS NOT NULL AND NOT own", "WHEN false", "tests/commands/store/test_analyze.py -k objective_in_words"),
+    Mutation("a rule beside labels is passed over", "commands/store/analyzing/compared.py", 'if config.labels and parameters["rule"]:', "if False:", "tests/analysis/statistics/test_judge_agreement.py -k says_what_to_do"),
     Mutation("queries of users use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=True", "tests/commands/store/test_analyze.py -k uses_the_disk"),
     Mutation("at_k does not use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=False", "tests/commands/store/test_analyze.py -k uses_the_disk"),
     Mutation("alarms are told again with more memory", "analysis/run_end.py", "            are_told = True\n", "", "tests/analysis/test_run_end.py -k told_once"),

@@ -17,6 +17,7 @@ from rlvr_cli.analysis.statistics.objective import objective_sentences
 from rlvr_cli.analysis.statistics.pairwise import comparison_tables
 from rlvr_cli.analysis.summary import COMPARISON, OF_ANSWERS, SEARCH, combined_tables, search_tables, summarize
 from rlvr_cli.commands.store.analyzing.asked import (
+    OBJECTIVE,
     REPORT,
     check_order,
     check_plot,
@@ -40,8 +41,10 @@ from rlvr_cli.runs.readers import RunInfo, latest_run
 from rlvr_cli.terminal import console, tables
 
 SENTENCES = {  # what all rows show, also those beyond --limit
-    "mismatch": mismatch_sentences,
-    "objective": lambda result, infos: objective_sentences(result),
+    "mismatch": lambda result, infos, parameters: mismatch_sentences(result, infos),
+    "objective": lambda result, infos, parameters: (
+        objective_sentences(result) if any(parameters[name] is not None for name in OBJECTIVE) else ()
+    ),
 }
 
 
@@ -106,7 +109,7 @@ def answer(query: NamedQuery, config: AnalyzeConfig, parameters: Mapping[str, An
             if query.name and nothing:
                 raise RlvrError(f"{query.name} cannot be drawn: it has no rows.", f"{nothing[0].upper()}{nothing[1:]}")
             plot(result, drawn_query(query, parameters), config, database, drawn)
-    sentences = list(SENTENCES[query.name](result, infos)) if query.name in SENTENCES else []
+    sentences = list(SENTENCES[query.name](result, infos, parameters)) if query.name in SENTENCES else []
     print_rows(result, config, infos)
     for sentence in sentences:
         console.say(sentence)

@@ -198,6 +198,8 @@ def test_what_cannot_be_compared_says_what_to_do(made, capsys, tmp_path):
         ask(made, capsys, phase="train")
     with pytest.raises(RlvrError, match="is a judge"):
         ask(made, capsys, rule=JUDGE)
+    with pytest.raises(RlvrError, match="--labels and --rule exclude each other"):
+        ask(made, capsys, rule="r1_zero", labels="x.jsonl")
     with pytest.raises(RlvrError, match="There is no grader nothing"):
         ask(made, capsys, rule="nothing")
     with pytest.raises(RlvrError, match="option of judge_agreement"):

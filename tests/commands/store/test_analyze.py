@@ -735,6 +735,9 @@ def test_another_objective_in_words(analyze, handout):
     assert sentences <= set(shown.err.splitlines())
     shown = analyze(query="objective", runs=(handout,), loss_type="grpo_clip", format="json")
     assert "two: the other objective pushes no response at all." in shown.err
+    assert "other objective" not in analyze(query="objective", runs=(handout,), format="json").err
+    with pytest.raises(RlvrError, match="has no effect on two without --length-normalization masked_normalize"):
+        analyze(query="objective", runs=(handout,), normalize_constant=4.0)
     with pytest.raises(RlvrError, match="lengths has no --loss-type"):
         analyze(query="lengths", runs=(handout,), loss_type="grpo_clip")
 

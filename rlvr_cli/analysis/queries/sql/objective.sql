@@ -43,6 +43,8 @@ WITH choices AS (
             THEN 'std_normalization is group, batch or none'
             WHEN coalesce(wanted_length, own_length) NOT IN ('masked_mean', 'masked_normalize', 'token_mean')
             THEN 'length_normalization is masked_mean, masked_normalize or token_mean'
+            WHEN $normalize_constant IS NOT NULL AND NOT own AND coalesce(wanted_length, own_length) <> 'masked_normalize'
+            THEN 'normalize_constant has no effect on ' || run_id || ' without --length-normalization masked_normalize'
             WHEN loss_type <> 'no_baseline' AND $loss_type::VARCHAR = loss_type AND loss_type NOT IN (
                 'reinforce_with_baseline', 'grpo_no_clip', 'grpo_clip', 'gspo', 'cispo', 'kimi'
             ) THEN 'loss_type is no_baseline, or any with a baseline, such as grpo_clip'

@@ -71,6 +71,10 @@ def compare_judge(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
     """Print how far a judge agrees with a rule or with labels, and on which responses they differ."""
     from rlvr_cli.analysis.statistics.judge_agreement import agreement_tables
 
+    if config.labels and parameters["rule"]:
+        raise UsageError(
+            "--labels and --rule exclude each other: beside labels no grader is compared.", "Leave one of them out."
+        )
     with open_runs(read_runs(named_runs(config)), timeout_seconds=config.timeout_seconds) as database:
         found = agreement_tables(database, parameters, labels=config.labels, limit=config.limit)
     tables.print_tables(found, output=config.format)
