@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.analysis.queries import database
 from rlvr_cli.analysis.queries.named_queries import named_queries
-from rlvr_cli.analysis.statistics.at_k import at_k_table
+from rlvr_cli.analysis.statistics.at_k import at_k_table, given_ks
 from rlvr_cli.analysis.summary import OF_ANSWERS, RunSummary, summarize, with_accuracy
 from rlvr_cli.config.parsing.options import nearest
 from rlvr_cli.errors import RlvrError, missing_extra
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import polars
     import pyarrow as pa
 
+OF_TABLES = ("compare", "judge_agreement")  # the command line makes several tables of their rows
 SHOWN_ROWS = 20  # of `Rows` in a notebook
 
 
@@ -76,11 +77,14 @@ class Runs:
         named, infos = named_queries().get(query), self.infos()
         if query == "summary":
             raise RlvrError("The summary is several tables.", "Use .summary().")
+        if query in OF_TABLES:
+            raise RlvrError(f"{query} is several tables.", f"rlvr analyze {query} --format json prints them.")
         if named is not None:
             unknown = sorted(parameters.keys() - named.parameters.keys())
             if unknown:
                 known = ", ".join(named.parameters) or "none"
                 raise RlvrError(f"{query} has no parameter {unknown[0]!r}.", f"Its parameters: {known}.")
+            given_ks(parameters.get("k"))
             infos = with_accuracy(infos, query) if query in OF_ANSWERS else infos
             query, parameters = named.sql, {**named.parameters, **parameters}
         elif query.isidentifier():

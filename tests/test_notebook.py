@@ -87,10 +87,12 @@ def test_named_queries_and_parameters(here):
     (at_1,) = run.sql("at_k", k=1)
     assert (at_1["k"], at_1["pass_at_k"]) == (1, run.summary()[0].accuracy.value)
     for k in ("x", 0, [1, None]):
-        with pytest.raises(RlvrError, match="k must be a whole number, 1 or more, or several"):
-            run.sql("at_k", k=k)
-    with pytest.raises(RlvrError, match="several tables"):
-        run.sql("summary")
+        for query in ("at_k", "pass_at_k"):
+            with pytest.raises(RlvrError, match="k must be a whole number, 1 or more, or several"):
+                run.sql(query, k=k)
+    for query in ("summary", "compare", "judge_agreement"):
+        with pytest.raises(RlvrError, match="several tables"):
+            run.sql(query)
 
 
 def test_several_runs(here):

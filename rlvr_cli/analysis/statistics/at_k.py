@@ -85,7 +85,7 @@ def at_k_table(database: Database, parameters: Mapping[str, Any]) -> tuple[Table
     """The rows of `rlvr analyze at_k`, for each run and k; and which k are left out, a sentence for each run."""
     names = ("pass_at_k", "best_at_k", "majority_at_k")
     columns = ("run_id", "step", "k", "questions", *(f"{name}{end}" for name in names for end in ("", "_low", "_high")))
-    ks = _given_ks(parameters["k"])
+    ks = given_ks(parameters["k"])
     rows, left_out = [], []
     for run, step, questions in questions_of_runs(database, parameters):
         found, most = at_k(questions, ks)
@@ -97,8 +97,8 @@ def at_k_table(database: Database, parameters: Mapping[str, Any]) -> tuple[Table
     return Table(columns, rows), left_out
 
 
-def _given_ks(value: Any) -> list[int]:
-    """The ks in `8`, `[1, 8]` or `1,8`; none of None."""
+def given_ks(value: Any) -> list[int]:
+    """The ks in `8`, `[1, 8]` or `1,8`; none of None. Raises RlvrError if one is no whole number of 1 or more."""
     try:
         ks = [] if value is None else [int(k) for k in str(value).strip("[]").split(",")]
     except ValueError:

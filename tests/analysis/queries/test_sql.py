@@ -669,6 +669,11 @@ def test_the_length_of_an_episode_is_that_of_what_the_policy_wrote(ask):
     assert columns(ask("lengths", rows), *columns_of_lengths) == [("correct", 6, 6, 6), ("wrong", 8, 8, 10)]
     assert [r["mean_tokens"] for r in ask("categories", rows)] == [6, 8]
     assert [r["mean_tokens"] for r in ask("failure_kinds", rows)] == [8]
+    assert columns(ask("rollouts", rows, correct=True), "num_response_tokens") == [(6,)]
+    cut = {"cut": [row("x", **own, reward=0.0, finish_reason="length", failure_kind="truncated")]}
+    for query in ("failures", "rollouts"):
+        shown = columns(ask(query, cut), "num_response_tokens", "why")
+        assert shown == [(6, "cut off after 6 tokens, before its answer")]
     bins = ask("length_histogram", rows, bins=2)
     assert columns(bins, "from_tokens", "correct", "wrong") == [(0, 0, 0), (6, 1, 2)]
     config = {

@@ -239,7 +239,7 @@ def test_only_a_query_that_sorts_by_run_has_the_runs_as_typed(analyze, tmp_path)
         assert [row["run_id"] for row in found] == expected
 
 
-@pytest.mark.parametrize("query", ["length_histogram", slow("lengths"), slow("categories")])
+@pytest.mark.parametrize("query", ["length_histogram", "failures", slow("lengths"), slow("categories")])
 def test_runs_are_as_typed_in_the_tables_of_named_queries(query, analyze):
     for typed in (("old", "new"), ("new", "old")):
         found = json.loads(analyze(query=query, runs=typed, phase="eval", format="json").out)

@@ -43,10 +43,10 @@ SELECT
     sample_index,
     category,
     failure_kind,
-    why_graded(reward, grade_error, grade_error_detail, failure_kind, num_response_tokens) AS why,
+    why_graded(reward, grade_error, grade_error_detail, failure_kind, policy_tokens(episode, rollouts.num_response_tokens)) AS why,
     ground_truth,
     extracted_answer,
-    num_response_tokens,
+    policy_tokens(episode, rollouts.num_response_tokens) AS num_response_tokens,
     finish_reason,
     prompt,
     response

@@ -44,7 +44,7 @@ def print_rows(result: Table, config: AnalyzeConfig, infos: Sequence[RunInfo]) -
 
 def as_typed(result: Table, infos: Sequence[RunInfo], query: NamedQuery) -> Table:
     """The rows with the runs in the order typed, if the query sorts them by run first; any other order has a meaning of its own."""
-    if not re.match(r"\s*run_id\b", query.sql.rpartition("ORDER BY")[2]):
+    if not re.match(r"\s*(turn = \$limit, )?run_id\b", query.sql.rpartition("ORDER BY")[2]):
         return result
     place = result.columns.index("run_id")
     typed = {info.id: i for i, info in enumerate(infos)}
