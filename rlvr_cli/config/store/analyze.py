@@ -42,7 +42,11 @@ class AnalyzeConfig(Provenance):
     )  # fmt: skip
     phase: Phase = knob("eval", "Phase of the rollouts.", group="Query", common=True)
     step: int | None = knob(
-        None, "Step of the rollouts. Default: the last one.", group="Query", common=True, at_least=0
+        None,
+        "Step of the rollouts. Default: the last one; graders, hardest, judge_agreement: all of them.",
+        group="Query",
+        common=True,
+        at_least=0,
     )
     category: str = knob(
         "", "failures, rollouts: show only this category, such as format_0_answer_0.", group="Query", common=True

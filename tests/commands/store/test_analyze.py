@@ -27,6 +27,7 @@ from rlvr_cli.analysis.summary import OF_ANSWERS
 from rlvr_cli.commands.store.analyze import run
 from rlvr_cli.commands.store.analyzing.asked import find_query
 from rlvr_cli.commands.store.analyzing.said import shown_rows
+from rlvr_cli.config.parsing.options import options
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.store.analyze import AnalyzeConfig
 from rlvr_cli.errors import RlvrError
@@ -319,6 +320,14 @@ def test_no_query_hides_that_it_sorts_by_run():
         name: query.sql.rpartition("ORDER BY")[2].split()[0].rstrip(",;") for name, query in named_queries().items()
     }
     assert [name for name, column in first.items() if column.endswith(".run_id")] == []
+
+
+def test_the_help_names_the_queries_that_ask_of_all_steps():
+    (said,) = (option.metadata["help"] for option in options(AnalyzeConfig) if option.name == "step")
+    pooled = [
+        q.name for q in named_queries().values() if "$step IS NULL" in q.sql or "coalesce($step::BIGINT, step)" in q.sql
+    ]
+    assert f"Default: the last one; {', '.join(pooled)}: all of them." in said
 
 
 def test_a_search_and_a_comparison_have_no_accuracy(tmp_path, analyze):
