@@ -266,7 +266,8 @@ WIRING = [
         ("EOS is appended to sampled ids", "end_sampled=False", "end_sampled=True", preferences("defaults"), "dpo.append_eos"),
         ("chosen and rejected change places", "for row in (2 * pair, 2 * pair + 1)]", "for row in (2 * pair + 1, 2 * pair)]", preferences("defaults")),
         ('the reference is computed again after a resume', "for name in (_REFERENCE,) if name in trainer.tensors}", "for name in ()}", "tests/training/test_resume.py -k dpo"),
-        ("the reference of other pairs", "torch.cat([of_pair[pair] for pair in pairs])", "torch.cat([of_pair[pair] for pair in sorted(pairs)])", preferences("dpo")),
+        ("the reference of other pairs", "pair + 1]] for pair in pairs]", "pair + 1]] for pair in sorted(pairs)]", preferences("dpo")),
+        ("each batch cuts the reference of all pairs", "of_all[self._starts[pair] : self._starts[pair + 1]] for", "of_all.split(self._lengths)[pair] for", "tests/training/test_pairs.py"),
     ),
     *mutations_of(
         "training/saving.py",

@@ -5,9 +5,9 @@ Enters: pairs, a trainer whose policy is the reference as long as it has not bee
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import torch
-from torch import Tensor
 
 from rlvr_cli.data.pairs import Pairs
 from rlvr_cli.models.tokens.tokenization import Batch, collate, pad_id_of
@@ -42,6 +42,7 @@ class EncodedPairs:
         check_lengths(pairs.examples, self._prompt_ids, self._response_ids, longest=longest, note=policy.context_note)
         tokens = [len(ids) for ids in self._response_ids]
         self._lengths = [chosen + rejected for chosen, rejected in zip(tokens[::2], tokens[1::2], strict=True)]
+        self._starts = [0, *accumulate(self._lengths)]  # of each pair in what is kept
         self.kept = {name: trainer.tensors[name] for name in (_REFERENCE,) if name in trainer.tensors}
 
     def __len__(self) -> int:
@@ -71,8 +72,8 @@ class EncodedPairs:
         """The rows of these pairs, chosen and rejected in turn, with the reference's log-probabilities if there are any."""
         batch = self._tokens(pairs)
         for name, of_all in self.kept.items():
-            of_pair: Sequence[Tensor] = of_all.split(self._lengths)
-            flat, mask = torch.cat([of_pair[pair] for pair in pairs]), batch["response_mask"]
+            of_pairs = [of_all[self._starts[pair] : self._starts[pair + 1]] for pair in pairs]
+            flat, mask = torch.cat(of_pairs), batch["response_mask"]
             batch[name] = torch.zeros(mask.shape, dtype=flat.dtype).masked_scatter(mask, flat)
         return batch
 
