@@ -506,6 +506,8 @@ WIRING = [
         ("as many pairs as there are", "range(min(count, len(right) * len(wrong)))", "range(len(right) * len(wrong))", "tests/commands/store/test_filter.py -k pairs", "dpo.pairs_per_question"),
         ("pairs of seed 0", "f\"pairs {seed} {rows[0]['prompt']}\"", "f\"pairs 0 {rows[0]['prompt']}\"", "tests/data/test_pairs.py -k seed"),
         ("the same pairs again", "(place + place // turn)", "place", "tests/data/test_pairs.py -k different"),
+        ("of a run, all tokens are read to choose pairs", '"finish_reason", "response_mask"]', '"finish_reason", "response_mask", "response_ids"]', "tests/data/test_pairs.py -k alone_are"),
+        ("a pair of a run has another response's tokens", "part.take(indices)", "part.slice(0, len(indices))", "tests/data/test_pairs.py -k at_once"),
     ),
     *mutations_of(
         "training/traces.py",
@@ -1370,7 +1372,7 @@ EPISODES = [
     ),
     *mutations_of(
         "data/traces.py",
-        ("evaluations of a run are learned by heart", 'rows = [r for r in rows if r["phase"] == phase]', "pass", "tests/data/test_traces.py -k evaluations_are_no"),
+        ("evaluations of a run are learned by heart", "        phase=phase,\n", "", "tests/data/test_traces.py -k evaluations_are_no"),
         ("the questions of a run are unknown", 'prompts.question_in(r["prompt"], ground_truth=r["ground_truth"]) or ""', '""', "tests/data/test_traces.py -k evaluations_are_no"),
         ("a run that has evaluations alone is traces", "if evaluations and not rows:", "if False:", "tests/data/test_traces.py -k evaluations_alone"),
         ("episodes that were cut off are traces", 'r["episode"]["ended_by"] in ("turns", "error")', "False", "tests/data/test_traces.py -k were_cut_off"),

@@ -8,7 +8,7 @@ import json
 import math
 import random
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,13 @@ from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, join_names, st
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.data.traces import SampledIds
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.readers import is_run, read_rollouts, resolve_run
+from rlvr_cli.runs.manifest import ROLLOUTS, Entry
+from rlvr_cli.runs.readers import is_run, read_index, read_part, resolve_run
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example
 
 _IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
+_KEY = ("phase", "step", "example_id", "sample_index")  # of a rollout
 _HINT = (
     "A pair has the fields prompt or question, chosen and rejected; rlvr filter RUN --emit pairs writes such a file."
 )
@@ -154,21 +156,15 @@ def pair_row(chosen: Mapping[str, Any], rejected: Mapping[str, Any]) -> dict[str
 
 
 def _of_run(path: Path, *, count: int, seed: int, messages: list[str]) -> Iterable[dict[str, Any]]:
-    """Yield the pairs of a run's rollouts."""
-    key_columns = ["phase", "step", "example_id", "sample_index"]
-    columns = ["prompt", "response", "reward", "finish_reason", "prompt_ids", "response_ids", "response_mask"]
-    rows = read_rollouts(path, columns=[*key_columns, *columns]).to_pylist()
-    phase = "train" if any(r["phase"] == "train" for r in rows) else "eval"
-    rows = [r for r in rows if r["phase"] == phase]
-    rows.sort(key=lambda r: (r["step"], r["example_id"], r["sample_index"]))
-    usable = [
-        r | {"id": "/".join(str(r[name]) for name in key_columns)}
-        for r in rows
-        if r["finish_reason"] != "length" and r["response"].strip() and all(r["response_mask"] or [])
-    ]
-    if len(usable) < len(rows):
+    """Yield the pairs of a run's rollouts: chosen with little of each in memory, then the chosen ones are read whole."""
+    entries = [e for e in read_index(path).entries if e.folder == ROLLOUTS]
+    phase = "train" if any(e.phase == "train" and e.rows for e in entries) else "eval"
+    entries = [e for e in entries if e.phase == phase]
+    usable = sorted(_usable(path, entries), key=lambda r: r["key"])
+    left_out = sum(e.rows for e in entries) - len(usable)
+    if left_out:
         messages.append(
-            f"{len(rows) - len(usable)} responses were cut at their length limit, empty, or not sampled by the policy alone, and are left out"
+            f"{left_out} responses were cut at their length limit, empty, or not sampled by the policy alone, and are left out"
         )
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in usable:
@@ -179,7 +175,39 @@ def _of_run(path: Path, *, count: int, seed: int, messages: list[str]) -> Iterab
             f"{path.name} has no question with both a right and a wrong response among its {len(usable)} {phase} rollouts.",
             "Sample more responses per question: rlvr eval --num-samples 8, or more questions.",
         )
-    yield from (pair_row(*pair) for pair in pairs)
+    whole = _whole(path, entries, {row["place"] for pair in pairs for row in pair})
+    yield from (pair_row(whole[chosen["place"]], whole[rejected["place"]]) for chosen, rejected in pairs)
+
+
+def _usable(path: Path, entries: Iterable[Entry]) -> Iterator[dict[str, Any]]:
+    """Yield what `pair_up` needs of the rollouts of these parts that may be in a pair: the `response` as its hash, the `place` as (part, row)."""
+    prompts: dict[str, str] = {}  # each once
+    columns = [*_KEY[1:], "prompt", "response", "reward", "finish_reason", "response_mask"]
+    for number, entry in enumerate(entries):
+        for index, r in enumerate(read_part(path, entry, columns).to_pylist()):
+            if r["finish_reason"] != "length" and r["response"].strip() and all(r["response_mask"] or []):
+                yield {
+                    "key": (r["step"], r["example_id"], r["sample_index"]),
+                    "place": (number, index),
+                    "prompt": prompts.setdefault(r["prompt"], r["prompt"]),
+                    "response": hashlib.sha256(r["response"].encode()).digest(),
+                    "reward": r["reward"],
+                }
+
+
+def _whole(
+    path: Path, entries: Sequence[Entry], places: Iterable[tuple[int, int]]
+) -> dict[tuple[int, int], dict[str, Any]]:
+    """Read the rollouts at these places, see `_usable`, as `pair_row` takes them."""
+    of_part: dict[int, list[int]] = defaultdict(list)
+    for number, index in sorted(places):
+        of_part[number].append(index)
+    whole = {}
+    for number, indices in of_part.items():
+        part = read_part(path, entries[number], [*_KEY, "prompt", "response", "prompt_ids", "response_ids"])
+        for index, r in zip(indices, part.take(indices).to_pylist(), strict=True):
+            whole[number, index] = r | {"id": "/".join(str(r[name]) for name in _KEY)}
+    return whole
 
 
 def _pair(

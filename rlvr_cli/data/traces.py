@@ -13,8 +13,9 @@ from rlvr_cli.data.datasets import dataset_names, load_dataset
 from rlvr_cli.data.prompts import PromptTemplate, after, opens_thinking, prompt_of, stored_prompts
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import multiple_choice
+from rlvr_cli.runs.manifest import ROLLOUTS
 from rlvr_cli.runs.readers import is_run, read_rollouts, read_run, resolve_run
-from rlvr_cli.types import ENVIRONMENT, Example, Graders
+from rlvr_cli.types import ENVIRONMENT, Example, Graders, Phase
 
 _TRAIN = ("sft", "ei", "grpo", "ppo", "dpo", "distill")  # the commands whose evaluations are of held-out questions
 
@@ -128,13 +129,13 @@ def _from_run(path: Path) -> Traces:
     run = read_run(path)
     key_columns = ["phase", "step", "example_id", "sample_index"]
     texts = ["prompt", "response", "ground_truth", "grader", "finish_reason", "reward"]
+    phase: Phase = "train" if run.metadata["command"] in _TRAIN else "eval"
+    evaluations = sum(e.rows for e in run.entries if e.folder == ROLLOUTS and e.phase != phase)
     rows = read_rollouts(
         path,
+        phase=phase,
         columns=[*key_columns, *texts, "prompt_ids", "response_ids", "response_mask", "episode", "turns", "turn_facts"],
     ).to_pylist()
-    phase = "train" if run.metadata["command"] in _TRAIN else "eval"
-    evaluations = sum(r["phase"] != phase for r in rows)
-    rows = [r for r in rows if r["phase"] == phase]
     if evaluations and not rows:
         raise RlvrError(
             f"{run.id} is a run of rlvr {run.metadata['command']} that has sampled nothing to train on, only its evaluations.",

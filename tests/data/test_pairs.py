@@ -1,6 +1,8 @@
 """Pairs: how rows are read, which ones are refused, and which responses of a question become pairs."""
 
 import json
+import random
+import tracemalloc
 from collections import Counter
 
 import pytest
@@ -11,6 +13,7 @@ from factories import a_rollout
 from rlvr_cli.data.pairs import load_pairs, pair_row, pair_up
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.readers import read_rollouts
 from rlvr_cli.runs.run_dir import RunDir
 
 TEMPLATE = PromptTemplate("t", "Q: {question} A:")
@@ -166,3 +169,62 @@ def test_pairs_of_a_run_are_of_its_training_rollouts(tmp_path):
         run.commit_rollouts("eval", 0, [rollout("b", i, 1.0, phase="eval", run="same") for i in range(3)])
     with pytest.raises(RlvrError, match="no question with both a right and a wrong response"):
         load("same", runs_dir=str(tmp_path))
+
+
+def test_pairs_of_a_run_are_those_of_all_its_rollouts_at_once(tmp_path):
+    """Equal responses of several steps, whose ids differ, in parts that are not in order; with evaluations in between."""
+    draw = random.Random(0)
+    with RunDir.create(tmp_path, "grpo", name="r", metadata={}) as run:
+        for phase, step in (("train", 2), ("eval", 2), ("train", 0), ("train", 1)):
+            for questions in ("ba", "c"):
+                rows = [
+                    a_rollout(
+                        run_id="r", phase=phase, step=step, example_id=question, sample_index=i, prompt=question,
+                        response=f" {(n := draw.randrange(9))}", reward=(1.0, 0.0, 0.2, None)[n % 4],
+                        finish_reason=draw.choice(["stop"] * 5 + ["length"]),
+                        response_ids=(draw.randrange(99), draw.randrange(99)), sampled_logprobs=(-1.0, -1.0),
+                        num_response_tokens=2, response_mask=draw.choice([None] * 5 + [(True, False)]),
+                    )
+                    for question in questions
+                    for i in draw.sample(range(8), 8)
+                ]  # fmt: skip
+                run.commit_rollouts(phase, step, rows)
+    rows = read_rollouts(tmp_path / "r", phase="train").to_pylist()
+    rows.sort(key=lambda r: (r["step"], r["example_id"], r["sample_index"]))
+    usable = [r for r in rows if r["finish_reason"] != "length" and all(r["response_mask"] or [])]
+    groups = [[r for r in usable if r["prompt"] == prompt] for prompt in dict.fromkeys(r["prompt"] for r in usable)]
+    expected = [
+        (
+            f"train/{r['step']}/{r['example_id']}/{r['sample_index']}",
+            r["prompt"],
+            r["response"],
+            (r["prompt_ids"], r["response_ids"]),
+        )
+        for group in groups
+        for pair in pair_up(group, count=4, seed=5)
+        for r in pair
+    ]
+    pairs = load("r", runs_dir=str(tmp_path), seed=5)
+    ids = [i for e in pairs.examples[::2] for i in e.id.removesuffix(", chosen").split(">")]
+    texts = [(e.prompt, e.response, pairs.token_ids[e.id][:2]) for e in pairs.examples]
+    assert [(i, *text) for i, text in zip(ids, texts, strict=True)] == expected
+    assert pairs.messages[0].startswith(f"{len(rows) - len(usable)} responses")
+
+
+def test_of_a_run_the_tokens_of_the_pairs_alone_are_in_memory(tmp_path):
+    ids = tuple(range(1000, 2000))
+    rows = [
+        a_rollout(
+            run_id="r", sample_index=i, response=f" {i}", reward=float(i % 2), response_ids=ids, num_response_tokens=len(ids),
+            sampled_logprobs=(-1.0,) * len(ids),
+        )
+        for i in range(24)
+    ]  # fmt: skip
+    with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
+        run.commit_rollouts("eval", 0, rows)
+    tracemalloc.start()
+    try:
+        assert len(load("r", runs_dir=str(tmp_path), pairs_per_question=1).examples) == 2
+        assert tracemalloc.get_traced_memory()[1] < 8 * 36 * len(ids), "those of a third of all"
+    finally:
+        tracemalloc.stop()

@@ -111,6 +111,8 @@ def test_of_a_run_that_trains_its_evaluations_are_no_traces(tmp_path, capsys):
     with RunDir.create(tmp_path, "grpo", name="r", metadata={"facts": facts}) as run:
         for phase in ("train", "eval"):
             run.commit_rollouts(phase, 0, [a_rollout(run_id=run.id, phase=phase, prompt=f"Q: {phase}?\nA:")])
+    (part,) = (tmp_path / "r").glob("rollouts/eval-*.parquet")
+    part.write_bytes(bytes(part.stat().st_size))  # nor are they read
     traces = load_traces(str(tmp_path / "r"), TEMPLATE)
     assert [(e.question, e.prompt) for e in traces.examples] == [("train?", "Q: train?\nA:")]
     assert traces.messages == ["1 responses of its evaluations are left out"]
