@@ -1116,6 +1116,7 @@ MATHEMATICS = [
     *mutations_of(
         "data/order.py",
         ("the same order in every epoch", 'f"{seed}/{epoch}/{index}"', 'f"{seed}/{index}"', "tests/data/test_order.py"),
+        ("a pass over a batch puts the dataset's order out", "    order = epoch_order(len(examples)", "    order = _order_of_dataset(len(examples)", "tests/data/test_order.py -k not_made_again"),
         ("the last batch is dropped", "range(0, len(order), batch_size)", "range(0, len(order) - batch_size + 1, batch_size)", "tests/data/test_order.py"),
         ("the same shuffle in each epoch of a rollout batch", "epoch=number * epochs + epoch)", "epoch=number * epochs)", replays("grpo-clip")),
     ),

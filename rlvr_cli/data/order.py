@@ -9,7 +9,6 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-@functools.lru_cache(maxsize=4)
 def epoch_order(num_examples: int, *, seed: int, epoch: int) -> tuple[int, ...]:
     """A permutation of range(num_examples), a function of (num_examples, seed, epoch) alone.
 
@@ -20,6 +19,10 @@ def epoch_order(num_examples: int, *, seed: int, epoch: int) -> tuple[int, ...]:
         return hashlib.blake2b(f"{seed}/{epoch}/{index}".encode(), digest_size=16).digest()
 
     return tuple(sorted(range(num_examples), key=key))
+
+
+# Of datasets, which each batch draws from: the orders of passes over a batch, used once, would push them out.
+_order_of_dataset = functools.lru_cache(maxsize=4)(epoch_order)
 
 
 def next_indices(
@@ -39,11 +42,11 @@ def next_indices(
     Returns:
         `count` indices, fewer if the dataset has no others left, and the position after them.
     """
-    seen, drawn = set(exclude) & set(range(num_examples)), []
+    seen, drawn = {index for index in exclude if 0 <= index < num_examples}, []
     position = start
     while len(drawn) < count and len(seen) < num_examples:
         epoch, place = divmod(position, num_examples)
-        index = place if seed is None else epoch_order(num_examples, seed=seed, epoch=epoch)[place]
+        index = place if seed is None else _order_of_dataset(num_examples, seed=seed, epoch=epoch)[place]
         position += 1
         if index not in seen:
             seen.add(index)

@@ -1,10 +1,12 @@
 """The order of the data: epochs, batches and the next questions are pure functions of seed and counters."""
 
+import hashlib
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr_cli.data.order import batches, epoch_order, next_indices, weighted_indices
+from rlvr_cli.data.order import batches, epoch_order, next_indices, update_rows, weighted_indices
 
 
 def test_the_order_is_a_permutation_fixed_for_good_by_seed_and_epoch():
@@ -83,6 +85,21 @@ def test_batches_that_divide_an_epoch_use_each_example_once():
         seen.append(drawn)
     for epoch in (seen[:4], seen[4:]):
         assert sorted(index for drawn in epoch for index in drawn) == list(range(12))
+
+
+def test_the_order_of_the_dataset_is_not_made_again_for_each_batch(monkeypatch):
+    """However many passes over a batch, each with an order of its own, come in between."""
+    made, blake2b = [], hashlib.blake2b
+
+    def counted(*arguments, **how):
+        made.append(arguments)
+        return blake2b(*arguments, **how)
+
+    monkeypatch.setattr(hashlib, "blake2b", counted)
+    for number in range(3):
+        next_indices(1000, 8, seed=271, start=8 * number)
+        update_rows(8, batch_size=4, epochs=5, seed=271, number=number)
+    assert len(made) == 1000 + 3 * 5 * 8
 
 
 def test_without_a_seed_each_epoch_is_the_file():
