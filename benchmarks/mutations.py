@@ -2092,6 +2092,7 @@ JUDGES = [
         ("the judge is asked everything at once", "asyncio.Semaphore(self._concurrency)", "asyncio.Semaphore(1000)", f"{JUDGED} as_many_as_allowed", "judge_concurrency"),
         ("the same text is asked again", "            self._known[reply.asked_sha256] = reply\n", "", f"{JUDGED} asked_once"),
         ("the same text is asked twice at a time", "            self._asking[asked] = task\n            task.add_done_callback(partial(self._asked, asked))\n", "", f"{JUDGED} asked_once"),
+        ("of the replies that are kept, the characters alone count", "return sys.getsizeof(reply.text) + _BESIDES_TEXT", "return len(reply.text)", f"{JUDGED} short_replies"),
         ("a judge's replies do not depend on its temperature", '            "temperature": options.judge_temperature,\n', "", f"{BY_JUDGE} known_to_the_next"),
         ("a refused key is asked for every text", "failure.concerns_all or self._failed_in_a_row >= most", "self._failed_in_a_row >= most", f"{JUDGED} refuses_everything"),
         ("a judge that is down grades on", "or self._failed_in_a_row >= most", "", f"{JUDGED} is_down"),

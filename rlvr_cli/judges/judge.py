@@ -7,6 +7,7 @@ is that of `samplers.openai`; it runs in a thread of its own, so that the caller
 import asyncio
 import hashlib
 import json
+import sys
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Iterable
@@ -27,6 +28,7 @@ from rlvr_cli.types import Completion, SamplingParams
 
 T = TypeVar("T")
 REMEMBERED_BYTES = 2**28  # of the replies that are kept, so that the same text is not asked again
+_BESIDES_TEXT = 400  # bytes that a kept reply takes besides its text: its hash, its numbers, its place
 _UNUSED = frozenset({"min_tokens", "logprobs", "return_token_ids"})  # fields of requests
 
 
@@ -192,10 +194,10 @@ class Judge:
         """Remember a reply, and forget the ones that were used the longest time ago when they are too many."""
         if reply.asked_sha256 not in self._known:
             self._known[reply.asked_sha256] = reply
-            self._bytes += len(reply.text)
+            self._bytes += _size(reply)
         while self._bytes > REMEMBERED_BYTES:
             _, forgotten = self._known.popitem(last=False)
-            self._bytes -= len(forgotten.text)
+            self._bytes -= _size(forgotten)
 
     def close(self) -> None:
         """Cancel what is asked, and end the thread. May be called twice."""
@@ -223,6 +225,11 @@ class Judge:
             with suppress(Exception):
                 await self._client.close()
             await asyncio.sleep(0)  # its connections are closed in the next round of the loop
+
+
+def _size(reply: Reply) -> int:
+    """About how many bytes of memory a kept reply takes."""
+    return sys.getsizeof(reply.text) + _BESIDES_TEXT
 
 
 def _reply(completion: Completion, asked: str) -> Reply:

@@ -1,6 +1,7 @@
 """A judge behind an endpoint that is at fault: what has no score has no reward, never 0; each text is paid for once; no key is told."""
 
 import threading
+import tracemalloc
 from concurrent.futures import CancelledError
 from dataclasses import replace
 
@@ -10,7 +11,10 @@ from endpoint import Reply, completion, error, serving
 from factories import a_rollout
 from judging import RUBRIC, asked, length_score, response_in, said, scoring, write_rubric
 from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.config.shared.prompt import JudgeOptions
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.judges.judge import Judge
+from rlvr_cli.judges.judge import Reply as Said
 from rlvr_cli.judges.pool import JudgePool
 from rlvr_cli.rollouts.grading import grade_fields
 from rlvr_cli.rollouts.metrics import rollout_metrics
@@ -187,11 +191,23 @@ def test_what_a_run_has_stored_is_not_asked_again(judge, open_pool, tmp_path):
 
 
 def test_what_was_used_the_longest_time_ago_is_forgotten_first(judge, open_pool, monkeypatch):
-    monkeypatch.setattr("rlvr_cli.judges.judge.REMEMBERED_BYTES", 70)  # two replies of about 30 characters
+    monkeypatch.setattr("rlvr_cli.judges.judge.REMEMBERED_BYTES", 1000)  # two replies of about 400 bytes
     pool = open_pool()
     for response in ("a", "b", "a", "c", "a", "b"):
         pool.grade([(response, "4")], example_of=lambda i: example_of(4))
     assert [response_in(body) for body in judge.bodies] == ["a", "b", "c", "b"]
+
+
+@pytest.mark.parametrize("word", ["yes", "да"])
+def test_short_replies_take_no_more_memory_than_is_allowed(judge, monkeypatch, word):
+    monkeypatch.setattr("rlvr_cli.judges.judge.REMEMBERED_BYTES", 2**18)
+    asked = Judge(JudgeOptions(judge_url=judge.url, judge_model="big"))
+    tracemalloc.start()
+    try:
+        asked.remember(Said(f"{word} {i}", asked.sha256_of(f"{i}"), 300 + i, 900 + i, "stop") for i in range(1500))
+        assert 2**17 < tracemalloc.get_traced_memory()[0] < 1.1 * 2**18
+    finally:
+        tracemalloc.stop()
 
 
 def test_as_many_as_allowed_are_under_way(judge, open_pool):
