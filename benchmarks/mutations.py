@@ -1619,6 +1619,8 @@ EPISODES = [
     Mutation("a rule beside labels is passed over", "commands/store/analyzing/compared.py", 'if config.labels and parameters["rule"]:', "if False:", "tests/analysis/statistics/test_judge_agreement.py -k says_what_to_do"),
     Mutation("queries of users use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=True", "tests/commands/store/test_analyze.py -k uses_the_disk"),
     Mutation("at_k does not use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=False", "tests/commands/store/test_analyze.py -k uses_the_disk"),
+    Mutation("all rollouts of a run are read when it ends", "analysis/run_end.py", "if not info.grades:", "if False:", "tests/analysis/test_run_end.py -k evaluation_alone"),
+    Mutation("when a run ends, a judge's part is not told", "analysis/run_end.py", "if not info.grades:", "if True:", "tests/analysis/statistics/test_alarms.py -k parts_from_a_rule"),
     Mutation("alarms are told again with more memory", "analysis/run_end.py", "            are_told = True\n", "", "tests/analysis/test_run_end.py -k told_once"),
     *mutations_of(
         "analysis/statistics/alarms.py",

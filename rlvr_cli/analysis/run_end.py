@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rlvr_cli.analysis.queries.database import Database, ask_spilling
+from rlvr_cli.analysis.report.rollouts import of_steps
 from rlvr_cli.analysis.statistics.alarms import run_alarms
 from rlvr_cli.analysis.summary import AT_END_SECONDS, RunSummary, summary_of
 from rlvr_cli.runs.readers import read_run
@@ -20,6 +21,8 @@ def report_end(trainer: Trainer, *, output: str) -> None:
 def print_findings(path: Path, *, step: int | None, output: str) -> None:
     """Print the alarms of a run, and the summary of its evaluation at a step, if one is given. Raises RlvrError."""
     info = read_run(path)
+    if not info.grades:  # else an alarm compares them with all rollouts
+        info = of_steps(info, set() if step is None else {(info.id, "eval", step)})
     are_told = False
 
     def ask(database: Database) -> RunSummary | None:

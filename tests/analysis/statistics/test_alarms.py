@@ -4,6 +4,7 @@ import pytest
 
 from factories import a_grade, a_rollout
 from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.analysis.run_end import print_findings
 from rlvr_cli.analysis.statistics.alarms import find_alarms, run_alarms
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -168,7 +169,7 @@ def test_alarms_come_in_the_order_of_the_table():
 
 
 @pytest.mark.parametrize("judge_fails", [False, True])
-def test_a_judge_that_parts_from_a_rule_is_told_and_one_that_fails_is_no_disagreement(tmp_path, judge_fails):
+def test_a_judge_that_parts_from_a_rule_is_told_and_one_that_fails_is_no_disagreement(tmp_path, judge_fails, capsys):
     """Of 10 responses a step, the judge rewards more and more that the rule does not, or fails on them; in the last step all 10."""
     with RunDir.create(tmp_path, "grpo", name="r", metadata={}) as run:
         for step in range(11):
@@ -195,6 +196,8 @@ def test_a_judge_that_parts_from_a_rule_is_told_and_one_that_fails_is_no_disagre
         found = [alarm for alarm in run_alarms(database, info) if alarm.name == "graders_part"]
     assert len(found) == (0 if judge_fails else 1)
     assert all("math_verify disagrees with 95%" in alarm.sentence for alarm in found)
+    print_findings(info.path, step=None, output="table")
+    assert ("math_verify disagrees with 95%" in capsys.readouterr().err) == bool(found), "also when the run has ended"
 
 
 def test_the_alarms_of_a_run_are_its_own(tmp_path):
