@@ -950,6 +950,7 @@ MATHEMATICS = [
         ("a verifier that fails on everything is asked on", "if len(asked) > 1 and all(", "if False and all(", f"{DISCOVER} stops_after"),
         ("tokens that nobody counts", "and not all(k.counted for k in known)", "and False", f"{DISCOVER} counts_no_tokens", "max_tokens"),
         ("the last round is whole", "max(0, min(self.num_samples, left))", "self.num_samples if left > 0 else 0", f"{DISCOVER} made_longer", "max_attempts"),
+        ("each slot goes through all attempts", "            standing,\n", "            standing_of(known),\n", "tests/discovery/test_strategies.py -k however_many_slots"),
         ("islands that all are one", "islands=settings.islands,", "islands=1,", f"{DISCOVER} each_strategy", "islands"),
         ("a prompt with one parent", "parents=settings.parents,", "parents=1,", f"{DISCOVER} each_strategy", "parents"),
         ("best-of-n that refines", "strategy=settings.strategy,", 'strategy="refine",', f"{DISCOVER} each_strategy", "strategy"),
@@ -961,7 +962,8 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "discovery/strategies.py",
-        ("the program to start from is forgotten", "[*own, *start, *migrants]", "[*own, *migrants]", "tests/discovery/test_strategies.py -k competes_on_each_island"),
+        ("the program to start from is forgotten", "[*own, *competing]", "[*own]", "tests/discovery/test_strategies.py -k competes_on_each_island"),
+        ("the best eight alone are drawn", "_IN_REACH = 64", "_IN_REACH = 8", "tests/discovery/test_strategies.py -k by_their_definition"),
         ("islands without slots", "if num_samples < islands else", "if False else", "tests/discovery/test_strategies.py -k go_round_them", "islands"),
         ("any program is called the best", "and parent.score >= best else", "else", "tests/discovery/test_strategies.py -k called_the_best"),
         ("errors do not go back", "\\n{failed.error}\\n", "\\nsomething\\n", f"{DISCOVER} word_for_word"),

@@ -34,7 +34,7 @@ from rlvr_cli.discovery.attempts import (
     sha256_of,
 )
 from rlvr_cli.discovery.fitting import Fitting
-from rlvr_cli.discovery.strategies import Plan, plan_slot, prompt_of
+from rlvr_cli.discovery.strategies import Plan, plan_slot, prompt_of, standing_of
 from rlvr_cli.discovery.tasks import Task
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.faults import fault_point
@@ -153,9 +153,10 @@ def plan_round(
     known: Sequence[Known], settings: Settings, task: Task, *, round: int, slots: Sequence[int]
 ) -> dict[int, Plan]:
     """Choose the parents of each slot, as `plan_slot`. The random numbers of a slot are a function of seed, round and slot."""
+    standing = standing_of(known)
     return {
         slot: plan_slot(
-            known,
+            standing,
             strategy=settings.strategy,
             round=round,
             slot=slot,
@@ -212,7 +213,8 @@ def _round(to_do: Search, known: Sequence[Known], round: int, slots: Sequence[in
     """
     run, task, settings = to_do.run, to_do.task, to_do.settings
     plans = plan_round([*to_do.start, *known], settings, task, round=round, slots=slots)
-    prompts = {slot: _prompt(to_do, known, plan) for slot, plan in plans.items()}
+    best = to_do.best(known)
+    prompts = {slot: _prompt(to_do, plan, best=best) for slot, plan in plans.items()}
     trials, cost = _tried(to_do, known, round, slots, prompts)
     segments = {segment.sample_index: segment for segment in run.segments(round, phase=PHASE)}
     first = round * settings.num_samples
@@ -234,8 +236,7 @@ def _round(to_do: Search, known: Sequence[Known], round: int, slots: Sequence[in
     run.commit_rollouts(PHASE, round, rows, cost=cost.cost)
 
 
-def _prompt(to_do: Search, known: Sequence[Known], plan: Plan) -> str:
-    best = to_do.best(known)
+def _prompt(to_do: Search, plan: Plan, *, best: Known | None) -> str:
     highest = best.score if best is not None and to_do.settings.only_best_is_best else 0.0
 
     def written(shown: int | None) -> str:

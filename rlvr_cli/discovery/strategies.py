@@ -5,7 +5,8 @@ prompt. Nothing here depends on the order in which attempts finish. The program 
 """
 
 import random
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rlvr_cli.config.discover import Strategy
@@ -15,6 +16,17 @@ from rlvr_cli.discovery.tasks import Task
 from rlvr_cli.graders.answers.extraction import fenced
 
 MIGRATION = 5  # an island sees the best program of all in one of so many of its turns
+# Behind so many programs, weights of 2^-i no longer change their sum, 2, in floating point: what stands there is never drawn.
+_IN_REACH = 64
+
+
+class Standing(NamedTuple):
+    """What all slots of a round look at, of the program to start from, if it is valid, and the attempts of earlier rounds."""
+
+    best: Known | None
+    start: list[Known]
+    of_slots: Mapping[int, Sequence[Known]]  # the attempts of each slot, by number
+    of_islands: Mapping[int, Sequence[Known]]  # by island, if it has a valid attempt: see `_ranked`
 
 
 class Plan(NamedTuple):
@@ -24,8 +36,34 @@ class Plan(NamedTuple):
     island: int
 
 
+def standing_of(known: Sequence[Known]) -> Standing:
+    """How things stand before a round.
+
+    Args:
+        known: the program to start from, if it is valid, and the attempts of earlier rounds, by number.
+    """
+    start = [k for k in known if k.is_start]
+    of_slots: dict[int, list[Known]] = defaultdict(list)
+    of_islands: dict[int, list[Known]] = defaultdict(list)
+    for attempt in known:
+        of_slots[attempt.slot].append(attempt)
+        if attempt.is_valid and not attempt.is_start:
+            of_islands[attempt.island].append(attempt)
+    ranked = {island: _ranked(own, start) for island, own in of_islands.items()}
+    return Standing(best_of(known), start, of_slots, ranked)
+
+
+def _ranked(own: Sequence[Known], start: Sequence[Known]) -> list[Known]:
+    """The different programs of an island, the best first, with the program to start from until the island has one as good."""
+    competing = [k for k in start if all(mine.score < k.score for mine in own)]
+    first: dict[str | None, Known] = {}
+    for attempt in sorted([*own, *competing], key=by_rank):
+        first.setdefault(attempt.sha256, attempt)
+    return list(first.values())
+
+
 def plan_slot(
-    known: Sequence[Known],
+    standing: Standing,
     *,
     strategy: Strategy,
     round: int,
@@ -38,7 +76,6 @@ def plan_slot(
     """Choose the parents of a slot.
 
     Args:
-        known: the program to start from, if it is valid, and the attempts of earlier rounds, by number.
         num_samples: slots of a round.
         generator: of this slot alone.
     """
@@ -46,10 +83,10 @@ def plan_slot(
         case "best-of-n":
             return Plan((), 0)
         case "refine":
-            return Plan(_refined(known, slot=slot), 0)
+            return Plan(_refined(standing, slot=slot), 0)
         case "islands":
             turn, island = turn_of(round, slot, num_samples=num_samples, islands=islands)
-            return Plan(_of_island(known, island, turn=turn, count=parents, generator=generator), island)
+            return Plan(_of_island(standing, island, turn=turn, count=parents, generator=generator), island)
 
 
 def turn_of(round: int, slot: int, *, num_samples: int, islands: int) -> tuple[int, int]:
@@ -57,32 +94,26 @@ def turn_of(round: int, slot: int, *, num_samples: int, islands: int) -> tuple[i
     return divmod(round * num_samples + slot, islands) if num_samples < islands else (round, slot % islands)
 
 
-def _refined(known: Sequence[Known], *, slot: int) -> tuple[Known, ...]:
+def _refined(standing: Standing, *, slot: int) -> tuple[Known, ...]:
     """The slot's last attempt if it failed, after the best one; else the best one. A second failure in a row is given up."""
-    best = best_of(known)
-    own = [attempt for attempt in known if attempt.slot == slot]
-    shown = () if best is None else (best,)
+    own = standing.of_slots.get(slot, ())
+    shown = () if standing.best is None else (standing.best,)
     if not own or own[-1].is_valid:
         return shown
     return shown if len(own) > 1 and not own[-2].is_valid else (*shown, own[-1])
 
 
 def _of_island(
-    known: Sequence[Known], island: int, *, turn: int, count: int, generator: random.Random
+    standing: Standing, island: int, *, turn: int, count: int, generator: random.Random
 ) -> tuple[Known, ...]:
     """Draw distinct valid programs of an island, the i-th best (from 0) with weight 2^-i; the best of them last.
 
     The program to start from is one of them until the island has one as good.
     """
-    own = [k for k in known if k.is_valid and k.island == island]
-    start = [k for k in known if k.is_start and all(mine.score < k.score for mine in own)]
-    best = best_of(known)
-    migrants = [best] if best is not None and turn % MIGRATION == MIGRATION - 1 else []
-    ranked = sorted([*own, *start, *migrants], key=by_rank)
-    first: dict[str | None, Known] = {}
-    for attempt in ranked:
-        first.setdefault(attempt.sha256, attempt)
-    left = list(first.values())
+    left = list(standing.of_islands.get(island, standing.start)[: count + _IN_REACH])
+    best = standing.best
+    if best is not None and turn % MIGRATION == MIGRATION - 1:
+        left = [best, *(k for k in left if k.sha256 != best.sha256)]
     drawn: list[Known] = []
     while left and len(drawn) < count:
         (index,) = generator.choices(range(len(left)), weights=[2.0**-i for i in range(len(left))])

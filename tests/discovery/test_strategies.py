@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from rlvr_cli.discovery.attempts import START, Known, best_of, known_of, known_start, name_of
+from rlvr_cli.discovery.attempts import START, Known, best_of, by_rank, known_of, known_start, name_of
 from rlvr_cli.discovery.fitting import SHOWN_CHARACTERS
-from rlvr_cli.discovery.strategies import plan_slot, prompt_of, turn_of
+from rlvr_cli.discovery.search import Settings, plan_round
+from rlvr_cli.discovery.strategies import plan_slot, prompt_of, standing_of, turn_of
 from rlvr_cli.discovery.tasks import load_task
+from rlvr_cli.sandbox.run import Limits
 
 TASK = load_task("kissing", dim=11, start="", searches=False, seconds=10.0)
 
@@ -42,7 +44,7 @@ def start(score):
 
 def parents(attempts, strategy="refine", *, slot=0, round=9, num_samples=8, islands=2, count=2, seed=0):
     plan = plan_slot(
-        attempts,
+        standing_of(attempts),
         strategy=strategy,
         round=round,
         slot=slot,
@@ -113,6 +115,58 @@ def test_better_programs_are_drawn_more_often():
     counts = [drawn.count(i) for i in range(4)]
     assert counts == sorted(counts)
     assert counts[3] == pytest.approx(400 * 8 / 15, abs=40)
+
+
+def drawn_by_hand(attempts, island, *, turn, count, generator):
+    """What `islands` draws, by its definition."""
+    own = [k for k in attempts if k.is_valid and k.island == island]
+    started = [k for k in attempts if k.is_start and all(mine.score < k.score for mine in own)]
+    best = best_of(attempts)
+    migrants = [best] if best is not None and turn % 5 == 4 else []
+    first = {}
+    for attempt in sorted([*own, *started, *migrants], key=by_rank):
+        first.setdefault(attempt.sha256, attempt)
+    left, drawn = list(first.values()), []
+    while left and len(drawn) < count:
+        (index,) = generator.choices(range(len(left)), weights=[2.0**-i for i in range(len(left))])
+        drawn.append(left.pop(index))
+    return [k.number for k in sorted(drawn, key=lambda k: (k.score, -k.number))]
+
+
+@pytest.mark.parametrize("size", [3, 30, 120, 400])
+def test_islands_draw_by_their_definition(size):
+    """Programs that fail, that are on several islands, and that are as good as others, also of the program to start from."""
+    draw = random.Random(size)
+    for seed in range(25):
+        attempts = [
+            known(
+                i, draw.choice([None, *range(20, 40)]), island=draw.randrange(2), program=f"{draw.randrange(2 * size)}"
+            )
+            for i in range(size)
+        ]
+        begun = replace(start(draw.choice([30.0, 50.0])), sha256=f"{draw.randrange(2 * size)}")
+        attempts = [begun, *attempts][draw.randrange(2) :]
+        asked = {"turn": draw.randrange(3, 5), "count": draw.choice([1, 2, 9])}
+        drawn = parents(attempts, "islands", round=asked["turn"], count=asked["count"], seed=seed)
+        assert drawn == drawn_by_hand(attempts, 0, **asked, generator=random.Random(seed))
+
+
+@pytest.mark.parametrize("strategy", ["refine", "islands"])
+def test_a_round_goes_through_all_attempts_as_often_however_many_slots_it_has(strategy):
+    class Counted(list):
+        times = 0
+
+        def __iter__(self):
+            self.times += 1
+            return super().__iter__()
+
+    times = []
+    for slots in (2, 32):
+        attempts = Counted(known(i, 22.0 + i % 7, slot=i % 32, island=i % 4) for i in range(64))
+        settings = Settings(strategy, rounds=9, num_samples=32, parents=2, islands=4, seed=0, limits=Limits())
+        assert len(plan_round(attempts, settings, TASK, round=2, slots=range(slots))) == slots
+        times.append(attempts.times)
+    assert times[0] == times[1]
 
 
 def test_the_first_prompt_has_the_program_to_start_from():
