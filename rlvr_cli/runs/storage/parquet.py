@@ -185,16 +185,20 @@ def with_metrics(
         rows: step -> metric name -> value; at least one value.
         wall_seconds: step -> wall_seconds.
     """
+    import numpy as np
     import pyarrow as pa
 
     schema = metrics_schema()
     fresh = {(step, phase, storable(name)): float(v) for step, values in rows.items() for name, v in values.items()}
     columns = zip(*((*key, value, wall_seconds[key[0]], None) for key, value in fresh.items()), strict=True)
     added = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
-    # Most steps are new: this check avoids the slow filter on long runs.
-    if not rows.keys().isdisjoint(earlier["step"].unique().to_pylist()):
-        keys = zip(*(earlier[name].to_pylist() for name in ("step", "phase", "name")), strict=True)
-        earlier = earlier.filter(pa.array([key not in fresh for key in keys]))
+    # Only the rows of these steps become Python objects: a long run has many others.
+    near = np.flatnonzero(np.isin(earlier["step"].to_numpy(), [*rows]))
+    keys = zip(*(earlier[name].take(pa.array(near)).to_pylist() for name in ("step", "phase", "name")), strict=True)
+    if replaced := [i for i, key in zip(near, keys, strict=True) if key in fresh]:
+        kept = np.ones(earlier.num_rows, bool)
+        kept[replaced] = False
+        earlier = earlier.filter(pa.array(kept))
     return pa.concat_tables([earlier, added])
 
 

@@ -1,6 +1,7 @@
 """Dicts as Parquet files. The run store's columns are tested in test_schemas.py, its rows in test_run_dir.py."""
 
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from weakref import WeakSet
@@ -10,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from factories import a_rollout
-from rlvr_cli.runs.storage.parquet import _reader, rollout_table, to_parquet, write_records
+from rlvr_cli.runs.storage.parquet import _reader, rollout_table, to_parquet, with_metrics, write_records
+from rlvr_cli.runs.storage.schemas import metrics_schema
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 2, 10_000])
@@ -78,3 +80,19 @@ def test_arrows_threads_hold_no_python_object():
     reader = _reader(data)
     assert sys.getrefcount(data) == before
     assert reader.read() == data
+
+
+def test_metrics_of_other_steps_are_not_gone_through():
+    """A step's metrics come in several commits, so that most commits have a step that is there already."""
+    count = 20_000
+    columns = range(count), ["train"] * count, ["loss"] * count, [0.5] * count, [1.0] * count, [None] * count
+    table = pa.table([*map(pa.array, columns, metrics_schema().types)], schema=metrics_schema())
+    tracemalloc.start()
+    try:
+        after = with_metrics(table, {7: {"loss": 0.25, "seconds": 2.0}}, phase="train", wall_seconds={7: 3.0})
+        assert tracemalloc.get_traced_memory()[1] < 2**19
+    finally:
+        tracemalloc.stop()
+    rows = zip(*(after[name].to_pylist() for name in ("step", "name", "value", "wall_seconds")), strict=True)
+    others = [(step, "loss", 0.5, 1.0) for step in range(count) if step != 7]
+    assert [*rows] == [*others, (7, "loss", 0.25, 3.0), (7, "seconds", 2.0, 3.0)]
