@@ -71,7 +71,7 @@ def plan_regrade(
     works = []
     for p, s in steps:
         done = len(run.graded_keys(grader, p, s, attempt=attempts[p]))
-        works.append(RegradeStep(p, s, attempts[p], done, len(run.committed_keys(p, s)) - done))
+        works.append(RegradeStep(p, s, attempts[p], done, run.num_rollouts(p, s) - done))
     return works
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
-from rlvr_cli.runs.manifest import MANIFEST, METRICS, Entry, entry_of, line_of, matches
+from rlvr_cli.runs.manifest import MANIFEST, METRICS, Entries, Entry, entry_of, line_of, matches
 from rlvr_cli.runs.readers import read_manifest
 from rlvr_cli.runs.storage.files import (
     atomic_write,
@@ -48,7 +48,8 @@ class OpenManifest:
     def __init__(self, run: Path) -> None:
         """Open the manifest and remove an incomplete last line. Raises RlvrError if it is missing or damaged."""
         self.path = run / MANIFEST
-        self.entries, self.size = read_manifest(run)
+        entries, self.size = read_manifest(run)
+        self.entries = Entries(entries)
         with os_errors_as_user_errors(self.path):
             self._file = open_private(self.path, os.O_RDWR)
             try:
@@ -86,7 +87,7 @@ class OpenManifest:
         with os_errors_as_user_errors(self.path):
             lines = read_regular(self.path.parent, MANIFEST)[: self.size]
             self._cut(lines.rfind(b"\n", 0, -1) + 1)
-        self.entries.pop()
+        self.entries.remove_last()
 
     def close(self) -> None:
         if self._file >= 0:

@@ -8,7 +8,7 @@ parts of responses.
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, get_args
 
@@ -52,6 +52,44 @@ class Entry:
     def folder(self) -> str:
         """One of FOLDERS; "" for the metrics."""
         return self.path.rpartition("/")[0]
+
+
+class Entries:
+    """The entries of a manifest. Those of a folder, phase and step are found without going through all: a run may have many steps."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._all: list[Entry] = []
+        self._groups: dict[tuple[str, str, int], list[Entry]] = {}
+        for entry in entries:
+            self.append(entry)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._all)
+
+    def append(self, entry: Entry) -> None:
+        self._all.append(entry)
+        self._groups.setdefault((entry.folder, entry.phase, entry.step), []).append(entry)
+
+    def remove_last(self) -> None:
+        entry = self._all.pop()
+        group = entry.folder, entry.phase, entry.step
+        self._groups[group].pop()
+        if not self._groups[group]:
+            del self._groups[group]
+
+    @property
+    def last(self) -> Entry | None:
+        return self._all[-1] if self._all else None
+
+    def of(self, folder: str, phase: str | None = None, step: int | None = None) -> Sequence[Entry]:
+        """Return the entries of a folder, and of a phase and step if they are given, in the order of their commits."""
+        if phase is not None and step is not None:
+            return self._groups.get((folder, phase, step), ())
+        return [e for e in self._all if e.folder == folder and phase in (None, e.phase) and step in (None, e.step)]
+
+    def steps(self, folder: str) -> list[tuple[str, int]]:
+        """Return the (phase, step) pairs of the entries of a folder, in the order of their first commits."""
+        return [(phase, step) for of, phase, step in self._groups if of == folder]
 
 
 _TYPES = {field.name: field.type for field in fields(Entry)}
@@ -99,7 +137,7 @@ def line_of(entry: Entry) -> bytes:
     return json.dumps(asdict(entry)).encode() + b"\n"
 
 
-def record_of(lines: bytes, entries: Sequence[Entry]) -> dict[str, Any]:
+def record_of(lines: bytes, entries: Iterable[Entry]) -> dict[str, Any]:
     """Return what run.json says of a manifest with these lines when nobody writes the run any more."""
     parts = [e for e in entries if e.path != METRICS]
     digest = hashlib.sha256(lines).hexdigest()

@@ -68,7 +68,7 @@ def _settled_metrics(run: Path, manifest: OpenManifest, notices: list[str]) -> M
     path = run / METRICS
     announced = [e for e in manifest.entries if e.path == METRICS]
     # Only the last line can be an announcement whose file was not written.
-    unsure = bool(announced) and manifest.entries[-1] is announced[-1]
+    unsure = bool(announced) and manifest.entries.last is announced[-1]
     if not os.path.lexists(path):
         metrics = MetricsFile(run, manifest, metrics_schema().empty_table())
         if unsure and len(announced) == 1:

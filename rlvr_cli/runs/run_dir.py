@@ -355,13 +355,12 @@ class RunDir:
             RlvrError: a part of an earlier session is damaged.
         """
         total: dict[str, float] = {}
-        for entry in self._entries:
-            if (entry.folder, entry.phase, entry.step) == (folder, phase, step):
-                path = self.path / entry.path
-                if path not in self._costs:
-                    self._costs[path] = read_cost(self.path, entry)
-                for name, value in self._costs[path].items():
-                    total[name] = total.get(name, 0.0) + value
+        for entry in self._entries.of(folder, phase, step):
+            path = self.path / entry.path
+            if path not in self._costs:
+                self._costs[path] = read_cost(self.path, entry)
+            for name, value in self._costs[path].items():
+                total[name] = total.get(name, 0.0) + value
         return total
 
     def commit_grades(self, phase: Phase, step: int, grades: Sequence[Regrade]) -> Path:
@@ -439,7 +438,7 @@ class RunDir:
         """
         return {
             (p, s, example_id, sample_index)
-            for p, s in self.steps()
+            for p, s in (self.steps() if phase is None or step is None else [(phase, step)])
             if phase in (None, p) and step in (None, s)
             for example_id, bits in self._keys.committed(p, s).items()
             for sample_index in bit_positions(bits)
@@ -447,11 +446,7 @@ class RunDir:
 
     def num_rollouts(self, phase: Phase | None = None, step: int | None = None) -> int:
         """Return the number of committed rollouts, of a phase and step if they are given."""
-        return sum(
-            e.rows
-            for e in self._entries
-            if e.folder == ROLLOUTS and phase in (None, e.phase) and step in (None, e.step)
-        )
+        return sum(e.rows for e in self._entries.of(ROLLOUTS, phase, step))
 
     def missing_indices(self, phase: Phase, step: int, example_id: str, *, num_samples: int) -> list[int]:
         """Return the sample indices below `num_samples` that are not committed for a question, in ascending order.
@@ -465,27 +460,29 @@ class RunDir:
 
     def steps(self) -> list[tuple[Phase, int]]:
         """Return the (phase, step) pairs of the committed rollouts, in the order of their first commits."""
-        return list(dict.fromkeys((e.phase, e.step) for e in self._entries if e.folder == ROLLOUTS))  # type: ignore[misc]  (checked on reading)
+        return self._entries.steps(ROLLOUTS)  # type: ignore[return-value]  (checked on reading)
 
     def segment_steps(self) -> list[int]:
         """Return the steps of the committed segments, in the order of their commits."""
-        return list(dict.fromkeys(e.step for e in self._entries if e.folder == SEGMENTS))
+        return list(dict.fromkeys(step for _, step in self._entries.steps(SEGMENTS)))
 
     def segments(self, step: int, *, phase: Phase = "train") -> list[Segment]:
         """Return the segments of a phase and step, in the order of their commit. Raises RlvrError if a part is damaged."""
-        parts = part_tables(self.path, self._entries, phase=phase, step=step, columns=None, folder=SEGMENTS)
+        entries = self._entries.of(SEGMENTS, phase, step)
+        parts = part_tables(self.path, entries, phase=phase, step=step, columns=None, folder=SEGMENTS)
         return [segment for part in parts for segment in to_records(part, Segment)]
 
     def rollouts(self, phase: Phase, step: int, *, columns: Sequence[str]) -> "pa.Table":
         """Return the given columns of a phase and step, as `read_rollouts` does. Raises RlvrError if a part is damaged."""
         import pyarrow as pa
 
-        return pa.concat_tables(part_tables(self.path, self._entries, phase=phase, step=step, columns=columns))
+        entries = self._entries.of(ROLLOUTS, phase, step)
+        return pa.concat_tables(part_tables(self.path, entries, phase=phase, step=step, columns=columns))
 
     def last_attempt(self, grader: str, phase: Phase) -> Attempt | None:
         """Return the last attempt of a grader on the rollouts of a phase; None if there is none."""
         slug = grader_slug(grader)
-        entries = [e for e in self._entries if (n := part_name(e.path)) and (n.grader, n.phase) == (slug, phase)]
+        entries = [e for e in self._entries.of(GRADES, phase) if (n := part_name(e.path)) and n.grader == slug]
         if not entries:
             return None
         (row, *_) = read_part(self.path, entries[-1], ["attempt", "grader_sha256"]).slice(0, 1).to_pylist()
@@ -640,7 +637,8 @@ class RunDir:
     def _next_part(self, group: tuple[str, str, str, int]) -> int:
         """The number of the next part of a folder, grader's slug, phase and step, counted once: an evaluation may have thousands."""
         if group not in self._next_parts:
-            names = [part_name(e.path) for e in self._entries if (e.phase, e.step) == group[2:]]
+            folder, _, phase, step = group
+            names = [part_name(e.path) for e in self._entries.of(folder, phase, step)]
             self._next_parts[group] = max((n.number for n in names if n and n[:4] == group), default=-1) + 1
         return self._next_parts[group]
 

@@ -1,7 +1,12 @@
-"""What `rlvr check` says about a run, as one list: ``from checks import findings``; and whether anything was written."""
+"""What `rlvr check` says about a run, as one list: ``from checks import findings``; whether anything was written; and what was called."""
 
 import hashlib
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 from rlvr_cli.runs.check import check_run
 
@@ -21,3 +26,19 @@ def tree_hash(root: Path) -> str:
             digest.update(path.read_bytes())
             digest.update(str(path.stat().st_mtime_ns).encode())
     return digest.hexdigest()
+
+
+@contextmanager
+def calls_into(module: ModuleType) -> Iterator[Counter[str]]:
+    """Count how often this thread enters the functions of a module, by name: work that grows shows without a clock."""
+    calls = Counter[str]()
+
+    def note(frame, event: str, _) -> None:
+        if event == "call" and frame.f_code.co_filename == module.__file__:
+            calls[frame.f_code.co_name] += 1
+
+    sys.setprofile(note)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)

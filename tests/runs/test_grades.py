@@ -2,12 +2,15 @@
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from checks import findings
+from checks import calls_into, findings
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.rollouts.regrade import plan_regrade
+from rlvr_cli.runs import manifest
 from rlvr_cli.runs.manifest import grader_slug, parse_manifest, part_name, part_path
 from rlvr_cli.runs.readers import (
     read_metadata,
@@ -92,6 +95,18 @@ def test_grades_are_stored_beside_the_rollouts(finished: Path):
         run.commit_rollouts("train", 2, [a_rollout(run.id, step=2)])
         assert run.graded_keys("math_verify", "train", 0, attempt=0) == {(f"q{i}", 0) for i in range(5)}
     assert read_run(finished).fingerprint != info.fingerprint
+
+
+def test_planning_to_grade_takes_each_step_alone(run: RunDir):
+    taken = []
+    for step in range(4):
+        run.commit_rollouts("train", step, [a_rollout(run.id, step=step), a_rollout(run.id, 1, step=step)])
+        run.commit_grades("train", step, [a_grade(run.id, step=step, attempt=0)])
+        with calls_into(manifest) as calls:
+            works = plan_regrade(run, grader="math_verify", grader_sha256=None, phase="all", again=False)
+        assert [(work.step, work.done, work.left) for work in works] == [(s, 1, 1) for s in range(step + 1)]
+        taken.append(calls.total())
+    assert len({more - less for less, more in pairwise(taken)}) == 1
 
 
 def test_a_grades_part_is_adopted_set_aside_or_reported_as_damaged(finished: Path):

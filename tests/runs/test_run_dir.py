@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 import factories
 import rlvr_cli
-from checks import findings
+from checks import calls_into, findings
 from rlvr_cli.errors import Interrupted, RlvrError
-from rlvr_cli.runs import commits, lock, recovery, run_dir
+from rlvr_cli.runs import commits, lock, manifest, recovery, run_dir
 from rlvr_cli.runs.readers import (
     RUN_NAME,
     latest_run,
@@ -247,6 +247,45 @@ def test_missing_samples_are_those_not_committed(finished: Path):
             run.commit_rollouts("train", 0, [a_rollout(run.id, 1, sample_index=i) for i in (63, 64)])
     with RunDir.resume(finished) as run:
         assert run.missing_indices("train", 0, "q1", num_samples=66) == [1, *range(3, 9), *range(10, 64), 65]
+
+
+def test_a_step_takes_no_longer_the_more_steps_were_before(run: RunDir):
+    taken = []
+    for step in range(4):
+        with calls_into(manifest) as calls:
+            assert run.missing_indices("train", step, "q0", num_samples=1) == [0]
+            run.commit_rollouts("train", step, [a_rollout(run.id, step=step)], cost={"seconds": 1.0})
+            assert run.cost("train", step) == {"seconds": 1.0}
+            assert run.committed_keys("train", step) == {("train", step, "q0", 0)}
+            assert run.num_rollouts("train", step) == run.rollouts("train", step, columns=["step"]).num_rows == 1
+            assert run.segments(step) == []
+        taken.append(calls)
+    assert taken == 4 * taken[:1]
+    assert taken[0]
+
+
+def test_an_entry_that_is_removed_is_not_found():
+    names = ["train-000001-0000", "eval-000001-0000", "train-000000-0000", "train-000001-0001"]
+    first, evaluated, second, last = all_ = [
+        manifest.entry_of(
+            b"", path=f"rollouts/{n}.parquet", rows=1, phase=n.partition("-")[0], step=int(n[-11:-5]), schema_version=1
+        )
+        for n in names
+    ]
+    entries = manifest.Entries(all_)
+    assert [*entries] == [*entries.of("rollouts")] == all_
+    assert entries.last == last
+    assert [*entries.of("rollouts", "train", 1)] == [first, last]
+    assert [*entries.of("rollouts", "train")] == [first, second, last]
+    assert [*entries.of("segments", "train", 1)] == entries.steps("segments") == []
+    assert entries.steps("rollouts") == [("train", 1), ("eval", 1), ("train", 0)]
+    for left in ([first, evaluated, second], [first, evaluated]):
+        entries.remove_last()
+        assert [*entries] == left
+        assert [*entries.of("rollouts", "train", 1)] == [first]
+    assert entries.steps("rollouts") == [("train", 1), ("eval", 1)]
+    entries.append(second)
+    assert entries.steps("rollouts") == [("train", 1), ("eval", 1), ("train", 0)]
 
 
 @settings(max_examples=8)

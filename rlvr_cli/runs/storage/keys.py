@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.runs.manifest import ROLLOUTS, Entry, part_name
+from rlvr_cli.runs.manifest import ROLLOUTS, Entries, part_name
 from rlvr_cli.runs.readers import read_part
 from rlvr_cli.runs.storage.files import damaged_file
 from rlvr_cli.runs.storage.parquet import keys_of
@@ -22,10 +22,10 @@ MAX_SAMPLES = 2**24  # per question: a damaged part with a larger index would ex
 class CommittedKeys:
     """The keys of the committed rows of a run that is open for writing."""
 
-    def __init__(self, run: Path, entries: list[Entry]) -> None:
+    def __init__(self, run: Path, entries: Entries) -> None:
         """
         Args:
-            entries: the manifest's list, which grows as the run is written.
+            entries: the manifest's, which grow as the run is written.
         """
         self._run, self._entries = run, entries
         self._held: dict[tuple[str, str, str, int], KeyBits] = {}
@@ -42,9 +42,8 @@ class CommittedKeys:
         if group not in self._held:
             columns = ["example_id", "sample_index", *(["attempt"] if grader else [])]
             held: KeyBits = SpillingDict()
-            for entry in self._entries:
-                same = (entry.folder, entry.phase, entry.step) == (folder, phase, step)
-                if same and (name := part_name(entry.path)) and name.grader == grader:
+            for entry in self._entries.of(folder, phase, step):
+                if (name := part_name(entry.path)) and name.grader == grader:
                     try:
                         merge(held, bits_of_keys(keys_of(read_part(self._run, entry, columns))))
                     except ValueError as error:
