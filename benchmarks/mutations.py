@@ -692,6 +692,7 @@ WIRING = [
     Mutation("all questions are held in memory", "data/examples.py", "list if self.traces else partial(spilled, record=Example)", "list", "tests/data/test_datasets.py -k few_are_in_memory"),
     Mutation("the keys of all questions are held in memory", "runs/storage/keys.py", "held: KeyBits = SpillingDict()", "held: KeyBits = {}", "tests/runs/test_run_dir.py -k committed_keys"),
     Mutation("a step's entries are looked for among all", "runs/manifest.py", "if phase is not None and step is not None:", "if False:", "tests/runs/test_run_dir.py tests/runs/test_grades.py -k takes"),
+    Mutation("an evaluation reads the manifest again", "runs/run_dir.py", "entries = self._entries.of(ROLLOUTS, phase, step)", "entries, _ = read_manifest(self.path)", "tests/rollouts/test_collect.py -k logs_the_averages"),
     Mutation("part numbers are not counted on", "runs/run_dir.py", "self._next_parts[folder, slug, phase, step] = number + 1", "pass", "tests/runs/test_run_dir.py -k committed_keys"),
     Mutation("a summary does not spill", "analysis/queries/database.py", "timeout_seconds=timeout_seconds, spills=True) as database", "timeout_seconds=timeout_seconds) as database", "tests/analysis/test_summary.py -k little_memory"),
     Mutation("waiting for a busy processor ends a query", "process.py", "time.process_time if computing else time.monotonic", "time.monotonic", "tests/test_process.py -k no_waiting"),
@@ -1596,6 +1597,7 @@ EPISODES = [
     ),
     *mutations_of(
         "replay/stored.py",
+        ("a replay reads the manifest for each batch", "    @cached_property\n", "    @property\n", "tests/replay/test_replay.py -k manifest_once"),
         ("a replay takes lengths of whole responses", "sum(r.response_mask or [True] * len(r.response_ids))", "len(r.response_ids)", f"{IN_A_RUN} credit_of_turns_trains"),
         ("a replay takes the reward for that of the first turn", "[0.0] * (num_turns - 1) + [reward]", "[reward] + [0.0] * (num_turns - 1)", "tests/replay/test_replay.py -k turns_of_episodes"),
     ),

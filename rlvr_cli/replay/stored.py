@@ -7,6 +7,7 @@ rollouts, or of the traces that `rlvr sft` read.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from rlvr_cli.models.identity import model_identity, model_path
 from rlvr_cli.models.tokens.tokenization import encode_prompts
 from rlvr_cli.replay import formulas
 from rlvr_cli.rollouts.grading import choose_grader, grader_pool
-from rlvr_cli.runs.manifest import METRICS
-from rlvr_cli.runs.readers import parsed_table, read_index, read_metadata, read_metrics, read_parts, read_rollouts
+from rlvr_cli.runs.manifest import METRICS, ROLLOUTS, Entries
+from rlvr_cli.runs.readers import parsed_table, part_tables, read_index, read_metadata, read_metrics, read_parts
 from rlvr_cli.runs.storage.files import shown
 from rlvr_cli.runs.storage.parquet import to_rollouts
 from rlvr_cli.types import Example, Metric, Phase, Rollout, SamplingParams
@@ -62,6 +63,11 @@ class StoredRun:
         int, list[tuple[Phase, int]]
     ]  # policy version -> the (phase, step) of rollouts with tokens that it sampled
     by_batch: bool = False  # whether the learning rate goes by the planned updates of each batch
+
+    @cached_property
+    def entries(self) -> Entries:
+        """The manifest, read once. In a run that is being written it is newer than `logged`, so that it has the rows of each update."""
+        return Entries(read_index(self.path).entries)
 
 
 def read_stored(path: Path) -> StoredRun:
@@ -152,7 +158,8 @@ def _logged(path: Path) -> list[dict[str, float]]:
 
 def rows_of(run: StoredRun, phase: Phase, step: int) -> list[Rollout]:
     """The rollouts of a phase and step, in the order in which they were committed."""
-    return to_rollouts(read_rollouts(run.path, phase=phase, step=step))
+    entries = run.entries.of(ROLLOUTS, phase, step)
+    return [r for t in part_tables(run.path, entries, phase=phase, step=step, columns=None) for r in to_rollouts(t)]
 
 
 def sampling_params(run: StoredRun, phase: Phase) -> SamplingParams:

@@ -19,7 +19,6 @@ from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import GradingQueue, grade_fields
 from rlvr_cli.rollouts.metrics import AVERAGED, SamplingStats, generation_metrics, mean_or_none, progress_signals
 from rlvr_cli.rollouts.requests import missing_samples, slice_examples
-from rlvr_cli.runs.readers import read_parts, read_rollouts
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.storage.parquet import to_rollouts
 from rlvr_cli.text import storable
@@ -320,7 +319,7 @@ def sample_groups(
         )
     if len(fresh) == len(examples) * num_samples:  # none was stored before: training on these gives the same bits
         return fresh
-    stored = to_rollouts(read_rollouts(run.path, phase="train", step=step))
+    stored = to_rollouts(run.rollouts("train", step))
     by_key = {(r.example_id, r.sample_index): r for r in stored}
     return [by_key[storable(e.id), i] for e in examples for i in range(num_samples)]
 
@@ -351,8 +350,8 @@ def log_generations(
     for some in slice_examples(examples, num_samples=num_samples, rows=ASKED_ROWS):
         for so_far in (*range(ASKED_ROWS, num_samples, ASKED_ROWS), num_samples):  # what is stored is not asked again
             collect_rollouts(run, phase=phase, step=step, examples=some, num_samples=so_far, **collecting)
-    parts = read_parts(run.path, phase=phase, step=step, columns=AVERAGED)
-    averages = generation_metrics(row for part in parts for row in part.to_pylist())
+    rows = (row for part in run.parts(phase, step, columns=AVERAGED) for row in part.to_pylist())
+    averages = generation_metrics(rows)
     run.commit_metrics(step, phase, averages | stored_stats(run, phase=phase, step=step).metrics)
     return averages
 

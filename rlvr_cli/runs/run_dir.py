@@ -472,12 +472,16 @@ class RunDir:
         parts = part_tables(self.path, entries, phase=phase, step=step, columns=None, folder=SEGMENTS)
         return [segment for part in parts for segment in to_records(part, Segment)]
 
-    def rollouts(self, phase: Phase, step: int, *, columns: Sequence[str]) -> "pa.Table":
-        """Return the given columns of a phase and step, as `read_rollouts` does. Raises RlvrError if a part is damaged."""
+    def rollouts(self, phase: Phase, step: int, *, columns: Sequence[str] | None = None) -> "pa.Table":
+        """Return these columns of a phase and step, or all, as `read_rollouts` does. Raises RlvrError if a part is damaged."""
         import pyarrow as pa
 
+        return pa.concat_tables(self.parts(phase, step, columns=columns))
+
+    def parts(self, phase: Phase, step: int, *, columns: Sequence[str] | None = None) -> "Iterator[pa.Table]":
+        """Yield the tables of `rollouts` part by part, to limit memory, without reading the manifest. The first is always empty."""
         entries = self._entries.of(ROLLOUTS, phase, step)
-        return pa.concat_tables(part_tables(self.path, entries, phase=phase, step=step, columns=columns))
+        return part_tables(self.path, entries, phase=phase, step=step, columns=columns)
 
     def last_attempt(self, grader: str, phase: Phase) -> Attempt | None:
         """Return the last attempt of a grader on the rollouts of a phase; None if there is none."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from checks import calls_into
 from factories import a_rollout, an_episode
 from marks import slow
 from rlvr_cli.commands import grpo
@@ -23,6 +24,7 @@ from rlvr_cli.replay import formulas
 from rlvr_cli.replay.run import TOLERANCE, Replay, Update, _replay, allowing, replay_run
 from rlvr_cli.replay.sampling import broken_rule, log_prob_gaps
 from rlvr_cli.replay.stored import StoredRun, _trace, batches, read_stored
+from rlvr_cli.runs import manifest
 from rlvr_cli.runs.readers import metadata_bytes
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.training.traces import encode_traces
@@ -234,6 +236,19 @@ def test_the_turns_of_episodes_have_their_rewards_from_there_on(tmp_path):
     ]  # fmt: skip
     (batch,) = batches(replace(stored, options=options | {"credit": "episode"}), None)
     assert [r.advantages for r in batch.responses] == [[0.5] * 6, [-0.5] * 5]
+
+
+def test_a_replay_reads_the_manifest_once(tmp_path):
+    with RunDir.create(tmp_path, "grpo", name="r", metadata={}) as run:
+        for step in range(3):
+            row = a_rollout(run_id="r", phase="train", step=step, reward=float(step))
+            run.commit_rollouts("train", step, [row])
+            run.commit_rollouts("train", step, [replace(row, sample_index=1, reward=3.0)])
+    options = asdict(GrpoConfig(group_size=2, train_batch_size=2, use_std_normalization=False))
+    with calls_into(manifest) as calls:
+        found = [*batches(StoredRun(tmp_path / "r", "grpo", options, "auto", {}, [{}] * 3, {}), None)]
+    assert [batch.responses[1].advantages[0] for batch in found] == [1.5, 1, 0.5]
+    assert calls["parse_manifest"] == 1
 
 
 def test_the_formulas_worked_by_hand():

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from checks import calls_into
 from endpoint import completion as answer
 from endpoint import serving
 from factories import a_completion
@@ -20,6 +21,7 @@ from rlvr_cli.rollouts import grading
 from rlvr_cli.rollouts.collect import collect_rollouts, log_generations, sample_groups
 from rlvr_cli.rollouts.grading import choose_grader
 from rlvr_cli.rollouts.requests import request_seed
+from rlvr_cli.runs import manifest
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.storage.parquet import to_rollouts
@@ -391,7 +393,7 @@ def test_a_cut_response_is_truncated_not_malformed(tmp_path, pool):
 
 
 def test_log_generations_logs_the_averages_it_returns(tmp_path, pool):
-    with RunDir.create(tmp_path, "eval", metadata={}) as run:
+    with RunDir.create(tmp_path, "eval", metadata={}) as run, calls_into(manifest) as calls:
         averages = log_generations(
             run,
             phase="eval",
@@ -405,6 +407,8 @@ def test_log_generations_logs_the_averages_it_returns(tmp_path, pool):
             seed=5,
             stop=StopRequest(),
         )
+    assert calls["part_path"] == 1
+    assert calls["parse_manifest"] == 0  # the run knows its parts: the manifest grows with it
     rewards = [r["reward"] for r in rows_of(run)]
     assert averages["reward/mean"] == pytest.approx(sum(rewards) / 12)
     assert averages["entropy/mean"] == 0.25
@@ -461,7 +465,9 @@ def test_fresh_rollouts_equal_the_stored_ones(tmp_path, pool):
             sampled(run, ScriptedSampler(fail_after=5, error=RlvrError("gone")))
         assert not run.committed_keys("train", 0)  # all or none
         fresh = sampled(run, ScriptedSampler())
-        stored = sampled(run, ScriptedSampler(fail_after=0, error=AssertionError("sampled again")))
+        with calls_into(manifest) as calls:
+            stored = sampled(run, ScriptedSampler(fail_after=0, error=AssertionError("sampled again")))
+    assert calls["parse_manifest"] == 0
     assert [(r.example_id, r.sample_index) for r in fresh] == [(e.id, i) for e in EXAMPLES for i in range(2)]
     assert fresh == stored
     assert {r.advantage for r in stored} == {-0.5, 0.5}
