@@ -1605,6 +1605,7 @@ EPISODES = [
     Mutation("a Parquet file's rows are all held", "runs/storage/parquet.py", "islice(records, rows_at_once)", "islice(records, None)", "tests/runs/storage/test_parquet.py"),
     Mutation("a column has the type of the first rows", "runs/storage/parquet.py", "pa.unify_schemas(schemas, ", "pa.unify_schemas(schemas[:1], ", "tests/runs/storage/test_parquet.py"),
     Mutation("a commit goes through the metrics of all steps", "runs/storage/parquet.py", 'np.isin(earlier["step"].to_numpy(), [*rows])', "np.ones(earlier.num_rows)", "tests/runs/storage/test_parquet.py"),
+    Mutation("too many notes of intact files are all forgotten", "runs/storage/sums.py", "_newest(file, max(MAX_BYTES // 2 - len(text), 0)) + text, os.O_TRUNC", "text, os.O_TRUNC", "tests/reliability/test_corruption.py -k newest_notes"),
     Mutation("texts have bounds", "runs/storage/parquet.py", "f.name == \"phase\" or", "pa.types.is_string(f.type) or", "tests/runs/storage/test_parquet.py"),
     Mutation("columns without a value are compressed", "runs/storage/parquet.py", "for name in filled if", "for name in schema.names if", "tests/runs/storage/test_parquet.py"),
     Mutation("the least likely sample is the best", "analysis/queries/sql/at_k.sql", "logprob DESC NULLS LAST", "logprob NULLS LAST", "tests/analysis/statistics/test_at_k.py"),

@@ -268,6 +268,38 @@ def test_intact_files_are_not_read_twice(small_run: Path, tmp_path: Path, monkey
         sums.check_sums(small_run, paths)
 
 
+def test_the_newest_notes_of_intact_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """There is room for 8 notes, each of a file."""
+    from rlvr_cli.runs.storage import sums
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sums, "SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(sums, "MAX_BYTES", 8 * 33)
+    names, read, checked = [str(i) for i in range(16)], list[str](), sums._checked
+    for name in names:
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(sums, "_checked", lambda run, name, sha256: read.append(name) or checked(run, name, sha256))
+
+    def read_again(some: list[str]) -> list[str]:
+        """Which of these files the next process reads."""
+        read.clear()
+        monkeypatch.setattr(sums, "_intact", None)
+        sums.check_sums(tmp_path, {name: hashlib.sha256(name.encode()).hexdigest() for name in some})
+        return sorted(read, key=int)
+
+    notes = tmp_path / "cache/rlvr/intact-files"
+    for name in names[:9]:
+        assert read_again([name]) == [name]
+        assert read_again([name]) == []
+    assert notes.stat().st_size == 4 * 33  # the older half has gone
+    assert read_again(names[5:9]) == []
+    notes.write_bytes(b"x" * 500 + b"\n" + notes.read_bytes())  # of a version that let it grow
+    assert read_again(names[5:9]) == []
+    assert read_again(names) == [*names[:5], *names[9:]]
+    assert notes.stat().st_size == 8 * 33
+    assert read_again(names[9:]) == []
+
+
 def test_a_file_that_has_just_changed_is_not_noted(small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from rlvr_cli.runs.storage import sums
 

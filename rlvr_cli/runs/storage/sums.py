@@ -24,7 +24,7 @@ from rlvr_cli.runs.storage.files import damaged_file, os_errors_as_user_errors, 
 from rlvr_cli.runs.storage.sources import fetched
 
 SETTLED_SECONDS = 2.0
-MAX_BYTES = 2**20  # of notes, about 30,000 files; then they start over
+MAX_BYTES = 2**24  # of notes, about 500,000 files; then the older half goes
 
 _intact: set[str] | None = None  # the notes, once they have been read
 
@@ -99,10 +99,17 @@ def _notes() -> set[str]:
     global _intact
     if _intact is None:
         _intact = set()
-        with suppress(OSError, ValueError):
-            if (file := _notes_file()) and file.stat().st_size <= MAX_BYTES:
-                _intact.update(file.read_text(encoding="ascii").split())
+        with suppress(OSError):
+            if file := _notes_file():
+                _intact.update(_newest(file, MAX_BYTES).decode("ascii", "replace").split())
     return _intact
+
+
+def _newest(file: Path, most: int) -> bytes:
+    """The last `most` bytes of the notes; a note that is cut is none."""
+    with file.open("rb") as notes:
+        notes.seek(max(os.fstat(notes.fileno()).st_size - most, 0))
+        return notes.read(most)
 
 
 def _remember(notes: Sequence[str]) -> None:
@@ -112,7 +119,9 @@ def _remember(notes: Sequence[str]) -> None:
         return
     with suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        begin = os.O_TRUNC if file.exists() and file.stat().st_size > MAX_BYTES else os.O_APPEND
+        text, begin = "".join(f"{note}\n" for note in notes).encode()[-MAX_BYTES:], os.O_APPEND
+        if file.exists() and file.stat().st_size + len(text) > MAX_BYTES:
+            text, begin = _newest(file, max(MAX_BYTES // 2 - len(text), 0)) + text, os.O_TRUNC
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | begin, 0o600)
         with open(descriptor, "wb") as out:
-            out.write("".join(f"{note}\n" for note in notes).encode())  # a torn line is no note
+            out.write(text)  # a torn line is no note
