@@ -693,6 +693,7 @@ WIRING = [
     Mutation("the keys of all questions are held in memory", "runs/storage/keys.py", "held: KeyBits = SpillingDict()", "held: KeyBits = {}", "tests/runs/test_run_dir.py -k committed_keys"),
     Mutation("a step's entries are looked for among all", "runs/manifest.py", "if phase is not None and step is not None:", "if False:", "tests/runs/test_run_dir.py tests/runs/test_grades.py -k takes"),
     Mutation("an evaluation reads the manifest again", "runs/run_dir.py", "entries = self._entries.of(ROLLOUTS, phase, step)", "entries, _ = read_manifest(self.path)", "tests/rollouts/test_collect.py -k logs_the_averages"),
+    Mutation("the keys of all steps are held", "runs/storage/keys.py", "if other[:3] != group[:3]}", "}", "tests/runs/test_run_dir.py -k keys_of_one_step"),
     Mutation("part numbers are not counted on", "runs/run_dir.py", "self._next_parts[folder, slug, phase, step] = number + 1", "pass", "tests/runs/test_run_dir.py -k committed_keys"),
     Mutation("a summary does not spill", "analysis/queries/database.py", "timeout_seconds=timeout_seconds, spills=True) as database", "timeout_seconds=timeout_seconds) as database", "tests/analysis/test_summary.py -k little_memory"),
     Mutation("waiting for a busy processor ends a query", "process.py", "time.process_time if computing else time.monotonic", "time.monotonic", "tests/test_process.py -k no_waiting"),

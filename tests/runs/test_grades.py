@@ -106,7 +106,7 @@ def test_planning_to_grade_takes_each_step_alone(run: RunDir):
             works = plan_regrade(run, grader="math_verify", grader_sha256=None, phase="all", again=False)
         assert [(work.step, work.done, work.left) for work in works] == [(s, 1, 1) for s in range(step + 1)]
         taken.append(calls.total())
-    assert len({more - less for less, more in pairwise(taken)}) == 1
+    assert len({more - less for less, more in pairwise(taken[1:])}) == 1  # of one step alone, the keys are in memory
 
 
 def test_a_grades_part_is_adopted_set_aside_or_reported_as_damaged(finished: Path):

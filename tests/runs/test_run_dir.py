@@ -233,6 +233,23 @@ def test_committed_keys(finished: Path, in_memory: int):
         assert run.committed_keys(step=1) == run.committed_keys("eval") | {("train", 1, "q0", 0)}
 
 
+def test_the_keys_of_one_step_of_a_phase_are_held(run: RunDir):
+    def held() -> list[tuple]:
+        return sorted((phase, step) for _, _, phase, step in run._keys._held)
+
+    for step in range(3):
+        run.commit_rollouts("train", step, some_rollouts(run, step=step))
+    run.commit_rollouts("eval", 0, some_rollouts(run, phase="eval"))
+    assert held() == [("eval", 0), ("train", 2)]
+    run.commit_rollouts("train", 1, [a_rollout(run.id, 3, step=1)])  # a step to which the run returns
+    assert held() == [("eval", 0), ("train", 1)]
+    with pytest.raises(AssertionError, match="already committed"):
+        run.commit_rollouts("train", 2, [a_rollout(run.id, 2, step=2)])
+    with pytest.raises(AssertionError, match="already committed"):
+        run.commit_rollouts("train", 1, [a_rollout(run.id, 3, step=1)])
+    assert len(run.committed_keys()) == 13
+
+
 @pytest.mark.usefixtures("in_memory")
 def test_missing_samples_are_those_not_committed(finished: Path):
     with RunDir.resume(finished) as run:

@@ -1,7 +1,7 @@
 """The keys of a run's committed rows: one bit per row, and of many questions in a temporary file, since a run may have millions.
 
 Enters: the manifest's entries. Leaves: the sample indices of each question for a phase and step, read from the parts on
-first use.
+first use, and again when a step is returned to.
 """
 
 from collections.abc import Iterable, Iterator, MutableMapping
@@ -20,7 +20,7 @@ MAX_SAMPLES = 2**24  # per question: a damaged part with a larger index would ex
 
 
 class CommittedKeys:
-    """The keys of the committed rows of a run that is open for writing."""
+    """The keys of the committed rows of a run that is open for writing: of each phase those of one step, as a run may have many."""
 
     def __init__(self, run: Path, entries: Entries) -> None:
         """
@@ -33,7 +33,7 @@ class CommittedKeys:
     def committed(self, phase: str, step: int, *, folder: str = ROLLOUTS, grader: str = "") -> KeyBits:
         """Return the committed keys of a phase and step, of the parts in a folder; of grades, with the grader's slug.
 
-        The caller must `merge` new keys into the returned dict after each commit.
+        The caller must `merge` new keys into the returned dict after each commit, before it asks for another step.
 
         Raises:
             RlvrError: a part is missing or damaged.
@@ -48,7 +48,7 @@ class CommittedKeys:
                         merge(held, bits_of_keys(keys_of(read_part(self._run, entry, columns))))
                     except ValueError as error:
                         raise damaged_file(self._run / entry.path, str(error)) from error
-            self._held[group] = held
+            self._held = {other: kept for other, kept in self._held.items() if other[:3] != group[:3]} | {group: held}
         return self._held[group]
 
 
