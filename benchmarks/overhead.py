@@ -45,7 +45,7 @@ from rlvr_cli.training.credit import groups
 WARM_UP = 2  # steps
 CLOCKED: dict[str, list[tuple[Any, str, Callable[[], float]]]] = {
     "commit": [(RunDir, "commit_rollouts", time.perf_counter)],
-    "read back": [(collect, "read_rollouts", time.perf_counter), (collect, "to_rollouts", time.perf_counter)],
+    "read back": [(RunDir, "rollouts", time.perf_counter), (collect, "to_rollouts", time.perf_counter)],
     "average": [(groups, "rollout_metrics", time.perf_counter)],
     "metrics": [
         (metrics_log.MetricsLog, "add", time.perf_counter),
