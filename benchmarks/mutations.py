@@ -1634,6 +1634,7 @@ EPISODES = [
         "analysis/statistics/alarms.py",
         ("curves are those of all runs", "WHERE run_id = $run AND phase = 'train' ORDER BY", "WHERE $run <> '' AND phase = 'train' ORDER BY", "tests/analysis/statistics/test_alarms.py -k its_own"),
         ("verdicts are those of all runs", "WHERE run_id = $run AND phase = 'train' AND", "WHERE $run <> '' AND phase = 'train' AND", "tests/analysis/statistics/test_alarms.py -k its_own"),
+        ("an infinite metric is part of a trend", "if math.isfinite(curve[step])]", "if curve[step] == curve[step]]", "tests/analysis/statistics/test_alarms.py -k infinite"),
     ),
     Mutation("all rollouts are read through a database of their own", "analysis/report/rollouts.py", "nullcontext(whole) if is_whole else", "nullcontext(whole) if False else", "tests/analysis/report/test_report.py -k one_for_each_summary"),
     Mutation("a summary has no more memory than what may spill", "analysis/queries/database.py", "except MemoryNeeded:", "except KeyError:", "tests/analysis/test_summary.py -k cannot_be_spilled"),

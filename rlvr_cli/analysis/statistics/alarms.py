@@ -276,9 +276,13 @@ _DISAGREEMENT = """
 """
 
 
+def _finite(curve: Mapping[int, float]) -> list[float]:
+    return [curve[step] for step in sorted(curve) if math.isfinite(curve[step])]
+
+
 def _ends(curve: Mapping[int, float]) -> tuple[float, float] | None:
-    """Means of the first and the last fifth of a curve, without nan; None if fewer than `MIN_STEPS` values are left."""
-    values = [curve[step] for step in sorted(curve) if curve[step] == curve[step]]
+    """Means of the first and the last fifth of a curve's finite values; None if there are fewer than `MIN_STEPS`."""
+    values = _finite(curve)
     if len(values) < MIN_STEPS:
         return None
     fifth = max(len(values) // 5, 1)
@@ -286,8 +290,8 @@ def _ends(curve: Mapping[int, float]) -> tuple[float, float] | None:
 
 
 def _line(curve: Mapping[int, float]) -> tuple[float, float, int] | None:
-    """Rise over the whole curve of its least-squares line, standard error of a step about the line, and number of steps."""
-    values = [curve[step] for step in sorted(curve) if curve[step] == curve[step]]
+    """Of a curve's finite values: rise of their least-squares line, standard error of a step about it, and number of steps."""
+    values = _finite(curve)
     n = len(values)
     if n < MIN_STEPS:
         return None
@@ -315,9 +319,13 @@ def _error_of_end(curve: Mapping[int, float]) -> float:
 def _usual_spread(norms: Iterable[float]) -> float:
     """How many times the median the largest of these numbers is by chance, at `CHANCE`, if their logarithms are normal.
 
+    1.0 where none is finite and above 0.
+
     Their standard deviation is estimated from the median absolute deviation (Hampel 1974), which spikes do not move.
     """
     logs = [math.log(norm) for norm in norms if 0 < norm < math.inf]
+    if not logs:
+        return 1.0
     middle = statistics.median(logs)
     spread = 1.4826 * statistics.median(abs(log - middle) for log in logs)
     return math.exp(min(t_quantile(1 - CHANCE / len(logs), max(len(logs) / 2, 1.0)) * spread, 700.0))

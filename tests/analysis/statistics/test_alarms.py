@@ -102,6 +102,19 @@ def test_a_spike_is_told_by_its_steps_and_nan_is_none():
     assert alarm.sentence.endswith("at step 7")
 
 
+@pytest.mark.parametrize("name", sorted({*WELL, "sampling/lag"}))
+def test_infinite_metrics_are_passed_over(name):
+    infinite = float("inf")
+    once = curves()
+    once[name] = {**once.get(name, {}), 17: infinite}
+    always = curves() | {name: dict.fromkeys(range(21), infinite)}
+    loud = {"grade_errors"} if name == "reward/grade_errors" else set()
+    loud |= {"skipped_updates"} if name == "update/skipped" else set()
+    spiked = {"gradient_spikes"} if name == "optimizer/grad_norm" else set()
+    assert set(names(find_alarms(once))) == loud | spiked
+    assert set(names(find_alarms(always))) == loud
+
+
 def test_steep_first_steps_and_those_of_a_solved_task_are_no_spikes():
     steep = curves()
     steep["optimizer/grad_norm"] |= dict.fromkeys(range(5), 9.0)
