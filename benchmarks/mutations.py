@@ -1927,6 +1927,7 @@ STORAGE = [
         ("all files are fetched at once", "run.fetch([MANIFEST, RUN_FILE])", "run.fetch(index.files)", f"{VIEWS}a_query_has_the_answer_of_the_local_run"),
         ("a run is never opened anew", "if time.monotonic() - at >= seconds:", "if False:", f"{VIEWS}a_run_stays_as_it_was_opened_until_one_looks_again"),
         ("old states of a run stay", "for old in states[:-KEPT]:", "for old in []:", f"{VIEWS}a_run_stays_as_it_was_opened_until_one_looks_again"),
+        ("the index of old states stays in memory", "            forget_source(old)", "            source_of(old)", f"{VIEWS}a_run_stays_as_it_was_opened_until_one_looks_again"),
         ("a broken index hides all runs", "    if problems and not found:", "    if problems:", f"{VIEWS}one_broken_index_does_not_hide_the_others"),
     ),
     *mutations_of(

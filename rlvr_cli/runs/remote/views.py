@@ -21,7 +21,7 @@ from rlvr_cli.runs.remote.index import INDEX, Index, key_of, parsed_index
 from rlvr_cli.runs.remote.lease import holder_in
 from rlvr_cli.runs.remote.store import Address, Store, parsed_address
 from rlvr_cli.runs.storage.files import shown
-from rlvr_cli.runs.storage.sources import Source, set_source, source_of
+from rlvr_cli.runs.storage.sources import Source, forget_source, set_source, source_of
 from rlvr_cli.terminal import console
 
 THREADS = 16
@@ -170,6 +170,9 @@ def look_again(*, seconds: float) -> None:
 def forget() -> None:
     """Open everything anew: after another environment, say."""
     with _lock:
+        for _, states in _opened.values():
+            for state in states:
+                forget_source(state)
         _opened.clear()
     _cache.cache_clear()
     _store.cache_clear()
@@ -210,6 +213,7 @@ def _remembered(run: RemoteRun, path: Path) -> Path:
         _, states = _opened.get(run.address, (0.0, []))
         states = [*(state for state in states if state != path), path]
         for old in states[:-KEPT]:
+            forget_source(old)  # a source holds the index of all files
             shutil.rmtree(old.parent, ignore_errors=True)
         _opened[run.address] = (time.monotonic(), states[-KEPT:])
     return path

@@ -37,6 +37,11 @@ def set_source(run: Path, source: Source) -> None:
     _sources[run] = source
 
 
+def forget_source(run: Path) -> None:
+    """Let a directory, such as one that is removed, stand for nothing."""
+    _sources.pop(run, None)
+
+
 def source_of(run: Path) -> Source | None:
     """Return what a directory stands for; None for a run that is here."""
     return _sources.get(run) if _sources else None

@@ -21,6 +21,7 @@ from rlvr_cli.runs.remote.copies import export_run
 from rlvr_cli.runs.remote.index import INDEX
 from rlvr_cli.runs.remote.store import Store
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.storage.sources import source_of
 from s3 import SECRETS, Fault, needs_packages, read, variables
 from stores import a_rollout, some_rollouts
 
@@ -217,6 +218,10 @@ def test_a_run_stays_as_it_was_opened_until_one_looks_again(s3, place, run):
         views.look_again(seconds=0)
         views.newest(before)
     assert not before.exists(), "old states are removed"
+    assert source_of(before) is None, "and what they were, with the index of all their files, is forgotten"
+    last = views.newest(after)
+    views.forget()
+    assert source_of(last) is None
 
 
 def test_the_view_shows_a_run_that_goes_on(s3, place, run, monkeypatch):
