@@ -328,7 +328,12 @@ def read_metrics(run: Path, entries: Sequence[Entry], *, settled: int) -> bytes 
 
 
 def read_rollouts(
-    path: Path | str, *, phase: Phase | None = None, step: int | None = None, columns: Sequence[str] | None = None
+    path: Path | str,
+    *,
+    phase: Phase | None = None,
+    step: int | None = None,
+    columns: Sequence[str] | None = None,
+    entries: Sequence[Entry] | None = None,
 ) -> "pa.Table":
     """Return the committed rollouts of a run, of one phase and step or of all, in commit order.
 
@@ -336,21 +341,28 @@ def read_rollouts(
 
     Args:
         columns: names of columns; None for all.
+        entries: the manifest, for several calls; None to read it.
 
     Raises:
         RlvrError: as for `read_run`, or a part is damaged.
     """
     import pyarrow as pa
 
-    return pa.concat_tables(read_parts(path, phase=phase, step=step, columns=columns))
+    return pa.concat_tables(read_parts(path, phase=phase, step=step, columns=columns, entries=entries))
 
 
 def read_parts(
-    path: Path | str, *, phase: Phase | None = None, step: int | None = None, columns: Sequence[str] | None = None
+    path: Path | str,
+    *,
+    phase: Phase | None = None,
+    step: int | None = None,
+    columns: Sequence[str] | None = None,
+    entries: Sequence[Entry] | None = None,
 ) -> "Iterator[pa.Table]":
     """Yield the tables of `read_rollouts` part by part, to limit memory. The first table is always empty."""
     path = Path(path)
-    return part_tables(path, read_index(path).entries, phase=phase, step=step, columns=columns)
+    entries = read_index(path).entries if entries is None else entries
+    return part_tables(path, entries, phase=phase, step=step, columns=columns)
 
 
 def part_tables(

@@ -6,12 +6,13 @@ Enters: a run. Leaves: one `Row` for each axis and step, those that are complete
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.runs.manifest import METRICS
+from rlvr_cli.runs.manifest import METRICS, Entry
 from rlvr_cli.runs.provenance import name_of
-from rlvr_cli.runs.readers import ENDED, RunInfo, parsed_table, read_metrics, read_rollouts
+from rlvr_cli.runs.readers import ENDED, RunInfo, parsed_table, read_index, read_metrics, read_rollouts
 from rlvr_cli.types import Metric
 
 SAMPLES = 8  # responses of an evaluation that are shown
@@ -69,13 +70,24 @@ def complete_rows(info: RunInfo) -> list[Row]:
     return [row for row in rows if row.axis == "eval" or {SAMPLED_BY, UPDATED_BY} & row.values.keys()]
 
 
-def samples(path: Path, row: Row) -> list[tuple[Any, ...]]:
-    """Return some responses of an evaluation, of `SAMPLE_COLUMNS`: the same questions each time. Raises RlvrError."""
-    if row.axis != "eval" or SAMPLED_BY not in row.values:
-        return []
-    table = read_rollouts(path, phase="eval", step=row.step, columns=[*SAMPLE_COLUMNS, "sample_index"])
-    first = table.sort_by([("sample_index", "ascending"), ("example_id", "ascending")]).slice(0, SAMPLES)
-    return [tuple(record[name] for name in SAMPLE_COLUMNS) for record in first.to_pylist()]
+class Samples:
+    """Some responses of a run's evaluations. The manifest is read at the first one, and so has what was committed before."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def of(self, row: Row) -> list[tuple[Any, ...]]:
+        """Return some responses of an evaluation, of `SAMPLE_COLUMNS`: the same questions each time. Raises RlvrError."""
+        if row.axis != "eval" or SAMPLED_BY not in row.values:
+            return []
+        columns = [*SAMPLE_COLUMNS, "sample_index"]
+        table = read_rollouts(self._path, phase="eval", step=row.step, columns=columns, entries=self._entries)
+        first = table.sort_by([("sample_index", "ascending"), ("example_id", "ascending")]).slice(0, SAMPLES)
+        return [tuple(record[name] for name in SAMPLE_COLUMNS) for record in first.to_pylist()]
+
+    @cached_property
+    def _entries(self) -> Sequence[Entry]:
+        return read_index(self._path).entries
 
 
 def described(info: RunInfo) -> dict[str, Any]:

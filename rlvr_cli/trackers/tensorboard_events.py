@@ -18,7 +18,7 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto  # pyright: ignore[r
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from rlvr_cli.runs.readers import RunInfo
-from rlvr_cli.trackers.rows import SAMPLE_COLUMNS, Row, as_markdown, described, samples, started_at
+from rlvr_cli.trackers.rows import SAMPLE_COLUMNS, Row, Samples, as_markdown, described, started_at
 
 SAMPLES_TAG = "eval/samples"
 
@@ -49,14 +49,13 @@ class TensorBoard:
             )
             self._sent = {(tag, step): value for (tag, step), value in self._sent.items() if step < first}
         written: list[Row] = []
+        samples = Samples(self._path)
         for row in rows:
             scalars = [(tag, value) for tag, value in _scalars(row) if (tag, row.step) not in self._sent]
             if not scalars:
                 continue
             values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars]
-            if row.step not in self._shown and (
-                shown := samples(self._path, row)
-            ):  # TensorBoard takes back numbers only
+            if row.step not in self._shown and (shown := samples.of(row)):  # TensorBoard takes back numbers only
                 values.append(_text(SAMPLES_TAG, as_markdown(SAMPLE_COLUMNS, shown)))
                 self._shown.add(row.step)
             self._write(values, step=row.step, seconds=row.seconds)

@@ -14,7 +14,7 @@ import trackio
 
 from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.text import redacted
-from rlvr_cli.trackers.rows import SAMPLE_COLUMNS, Row, described, samples
+from rlvr_cli.trackers.rows import SAMPLE_COLUMNS, Row, Samples, described
 from rlvr_cli.trackers.sent import Recorded
 
 
@@ -42,10 +42,11 @@ class Trackio:
     def send(self, rows: Sequence[Row]) -> Sequence[Row]:
         """Send the rows that have not been sent, and return them."""
         sent: list[Row] = []
+        samples = Samples(self._path)
         try:
             for row in self._sent.left(rows):
                 values: dict[str, Any] = dict(row.named())
-                if shown := samples(self._path, row):
+                if shown := samples.of(row):
                     values["eval/samples"] = trackio.Table(
                         columns=list(SAMPLE_COLUMNS), data=[list(cells) for cells in shown]
                     )

@@ -14,7 +14,7 @@ from typing import Any
 import wandb
 
 from rlvr_cli.runs.readers import ENDED, RunInfo
-from rlvr_cli.trackers.rows import SAMPLE_COLUMNS, Row, described, samples
+from rlvr_cli.trackers.rows import SAMPLE_COLUMNS, Row, Samples, described
 from rlvr_cli.trackers.sent import Recorded, Sent
 
 
@@ -63,9 +63,10 @@ class WandB:
     def send(self, rows: Sequence[Row]) -> Sequence[Row]:
         """Send the rows that W&B has not, and return them."""
         left = self._sent.left(rows)
+        samples = Samples(self._path)
         for row in left:
             values: dict[str, Any] = dict(row.named())
-            if shown := samples(self._path, row):
+            if shown := samples.of(row):
                 values["eval/samples"] = wandb.Table(
                     columns=list(SAMPLE_COLUMNS), data=[list(cells) for cells in shown]
                 )

@@ -22,12 +22,14 @@ from factories import a_rollout
 from marks import slow
 from rlvr_cli.cli import invoke
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs import readers as readers_of_runs
+from rlvr_cli.runs.manifest import parse_manifest
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.remote.index import local_files
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.trackers import open as opening
 from rlvr_cli.trackers.children import Children, tracked
-from rlvr_cli.trackers.rows import Row, complete_rows, samples
+from rlvr_cli.trackers.rows import Row, Samples, complete_rows
 from rlvr_cli.trackers.sent import Recorded
 
 ROOT = Path(__file__).parents[2]
@@ -134,16 +136,26 @@ def test_without_rollouts_the_last_update_waits(tmp_path):
         assert [r.step for r in complete_rows(read_run(run.path))] == [0, 1]
 
 
-def test_the_same_questions_are_shown_each_time(tmp_path):
+def test_the_same_questions_are_shown_each_time(tmp_path, monkeypatch):
+    parsed = []
+
+    def counted(*arguments, **given):
+        parsed.append(arguments)
+        return parse_manifest(*arguments, **given)
+
     with RunDir.create(tmp_path, "grpo", name="r", metadata={}) as run:
         write_steps(run, range(3))
-        shown = {row.step: samples(run.path, row) for row in complete_rows(read_run(run.path)) if row.axis == "eval"}
+        rows = complete_rows(read_run(run.path))
+        monkeypatch.setattr(readers_of_runs, "parse_manifest", counted)
+        samples = Samples(run.path)
+        shown = {row.step: samples.of(row) for row in rows if row.axis == "eval"}
+    assert len(parsed) == 1, "of a long run it takes longer than the rows"
     assert (
         [cells[0] for cells in shown[0]]
         == [cells[0] for cells in shown[2]]
         == ["q0", "q1", "q10", "q11", *map("q{}".format, range(2, 6))]
     )
-    assert samples(run.path, Row("train", 0, 0.0, {"reward/mean": 1.0})) == []
+    assert samples.of(Row("train", 0, 0.0, {"reward/mean": 1.0})) == []
 
 
 @pytest.mark.parametrize("name", REAL)
