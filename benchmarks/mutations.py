@@ -1908,6 +1908,7 @@ VIEW = [
         ("a page of the view stays as it was first made", "if kept is None or kept[0] != state:", "if kept is None:", f"{SERVED}not_sent_again"),
         ("any directory is a run of the view", "if name not in paths:", "if False:", f"{SERVED}only_runs_of_the_directory"),
     ),
+    Mutation("the view has a verdict on wins and scores", "analysis/live/pages.py", "        check_accuracy([a, b])\n", "", f"{SERVED}without_an_accuracy"),
     *mutations_of(
         "analysis/live/rollouts.py",
         ("a long search is cut", "if len(words) > MAX_WORDS:", "if False:", "tests/analysis/live/test_server.py -k bad_request"),

@@ -142,6 +142,16 @@ def with_accuracy(infos: Sequence[RunInfo], query: str = "") -> list[RunInfo]:
     return answered
 
 
+def check_accuracy(infos: Sequence[RunInfo]) -> None:
+    """Raise RlvrError unless all of these runs have answers, which are right or wrong."""
+    kept = with_accuracy(infos)
+    if left_out := [info.id for info in infos if info not in kept]:
+        raise RlvrError(
+            f"compare is of right and wrong answers, which searches and comparisons do not have: {', '.join(left_out)}.",
+            f"rlvr analyze {' '.join(left_out)}",
+        )
+
+
 def search_tables(info: RunInfo, *, timeout_seconds: float = 30.0) -> list[Table]:
     """The summary of a search, all rounds together: its scores, why attempts failed, and the best of k of them. Raises RlvrError."""
     with open_runs([info], timeout_seconds=timeout_seconds) as database:

@@ -19,6 +19,7 @@ from rlvr_cli.analysis.report import build
 from rlvr_cli.analysis.report.page import Browser, Grid, Share, assets, render, report_values
 from rlvr_cli.analysis.report.rollouts import of_steps, step_of
 from rlvr_cli.analysis.statistics.comparison import compare
+from rlvr_cli.analysis.summary import check_accuracy
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import holder_of
 from rlvr_cli.runs.manifest import MANIFEST, METRICS, RUN_FILE
@@ -132,6 +133,7 @@ def verdict_of(a: RunInfo, b: RunInfo) -> Verdict:
     """What `rlvr analyze compare` says of two runs' last evaluations."""
     lasts = [of_steps(info, build.first_and_last(info)[-1:]) for info in (a, b)]
     try:
+        check_accuracy([a, b])
         with open_runs(lasts, timeout_seconds=SECONDS) as database:
             found = compare(database, [a.id], [b.id])
     except RlvrError as error:

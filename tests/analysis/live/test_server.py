@@ -314,6 +314,21 @@ def test_runs_that_share_no_question_say_so(tmp_path):
     assert "They cannot be compared. The runs share no question." in text
 
 
+def test_runs_without_an_accuracy_are_not_compared(tmp_path):
+    for command, name in (("pairwise", "a"), ("pairwise", "b"), ("discover", "s"), ("eval", "e")):
+        with RunDir.create(tmp_path, command, name=name, metadata=metadata()) as run:
+            if command != "discover":  # whose rows are candidates
+                commit(run, 0, [rollout(name, "q", 0, phase="eval")], phase="eval")
+    infos = {name: read_run(tmp_path / name) for name in "abse"}
+    told = {runs: pages.verdict_of(infos[runs[0]], infos[runs[1]]) for runs in ("ab", "sa", "ea")}
+    assert [(verdict.sentences, verdict.arms) for verdict in told.values()] == [((), None)] * 3
+    assert {runs: verdict.problem for runs, verdict in told.items()} == {
+        "ab": "a is a comparison with wins and ties, and has no accuracy.",
+        "sa": "s is a search with scores, and has no accuracy.",
+        "ea": "compare is of right and wrong answers, which searches and comparisons do not have: a.",
+    }
+
+
 @pytest.mark.parametrize(
     ("query", "status", "words"),
     [

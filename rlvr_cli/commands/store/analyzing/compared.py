@@ -9,7 +9,7 @@ from typing import Any
 
 from rlvr_cli.analysis.pictures.arms import arm_names, split_arms
 from rlvr_cli.analysis.queries.database import open_runs
-from rlvr_cli.analysis.summary import with_accuracy
+from rlvr_cli.analysis.summary import check_accuracy
 from rlvr_cli.commands.store.analyzing.asked import named_runs, read_runs
 from rlvr_cli.config.store.analyze import AnalyzeConfig
 from rlvr_cli.errors import RlvrError, UsageError
@@ -42,12 +42,7 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
             "compare needs at least one run in each arm, and each run only once.",
             "To compare steps of one run: rlvr analyze migration RUN",
         )
-    kept = with_accuracy(runs)
-    if left_out := [info.id for info in runs if info not in kept]:
-        raise RlvrError(
-            f"compare is of right and wrong answers, which searches and comparisons do not have: {', '.join(left_out)}.",
-            f"rlvr analyze {' '.join(left_out)}",
-        )
+    check_accuracy(runs)
     ids = [[info.id for info in arm] for arm in infos]
     where = {"phase": parameters["phase"], "step": parameters["step"]}
     with open_runs(runs, timeout_seconds=config.timeout_seconds) as database:
