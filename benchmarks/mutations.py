@@ -1633,8 +1633,10 @@ EPISODES = [
     Mutation("alarms are told again with more memory", "analysis/run_end.py", "            are_told = True\n", "", "tests/analysis/test_run_end.py -k told_once"),
     *mutations_of(
         "analysis/statistics/alarms.py",
-        ("curves are those of all runs", "WHERE run_id = $run AND phase = 'train' ORDER BY", "WHERE $run <> '' AND phase = 'train' ORDER BY", "tests/analysis/statistics/test_alarms.py -k its_own"),
-        ("verdicts are those of all runs", "WHERE run_id = $run AND phase = 'train' AND", "WHERE $run <> '' AND phase = 'train' AND", "tests/analysis/statistics/test_alarms.py -k its_own"),
+        ("curves are those of another run", "_found(info, curves[info.id], ", "_found(info, next(iter(curves.values())), ", "tests/analysis/statistics/test_alarms.py -k its_own"),
+        ("verdicts are those of another run", ", disagreement[info.id])", ", next(iter(disagreement.values())))", "tests/analysis/statistics/test_alarms.py -k its_own"),
+        ("the alarms of each run are asked for by themselves", "        if len(batch) > 1:", "        if False:", "tests/analysis/statistics/test_alarms.py -k its_own"),
+        ("the metrics of all runs are in memory at once", "        if not batches or rows > room:", "        if not batches:", "tests/analysis/statistics/test_alarms.py -k its_own"),
         ("an infinite metric is part of a trend", "if math.isfinite(curve[step])]", "if curve[step] == curve[step]]", "tests/analysis/statistics/test_alarms.py -k infinite"),
     ),
     Mutation("all rollouts are read through a database of their own", "analysis/report/rollouts.py", "nullcontext(whole) if is_whole else", "nullcontext(whole) if False else", "tests/analysis/report/test_report.py -k one_for_each_summary"),

@@ -57,7 +57,7 @@ ENDS = {
 @pytest.mark.parametrize("end", ENDS)
 def test_the_queries_at_an_end_have_their_own_time(stage, monkeypatch, end):
     ending, asking, query, finish = ENDS[end]
-    of_a_run = " AND $run <> ''" if "$run" in getattr(asking, query) else ""
+    of_a_run = " AND len($runs) > 0" if "$runs" in getattr(asking, query) else ""
     monkeypatch.setattr(ending, "AT_END_SECONDS", 0.2)
     monkeypatch.setattr(asking, query, ENDLESS + of_a_run)
     with pytest.raises(RlvrError, match=r"stopped after 0\.2 seconds"):

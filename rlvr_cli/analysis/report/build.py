@@ -19,7 +19,7 @@ from rlvr_cli.analysis.queries.database import Database, LimitReached, MemoryNee
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.report.page import Browser, Grid, LeftOut, Report, Search, Setting, Share, render_page
 from rlvr_cli.analysis.report.rollouts import groups_of, of_steps, pack_rollouts, step_of
-from rlvr_cli.analysis.statistics.alarms import run_alarms
+from rlvr_cli.analysis.statistics.alarms import alarms_by_run
 from rlvr_cli.analysis.statistics.comparison import held_out_intervals
 from rlvr_cli.analysis.statistics.estimators import Estimate
 from rlvr_cli.analysis.statistics.pairwise import comparison_tables
@@ -143,9 +143,10 @@ def _asked(words: str, infos: Sequence[RunInfo], more: str) -> str:
 def alarms_of(database: Database, infos: Sequence[RunInfo], *, left_out: list[LeftOut]) -> list[dict[str, str]]:
     """The alarms of these runs."""
     alarms = []
+    found = alarms_by_run(database, infos)
     for info in infos:
         with said_if_too_much(left_out, "Alarms", f"The alarms of {info.id} are", ""):
-            for alarm in run_alarms(database, info):
+            for alarm in found(info):
                 sentence = f"{info.id}: {alarm.sentence}" if len(infos) > 1 else alarm.sentence
                 alarms.append(
                     {

@@ -18,7 +18,7 @@ from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.report.build import CURVES_LACK, charts_of, said_if_too_much
 from rlvr_cli.analysis.report.charts import layout_chart, layout_legend
 from rlvr_cli.analysis.report.page import Grid, LeftOut, assets, render
-from rlvr_cli.analysis.statistics.alarms import run_alarms
+from rlvr_cli.analysis.statistics.alarms import alarms_by_run
 from rlvr_cli.analysis.statistics.comparison import held_out_intervals
 from rlvr_cli.analysis.statistics.progress import read_progress
 from rlvr_cli.analysis.statistics.sweep_table import OF_K
@@ -155,10 +155,11 @@ def _at_k_picture(findings: Findings, *, left_out: list[LeftOut]) -> Picture | N
 
 def _alarms(findings: Findings, database: Database) -> Iterator[tuple[str, str]]:
     """What looks wrong in a run, and the command that shows it."""
-    for infos in findings.arms.values():
-        for info in infos:
-            for alarm in run_alarms(database, info):
-                yield f"{info.id}: {alarm.sentence}", alarm.command_for(info.path)
+    runs = [info for infos in findings.arms.values() for info in infos]
+    found = alarms_by_run(database, runs)
+    for info in runs:
+        for alarm in found(info):
+            yield f"{info.id}: {alarm.sentence}", alarm.command_for(info.path)
 
 
 def _responses(findings: Findings, database: Database) -> Iterator[Response]:

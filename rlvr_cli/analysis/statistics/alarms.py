@@ -8,12 +8,14 @@ import math
 import shlex
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlvr_cli.analysis.queries.database import Database
+from rlvr_cli.analysis.queries.database import Database, LimitReached
 from rlvr_cli.analysis.statistics.estimators import t_quantile
+from rlvr_cli.runs.manifest import GRADES, METRICS
 from rlvr_cli.runs.readers import RunInfo
 from rlvr_cli.runs.storage.sources import place_of
 
@@ -23,6 +25,7 @@ MIN_STEPS = 5  # a shorter curve has no trend
 SOLVED = 0.9  # mean reward above which low entropy, and few groups with a signal, are no alarm
 SPIKE = 10.0  # times the median gradient norm, at least
 CHANCE = 0.01  # how often an alarm may sound by noise alone
+MOST_ROWS = 1_000_000  # metrics and grades that are asked for at once: about 100 MB
 DISAGREEMENT = 0.05  # how much the share of verdicts on which two graders differ may grow
 
 
@@ -42,15 +45,49 @@ class Alarm:
 
 def run_alarms(database: Database, info: RunInfo) -> list[Alarm]:
     """Find the alarms of a run, one of those in the database. Raises RlvrError, LimitReached among them."""
-    rows = list(database.rows(_CURVES, {"run": info.id}))
-    verdicts = list(database.rows(_DISAGREEMENT, {"run": info.id})) if info.grades else []
+    return _alarms_of(database, [info])[info.id]
+
+
+def alarms_by_run(database: Database, infos: Sequence[RunInfo]) -> Callable[[RunInfo], list[Alarm]]:
+    """Return what gives the alarms of each of these runs, as `run_alarms` does, but from few queries: each goes through all files.
+
+    Raises RlvrError.
+    """
+    found: dict[str, list[Alarm]] = {}
+    batches: list[list[RunInfo]] = []
+    room = 0
+    for info in infos:
+        rows = _rows_read(info)
+        if not batches or rows > room:
+            batches.append([])
+            room = MOST_ROWS
+        batches[-1].append(info)
+        room -= rows
+    for batch in batches:
+        if len(batch) > 1:
+            with suppress(LimitReached):  # each by itself may need less
+                found |= _alarms_of(database, batch)
+    return lambda info: found[info.id] if info.id in found else run_alarms(database, info)
+
+
+def _rows_read(info: RunInfo) -> int:
+    metrics = next((entry.rows for entry in reversed(info.entries) if entry.path == METRICS), 0)
+    return metrics + sum(entry.rows for entry in info.entries if entry.folder == GRADES)
+
+
+def _alarms_of(database: Database, infos: Sequence[RunInfo]) -> dict[str, list[Alarm]]:
+    curves: dict[str, dict[str, dict[int, float]]] = {info.id: {} for info in infos}
+    disagreement: dict[str, dict[str, dict[int, float]]] = {info.id: {} for info in infos}
+    for run, name, step, value in database.rows(_CURVES, {"runs": list(curves)}):
+        curves[run].setdefault(name, {})[step] = value
+    if graded := [info.id for info in infos if info.grades]:
+        for run, grader, step, share in database.rows(_DISAGREEMENT, {"runs": graded}):
+            disagreement[run].setdefault(grader, {})[step] = share
+    return {info.id: _found(info, curves[info.id], disagreement[info.id]) for info in infos}
+
+
+def _found(info: RunInfo, curves: Curves, disagreement: Curves) -> list[Alarm]:
     diverged = info.metadata.get("diverged")
-    curves: dict[str, dict[int, float]] = {}
-    for name, step, value in rows:
-        curves.setdefault(name, {})[step] = value
-    disagreement: dict[str, dict[int, float]] = {}
-    for grader, step, share in verdicts:
-        disagreement.setdefault(grader, {})[step] = share
     config = info.metadata.get("config")
     given = config if isinstance(config, dict) else {}
     found = list(find_alarms(curves, disagreement=disagreement, config=given))
@@ -259,17 +296,17 @@ _ALARMS: tuple[tuple[str, Callable[[_Training], Iterator[_Finding]]], ...] = (
 )
 
 
-_CURVES = "SELECT name, step, value FROM metrics WHERE run_id = $run AND phase = 'train' ORDER BY step"
+_CURVES = "SELECT run_id, name, step, value FROM metrics WHERE run_id IN $runs AND phase = 'train' ORDER BY step"
 _DISAGREEMENT = """
-    SELECT grader, step, avg((first <> second)::INT)
+    SELECT run_id, grader, step, avg((first <> second)::INT)
     FROM (
         SELECT
-            grades.grader, step,
+            run_id, grades.grader, step,
             grades.reward > 0.5 AND NOT isnan(grades.reward) AS first,
             rollouts.reward > 0.5 AND NOT isnan(rollouts.reward) AS second
         FROM rollouts JOIN grades USING (run_id, phase, step, example_id, sample_index)
         -- a grade that failed is no verdict
-        WHERE run_id = $run AND phase = 'train' AND grades.reward IS NOT NULL AND rollouts.reward IS NOT NULL
+        WHERE run_id IN $runs AND phase = 'train' AND grades.reward IS NOT NULL AND rollouts.reward IS NOT NULL
     )
     GROUP BY ALL
     ORDER BY ALL

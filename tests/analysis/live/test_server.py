@@ -638,7 +638,7 @@ def test_a_page_lacks_what_takes_too_long_and_says_what_shows_it(tmp_path, monke
 def test_alarms_that_take_too_long_are_left_out(tmp_path, monkeypatch):
     make_run(tmp_path, "a", steps=1)
 
-    never = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range + b.range = 1 AND $run = 'a'"
+    never = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range + b.range = 1 AND 'a' IN $runs"
     monkeypatch.setattr(pages, "SECONDS", 0.5)
     monkeypatch.setattr(alarms, "_CURVES", never)
     with open_app(Library(tmp_path), token="") as app:

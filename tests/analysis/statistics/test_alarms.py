@@ -3,8 +3,10 @@
 import pytest
 
 from factories import a_grade, a_rollout
-from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.analysis.queries.database import Database, open_runs
+from rlvr_cli.analysis.report.build import alarms_of
 from rlvr_cli.analysis.run_end import print_findings
+from rlvr_cli.analysis.statistics import alarms
 from rlvr_cli.analysis.statistics.alarms import find_alarms, run_alarms
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -213,7 +215,7 @@ def test_a_judge_that_parts_from_a_rule_is_told_and_one_that_fails_is_no_disagre
     assert ("math_verify disagrees with 95%" in capsys.readouterr().err) == bool(found), "also when the run has ended"
 
 
-def test_the_alarms_of_a_run_are_its_own(tmp_path):
+def test_the_alarms_of_a_run_are_its_own(tmp_path, monkeypatch):
     """Two runs in a database, of which one has no reward and a judge that parts from its rule."""
     infos = []
     for name, parts in (("ill", True), ("well", False)):
@@ -229,3 +231,19 @@ def test_the_alarms_of_a_run_are_its_own(tmp_path):
         infos.append(read_run(tmp_path / name))
     with open_runs(infos) as database:
         assert [names(run_alarms(database, info)) for info in infos] == [["graders_part", "grade_errors"], []]
+        asked = []
+
+        def counted(*arguments):
+            asked.append(arguments)
+            return Database.rows(database, *arguments)
+
+        monkeypatch.setattr(database, "rows", counted)
+        told = alarms_of(database, infos, left_out=[])
+        assert [(alarm["name"], alarm["sentence"][:5]) for alarm in told] == [
+            ("graders_part", "ill: "),
+            ("grade_errors", "ill: "),
+        ]
+        assert len(asked) == 2, "two queries for all runs: each goes through the files of all"
+        monkeypatch.setattr(alarms, "MOST_ROWS", 1)
+        assert alarms_of(database, infos, left_out=[]) == told
+        assert len(asked) == 2 + 4, "but not more rows at once than fit into memory"
