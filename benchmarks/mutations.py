@@ -1910,6 +1910,13 @@ VIEW = [
         ("a page of the view stays as it was first made", "if kept is None or kept[0] != state:", "if kept is None:", f"{SERVED}not_sent_again"),
         ("any directory is a run of the view", "if name not in paths:", "if False:", f"{SERVED}only_runs_of_the_directory"),
     ),
+    Mutation("the list of the view reads all runs each time", "analysis/live/server.py", "pages.run_rows(paths, known), render", "pages.run_rows(paths), render", f"{SERVED}that_have_changed"),
+    *mutations_of(
+        "analysis/queries/run_list.py",
+        ("a run that has changed is shown as it was", " and last[path][0] == states[path]}", "}", f"{SERVED}that_have_changed"),
+        ("a run that was broken is so for ever", "if one.row[\"problem\"] is None}", "}", f"{SERVED}that_have_changed"),
+        ("runs that are gone stay in memory", "        self._known = {path:", "        self._known |= {path:", f"{SERVED}that_have_changed"),
+    ),
     Mutation("the view has a verdict on wins and scores", "analysis/live/pages.py", "        check_accuracy([a, b])\n", "", f"{SERVED}without_an_accuracy"),
     *mutations_of(
         "analysis/live/rollouts.py",

@@ -5,7 +5,6 @@ the same.
 """
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC
@@ -14,7 +13,7 @@ from typing import Any
 
 from rlvr_cli.analysis.live.rollouts import SECONDS
 from rlvr_cli.analysis.queries.database import open_runs
-from rlvr_cli.analysis.queries.run_list import cut_differences, list_runs
+from rlvr_cli.analysis.queries.run_list import Known, cut_differences, list_runs, state_of
 from rlvr_cli.analysis.report import build
 from rlvr_cli.analysis.report.page import Browser, Grid, Share, assets, render, report_values
 from rlvr_cli.analysis.report.rollouts import of_steps, step_of
@@ -22,7 +21,6 @@ from rlvr_cli.analysis.statistics.comparison import compare
 from rlvr_cli.analysis.summary import check_accuracy
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import holder_of
-from rlvr_cli.runs.manifest import MANIFEST, METRICS, RUN_FILE
 from rlvr_cli.runs.readers import RunInfo, read_run
 
 MOST_SHOWN = 120  # characters of what differs, in the list of runs
@@ -45,8 +43,7 @@ class Verdict:
 
 def committed_state(paths: Mapping[str, Path]) -> str:
     """A hash of what is committed in these runs and of whether somebody writes them, without reading the files."""
-    files = [(name, [_identity(path / file) for file in (RUN_FILE, MANIFEST, METRICS)]) for name, path in paths.items()]
-    return _hash(files, [(holder_of(path) or {}).get("pid") for path in paths.values()])
+    return _hash([(name, state_of(path)) for name, path in paths.items()])
 
 
 def activities(paths: Mapping[str, Path]) -> dict[str, str]:
@@ -63,18 +60,10 @@ def _hash(*values: Any) -> str:
     return hashlib.sha256(repr(values).encode()).hexdigest()
 
 
-def _identity(path: Path) -> tuple[int, ...]:
-    try:
-        state = os.lstat(path)
-    except OSError:
-        return ()
-    return state.st_ino, state.st_size, state.st_mtime_ns
-
-
-def run_rows(paths: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """The list of runs for the template, each with its name in this view."""
+def run_rows(paths: Mapping[str, Path], known: Known | None = None) -> list[dict[str, Any]]:
+    """The list of runs for the template, each with its name in this view. Of `known` runs, those that have changed are read."""
     rows = []
-    listed = list_runs(list(paths.values()))
+    listed = list_runs(list(paths.values()), known=known)
     shown = cut_differences([row["differs"] or "" for row in listed], most=MOST_SHOWN)
     for name, row, differs in zip(paths, listed, shown, strict=True):
         share = None if row["accuracy"] is None else Share(row["accuracy"], row["low"], row["high"])

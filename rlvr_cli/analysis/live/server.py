@@ -33,6 +33,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rlvr_cli.analysis.live import pages, rollouts
+from rlvr_cli.analysis.queries.run_list import Known
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo, read_run, recent_runs
 from rlvr_cli.runs.remote.views import look_again, newest
@@ -177,7 +178,7 @@ def open_app(
         token: what the first request must have; "" for none.
         hosts: names of this machine that a Host header may have, besides IP addresses.
     """
-    kept, databases = _Kept(), rollouts.Databases()
+    kept, known, databases = _Kept(), Known(), rollouts.Databases()
 
     def page(
         request: Request, paths: Mapping[str, Path], read: Callable[[], Any], render: Callable[..., str]
@@ -197,7 +198,7 @@ def open_app(
             return HTMLResponse(pages.problem_page(error), 503)
         order = asked if asked in pages.ORDERS else ""
         render = partial(pages.runs_page, title=library.title, given=library.order, order=order)
-        return page(request, paths, lambda: pages.run_rows(paths), render)
+        return page(request, paths, lambda: pages.run_rows(paths, known), render)
 
     def report(request: Request) -> Response:
         try:

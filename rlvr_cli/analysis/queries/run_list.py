@@ -19,7 +19,7 @@ from rlvr_cli.config.parsing.options import options
 from rlvr_cli.config.store.runs import Order
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import holder_of
-from rlvr_cli.runs.manifest import METRICS, ROLLOUTS, Entry
+from rlvr_cli.runs.manifest import MANIFEST, METRICS, ROLLOUTS, RUN_FILE, Entry
 from rlvr_cli.runs.provenance import name_of
 from rlvr_cli.runs.readers import ENDED, RunInfo, parsed_table, read_metrics, read_run
 from rlvr_cli.runs.storage.sources import source_of
@@ -86,12 +86,60 @@ class _Measured:
     accuracy: Estimate
 
 
-def list_runs(paths: Sequence[Path], *, sizes: bool = False) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class _Read:
+    """What is read of one run."""
+
+    row: dict[str, Any]  # of `COLUMNS`, without what needs the other runs, and without its size
+    metadata: Mapping[str, Any] | None  # command and config of run.json; None if it cannot be read
+
+
+class Known:
+    """What was read of the runs of the last list, for the next one: a run is read again if its files have changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[tuple[Any, ...], _Read]] = {}
+
+    def read(self, paths: Sequence[Path]) -> dict[Path, _Read]:
+        """What `_read_runs` returns of these runs."""
+        states = {path: state_of(path) for path in paths}  # first: what is committed meanwhile is read the next time
+        last = self._known
+        kept = {path: last[path][1] for path in paths if path in last and last[path][0] == states[path]}
+        read = kept | _read_runs([path for path in paths if path not in kept])
+        # A problem may pass without a change of these files.
+        self._known = {path: (states[path], one) for path, one in read.items() if one.row["problem"] is None}
+        return read
+
+
+def state_of(path: Path) -> tuple[Any, ...]:
+    """What changes when a run commits something, or when somebody begins or ends to write it; its files are not read."""
+    return *(_identity(path / file) for file in (RUN_FILE, MANIFEST, METRICS)), (holder_of(path) or {}).get("pid")
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    try:
+        state = os.lstat(path)
+    except OSError:
+        return ()
+    return state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def list_runs(paths: Sequence[Path], *, sizes: bool = False, known: Known | None = None) -> list[dict[str, Any]]:
     """Return what `COLUMNS` says of each run, in the given order.
 
     Args:
         sizes: also add up the files of each run.
+        known: of the last list, to read only the runs that have changed since.
     """
+    read = _read_runs(paths) if known is None else known.read(paths)
+    differing = _differing([one.metadata for one in read.values() if one.metadata is not None])
+    return [
+        read[path].row | {"differs": _differs(read[path], differing), "bytes": _size(path) if sizes else None}
+        for path in paths
+    ]
+
+
+def _read_runs(paths: Sequence[Path]) -> dict[Path, _Read]:
     infos: dict[Path, RunInfo] = {}
     evaluated: dict[Path, RunInfo] = {}
     problems: dict[Path, str] = {}
@@ -117,17 +165,17 @@ def list_runs(paths: Sequence[Path], *, sizes: bool = False) -> list[dict[str, A
             except RlvrError as error:
                 problems[path] = error.problem
                 del infos[path]
-    differing = _differing([info.metadata for info in infos.values()])
-    rows = []
+    read = {}
     for path in paths:
         row: dict[str, Any] = dict.fromkeys(COLUMNS) | {"run_id": path.name, "status": "broken"}
         try:
             if path in infos:
-                row |= _described(infos[path], measured.get(path), differing)
+                row |= _described(infos[path], measured.get(path))
         except RlvrError as error:
             problems[path] = error.problem
-        rows.append(row | {"problem": problems.get(path), "bytes": _size(path) if sizes else None})
-    return rows
+        metadata = {k: infos[path].metadata.get(k) for k in ("command", "config")} if path in infos else None
+        read[path] = _Read(row | {"problem": problems.get(path)}, metadata)
+    return read
 
 
 def cut_differences(texts: Sequence[str], *, most: int) -> list[str]:
@@ -189,17 +237,10 @@ def _measured(infos: Mapping[Path, RunInfo]) -> dict[Path, _Measured]:
     return found
 
 
-def _described(
-    info: RunInfo, measured: _Measured | None, differing: Mapping[str, Mapping[str, Counter[str]]]
-) -> dict[str, Any]:
+def _described(info: RunInfo, measured: _Measured | None) -> dict[str, Any]:
     metadata = info.metadata
-    config, facts = metadata.get("config") or {}, metadata.get("facts") or {}
+    facts = metadata.get("facts") or {}
     done, planned, unit = _progress(info)
-    runs_alike = {
-        name: (values[json.dumps(config.get(name, _default(metadata["command"], name)))], values.total())
-        for name, values in differing.get(metadata["command"], {}).items()
-    }
-    unusual = [name for name, (alike, total) in runs_alike.items() if 2 * alike <= total]
     row = {
         "run_id": info.id,
         "command": metadata["command"],
@@ -209,10 +250,9 @@ def _described(
         "unit": unit,
         "model": name_of(facts.get("model")) or None,
         "dataset": name_of(facts.get("dataset")) or None,
-        "differs": ", ".join(_option(name, config) for name in sorted(unusual, key=lambda name: runs_alike[name][0])),
         "created_at": _time(metadata["created_at"]),
         "wall_seconds": float(metadata.get("wall_seconds", 0.0)),
-        "config": json.dumps(config),
+        "config": json.dumps(metadata.get("config") or {}),
         "best_score": _best_score(info) if metadata["command"] == SEARCH else None,
     }
     if measured is not None:
@@ -220,6 +260,19 @@ def _described(
         row |= {"phase": measured.phase, "step": measured.step, "questions": measured.questions}
         row |= {"accuracy": estimate.value, "low": estimate.low, "high": estimate.high}
     return row
+
+
+def _differs(read: _Read, differing: Mapping[str, Mapping[str, Counter[str]]]) -> str | None:
+    """Say in which options a run differs from most others of its command; None of a broken run."""
+    if read.metadata is None or read.row["command"] is None:
+        return None
+    command, config = read.metadata["command"], read.metadata.get("config") or {}
+    runs_alike = {
+        name: (values[json.dumps(config[name] if name in config else _default(command, name))], values.total())
+        for name, values in differing.get(command, {}).items()
+    }
+    unusual = [name for name, (alike, total) in runs_alike.items() if 2 * alike <= total]
+    return ", ".join(_option(name, config) for name in sorted(unusual, key=lambda name: runs_alike[name][0]))
 
 
 def _status(info: RunInfo) -> str:

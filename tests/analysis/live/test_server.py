@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +23,10 @@ from rlvr_cli.analysis import summary
 from rlvr_cli.analysis.live import pages, server
 from rlvr_cli.analysis.live import rollouts as live_rollouts
 from rlvr_cli.analysis.live.server import Library, is_local, listen, open_app
+from rlvr_cli.analysis.queries import run_list
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
+from rlvr_cli.analysis.queries.run_list import Known, list_runs
 from rlvr_cli.analysis.report.build import write_report
 from rlvr_cli.analysis.statistics import alarms, comparison
 from rlvr_cli.errors import RlvrError
@@ -266,6 +269,43 @@ def test_a_page_that_shows_the_same_is_not_sent_again(tmp_path):
             doing = client.get("/view?run=a", headers={"if-none-match": grown.headers["etag"]})
             assert "sampling, 0 of 64 responses" in doing.text
     # it has ended
+
+
+def test_the_list_reads_the_runs_that_have_changed(tmp_path, monkeypatch):
+    read = []
+
+    def counted(path):
+        read.append(path.name)
+        return read_run(path)
+
+    monkeypatch.setattr(run_list, "read_run", counted)
+    make_run(tmp_path, "a", steps=1)
+    with (
+        RunDir.create(tmp_path, "grpo", name="b", metadata=metadata(learning_rate=0.2)) as run,
+        open_app(Library(tmp_path), token="") as app,
+    ):
+        client = TestClient(app, base_url="http://127.0.0.1")
+        assert "0 of 9 steps" in client.get("/?order=name").text
+        assert sorted(read) == ["a", "b"]
+        commit(run, 0, some_rollouts("b", 0))
+        text = client.get("/?order=name").text
+        assert text.count("1 of 9 steps") == 2
+        assert "learning_rate 0.1" in text
+        assert read[2:] == ["b"]
+        shutil.rmtree(tmp_path / "a")
+        assert "learning_rate" not in client.get("/?order=name").text, "of one run nothing differs"
+        make_run(tmp_path, "a", steps=2)
+        assert "2 of 9 steps" in client.get("/?order=name").text
+    assert read[3:] == ["a"]
+    paths, known = [tmp_path / "a", tmp_path / "b"], Known()
+    assert list_runs(paths, known=known) == list_runs(paths)
+    part = next((tmp_path / "b" / "rollouts").glob("train-*"))
+    part.rename(tmp_path / "part")
+    assert known.read(paths)[tmp_path / "b"].row["problem"] is None
+    known.read(paths[:1])
+    assert "Cannot read" in str(known.read(paths)[tmp_path / "b"].row["problem"]), "only runs of the last list are kept"
+    (tmp_path / "part").rename(part)
+    assert known.read(paths)[tmp_path / "b"].row["problem"] is None, "a broken run is looked at each time"
 
 
 def test_a_run_that_ends_changes_the_page(tmp_path):
