@@ -1944,6 +1944,7 @@ STORAGE = [
     *mutations_of(
         "runs/remote/follow.py",
         ("what others have put there is removed", "key not in named and is_version(key)", "key not in named", f"{BEHIND}what_others_have_put_there_stays"),
+        ("an upload removes the runs below its name", " and not key.startswith(others)]", "]", f"{BEHIND}a_run_leaves_the_runs_below_its_name_alone"),
         ("what was uploaded is not read back", "if received(self._store.stream(key)) != file:", "if False:", f"{BEHIND}faults_of_the_store_cost_nothing_but_time[flip]"),
         ("rows wait for checkpoints", "        if whole:\n            self._upload_checkpoints()", "        if True:\n            self._upload_checkpoints()", f"{BEHIND}rows_do_not_wait_for_a_checkpoint"),
         ("the last checkpoints are left out", "chosen = taken.checkpoints if whole else", "chosen = [] if whole else", f"{BEHIND}rows_do_not_wait_for_a_checkpoint"),
@@ -1962,6 +1963,7 @@ STORAGE = [
     *mutations_of(
         "runs/remote/behind.py",
         ("the lease is not renewed while a run is fetched", "self._renewing = renewing(lease, self._is_lost)", "self._renewing = threading.Event()", f"{BEHIND}the_lease_is_renewed_while_a_run_is_fetched"),
+        ("a run may begin above others", "if below := runs_below(store.sizes()):", "if below := []:", f"{BEHIND}a_run_leaves_the_runs_below_its_name_alone"),
         ("a killed upload is not started again", "            if left:\n", "            if False:\n", f"{BEHIND}a_killed_upload_process_is_started_again"),
         ("a run that did not arrive ends as if it had", "        if self._problem:\n            raise", "        if False:\n            raise", f"{BEHIND}a_store_that_stays_broken_never_stops_the_run_and_export_goes_on"),
     ),

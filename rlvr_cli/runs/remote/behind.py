@@ -16,7 +16,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import environment_of
 from rlvr_cli.runs.remote.copies import brought_run
 from rlvr_cli.runs.remote.follow import LOST
-from rlvr_cli.runs.remote.index import INDEX
+from rlvr_cli.runs.remote.index import INDEX, runs_below
 from rlvr_cli.runs.remote.lease import Lease, check_free, renewing
 from rlvr_cli.runs.remote.store import Address, Store, parsed_address
 from rlvr_cli.runs.remote.work import begun, work_folder
@@ -62,10 +62,15 @@ class Upload:
 
     @classmethod
     def of_new(cls, place: Address) -> "Upload | None":
-        """Reserve a place for a new run; None if there is a run. Raises RlvrError if it is being written, or the store fails."""
+        """Reserve a place for a new run; None if there is a run. Raises RlvrError if it is being written or has runs below it, or the store fails."""
         store = Store(place)
         if store.read(INDEX) is not None:
             return None
+        if below := runs_below(store.sizes()):
+            raise RlvrError(
+                f"{place} has runs below it, such as {shown(str(place.below(below[0])))}, and so cannot be a run.",
+                f"Choose another name with --run; or, for a run beside those, --runs-dir {place}",
+            )
         upload = cls(Lease.acquire(store))
         if store.read(INDEX) is not None:
             upload.give_up()

@@ -36,6 +36,7 @@ from rlvr_cli.runs.remote.index import (
     of_run,
     parsed_index,
     received,
+    runs_below,
 )
 from rlvr_cli.runs.remote.lease import Lease, lost, renewing
 from rlvr_cli.runs.remote.snapshot import Seen
@@ -133,9 +134,10 @@ class Uploader:
             self._there.pop(key, None)
 
     def _clean(self) -> None:
-        """Remove what no index names: of a writer that was killed."""
+        """Remove what no index names: of a writer that was killed. Runs below this one's name have indexes of their own."""
+        others = tuple(f"{folder}/" for folder in runs_below(self._there))
         named = {INDEX, LEASE, *(self._index.keys.values() if self._index else ())}
-        stray = [key for key in self._there if key not in named and is_version(key)]
+        stray = [key for key in self._there if key not in named and is_version(key) and not key.startswith(others)]
         self._store.delete(stray)
         for key in stray:
             del self._there[key]

@@ -60,6 +60,11 @@ def is_version(key: str) -> bool:
     return _VERSION.fullmatch(key) is not None
 
 
+def runs_below(keys: Iterable[str]) -> list[str]:
+    """Return the folders, below the one of these keys, that are runs of their own: they have an index, or a lease."""
+    return sorted({key.rpartition("/")[0] for key in keys if key.endswith((f"/{INDEX}", f"/{LEASE}"))})
+
+
 def index_bytes(index: Index) -> bytes:
     files = {path: file._asdict() for path, file in sorted(index.files.items())}
     return json.dumps({"format": FORMAT} | asdict(index) | {"files": files}, indent=1).encode() + b"\n"

@@ -22,6 +22,7 @@ from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_metadata, read_rollouts, read_run, resolve_run
 from rlvr_cli.runs.remote import behind, lease, views
 from rlvr_cli.runs.remote.copies import export_run, fetch_run
+from rlvr_cli.runs.remote.follow import Uploader
 from rlvr_cli.runs.remote.index import INDEX, LEASE, parsed_index
 from rlvr_cli.runs.remote.lease import Lease
 from rlvr_cli.runs.remote.store import Store
@@ -189,6 +190,27 @@ def test_what_others_have_put_there_stays(s3, place):
         step(run, 0)
     assert {*others} <= there.sizes().keys()
     assert not {*left} & there.sizes().keys()
+
+
+def test_a_run_leaves_the_runs_below_its_name_alone(s3, place, finished):
+    """One that an earlier version let begin there; a new one is refused."""
+    export_run(finished, place.below("abl"))
+    begun = Store(place.below("abl").below("begun"))
+    Lease.acquire(begun)
+    begun.put_file(key := "rollouts/train-000000-0000.0123456789abcdef.parquet", b"x", size=1)
+    above = Store(place.below("abl"))
+    before = above.sizes()
+    with (
+        pytest.raises(RlvrError, match=rf"{place}/abl has runs below it, such as {place}/abl/begun") as raised,
+        RunDir.create(str(place), "grpo", name="abl", metadata={}),
+    ):
+        pass
+    assert f"--runs-dir {place}/abl" in raised.value.hint
+    above.put_file(key, b"x", size=1)  # of a writer that was killed
+    lease_of_above = Lease.acquire(above)
+    Uploader(finished, lease_of_above)
+    lease_of_above.release()
+    assert above.sizes() == before
 
 
 def test_a_run_that_wandb_has_put_links_into_is_uploaded_exported_and_resumed(s3, place, tmp_path):
@@ -410,7 +432,7 @@ def test_grades_are_added_there(s3, place, finished, capsys):
 @pytest.mark.parametrize("kind", ["500", "503", "cut", "lost", "slow", "flip", "stale"])
 def test_faults_of_the_store_cost_nothing_but_time(s3, place, tmp_path, kind):
     requests = (
-        [("GET", "list-type")] if kind == "stale" else [("PUT", "run."), ("PUT", "manifest."), ("PUT", "rollouts/")]
+        [("GET", "list-type")] * 2 if kind == "stale" else [("PUT", "run."), ("PUT", "manifest."), ("PUT", "rollouts/")]
     )
     s3.faults += [Fault(*request, kind) for request in requests]
     if kind not in ("flip", "stale"):
