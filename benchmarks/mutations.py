@@ -1945,7 +1945,7 @@ STORAGE = [
         "runs/remote/follow.py",
         ("what others have put there is removed", "key not in named and is_version(key)", "key not in named", f"{BEHIND}what_others_have_put_there_stays"),
         ("an upload removes the runs below its name", " and not key.startswith(others)]", "]", f"{BEHIND}a_run_leaves_the_runs_below_its_name_alone"),
-        ("what was uploaded is not read back", "if received(self._store.stream(key)) != file:", "if False:", f"{BEHIND}faults_of_the_store_cost_nothing_but_time[flip]"),
+        ("what was uploaded is not read back", "if received(self._store.stream(key, size=file.bytes)) != file:", "if False:", f"{BEHIND}faults_of_the_store_cost_nothing_but_time[flip]"),
         ("rows wait for checkpoints", "        if whole:\n            self._upload_checkpoints()", "        if True:\n            self._upload_checkpoints()", f"{BEHIND}rows_do_not_wait_for_a_checkpoint"),
         ("the last checkpoints are left out", "chosen = taken.checkpoints if whole else", "chosen = [] if whole else", f"{BEHIND}rows_do_not_wait_for_a_checkpoint"),
         ("old versions stay after an upload", "        self._store.delete(sorted(gone", "        sorted(sorted(gone", f"{BEHIND}a_run_is_in_the_store_while_it_is_written"),
@@ -1985,7 +1985,7 @@ STORAGE = [
     *mutations_of(
         "runs/remote/copies.py",
         ("a directory here that is older is gone on with", "            check_continues(index, here, place=place)\n", "            return target\n", f"{BEHIND}a_run_goes_on_in_an_empty_folder_and_comes_back"),
-        ("what was sent is not read back", "if received(store.stream(key)) != file:", "if False:", f"{COPIES}what_did_not_arrive_as_it_was_sent_is_noticed"),
+        ("what was sent is not read back", "if received(store.stream(key, size=file.bytes)) != file:", "if False:", f"{COPIES}what_did_not_arrive_as_it_was_sent_is_noticed"),
         ("a damaged object is fetched", "        if found != files[path]:", "        if False:", f"{COPIES}a_damaged_copy_is_not_fetched"),
         ("an older state of a run replaces its copy", "if lost or index.wall_seconds < before.wall_seconds:", "if False:", f"{COPIES}a_run_goes_on_elsewhere_and_comes_back"),
         ("another run replaces a copy", "if (index.run_id, index.created_at) != (before.run_id, before.created_at):", "if False:", f"{COPIES}a_run_goes_on_elsewhere_and_comes_back"),
@@ -2003,6 +2003,8 @@ STORAGE = [
         "runs/remote/store.py",
         ("a mistyped address shows its password", "{shown(safe)} is not", "{shown(text)} is not", f"{COPIES}secrets_are_sent_nowhere_and_written_nowhere"),
         ("the second of two writers replaces the index", 'mode: Any = "create" if replaces is None else {"e_tag": replaces}', 'mode = "overwrite"', f"{COPIES}the_second_of_two_writers_is_refused"),
+        ("large files have no more time than others", "opened(BYTES_COME, {**RETRY", "opened(ANSWERS, {**RETRY", f"{COPIES}a_large_file_comes_in_ranges_each_with_its_own_time"),
+        ("large files come by one request", "if size > RANGE_BYTES else None", "if False else None", f"{COPIES}a_large_file_comes_in_ranges_each_with_its_own_time"),
         ("a lost answer counts as another writer", "if found is None or found[0] != data:", "if True:", f"{COPIES}faults_of_the_store_cost_nothing_but_time"),
     ),
 ]  # fmt: skip

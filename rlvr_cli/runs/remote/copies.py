@@ -98,7 +98,7 @@ def _send(store: Store, run: Path, files: Mapping[str, File], missing: set[str],
     if path in missing:
         fault_point("upload")
         store.put_file(key, run / path, size=file.bytes)
-    if received(store.stream(key)) != file:
+    if received(store.stream(key, size=file.bytes)) != file:
         store.delete([key])
         raise RlvrError(f"{store.address}/{shown(key)} did not arrive as it was sent.", "Export the run again.")
 
@@ -194,7 +194,7 @@ def _receive(store: Store, run: Path, files: Mapping[str, File], path: str) -> N
     with os_errors_as_user_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as out:
-            found = received(store.stream(key), out.write)
+            found = received(store.stream(key, size=files[path].bytes), out.write)
             out.flush()
             os.fsync(out.fileno())
         if found != files[path]:

@@ -114,7 +114,7 @@ class Uploader:
             return
         fault_point("upload")
         self._store.put_file(key, content, size=file.bytes)
-        if received(self._store.stream(key)) != file:
+        if received(self._store.stream(key, size=file.bytes)) != file:
             self._store.delete([key])
             raise RlvrError(f"{self._store.address}/{key} did not arrive as it was sent.", "")
         self._there[key] = file.bytes

@@ -29,6 +29,10 @@ _REFUSED = ("gs://", "az://", "abfs://", "abfss://")  # else they would be names
 LISTED_AGAIN = 2  # times
 PART_BYTES = 2**23  # of a large file that is sent in parts
 MOST_PARTS = 9000  # S3 takes 10,000
+PARTS_AT_ONCE = 4  # of one file
+RANGE_BYTES = 2**26  # of a large file that comes in ranges
+ANSWERS = timedelta(seconds=30)  # that a request may take: a lease must be renewed also where one hangs
+BYTES_COME = timedelta(minutes=10)  # and one for a file, a part or a range, on a slow line that others use too
 RETRY: "RetryConfig" = {  # about 15 s of a store that is slow to answer, overloaded (503) or broken (500)
     "max_retries": 8,
     "retry_timeout": timedelta(seconds=60),
@@ -96,15 +100,20 @@ class Store:
         options: dict[str, Any] = {"endpoint": endpoint} if endpoint else {}
         # The address of the endpoint says whether requests may go unencrypted; only loopback and the like should.
         allowed: Any = {"allow_http": True} if endpoint.startswith("http://") else {}
-        with self._errors("open"):
-            self._store = S3Store(
+
+        def opened(timeout: timedelta, retry: "RetryConfig") -> S3Store:
+            return S3Store(
                 address.bucket,
                 prefix=address.prefix or None,
-                client_options=allowed,
-                retry_config=RETRY,
+                client_options=allowed | {"timeout": timeout},
+                retry_config=retry,
                 checksum_algorithm="SHA256",
                 **options,
             )
+
+        with self._errors("open"):
+            self._store = opened(ANSWERS, RETRY)
+            self._files = opened(BYTES_COME, {**RETRY, "retry_timeout": BYTES_COME})
 
     def below(self, name: str) -> "Store":
         """Return the objects below a name, over the same connections."""
@@ -117,7 +126,8 @@ class Store:
         import obstore
 
         with self._errors("write", key):
-            obstore.put(self._store, self._within + key, content, chunk_size=max(PART_BYTES, size // MOST_PARTS))
+            part = max(PART_BYTES, size // MOST_PARTS)
+            obstore.put(self._files, self._within + key, content, chunk_size=part, max_concurrency=PARTS_AT_ONCE)
 
     def put(self, key: str, data: bytes, *, replaces: str | None) -> str:
         """Put an object if it is still the one with this tag; None: if there is none. Returns its tag.
@@ -183,13 +193,20 @@ class Store:
                     raise
                 return None
 
-    def stream(self, key: str) -> Iterator[bytes]:
-        """Yield the bytes of an object in pieces."""
+    def stream(self, key: str, *, size: int) -> Iterator[bytes]:
+        """Yield the bytes of an object in pieces. `size`: the bytes that it should have; many come in ranges."""
         import obstore
 
+        at = 0
         with self._errors("read", key):
-            for piece in obstore.get(self._store, self._within + key).stream(min_chunk_size=2**20):
-                yield bytes(piece)
+            while True:
+                part: Any = {"range": (at, at + RANGE_BYTES)} if size > RANGE_BYTES else None
+                got = obstore.get(self._files, self._within + key, options=part)
+                for piece in got.stream(min_chunk_size=2**20):
+                    at += len(piece)
+                    yield bytes(piece)
+                if part is None or at >= got.meta["size"]:
+                    return
 
     def sizes(self) -> dict[str, int]:
         """Return key -> bytes of all objects."""

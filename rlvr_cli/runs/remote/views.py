@@ -84,9 +84,12 @@ class RemoteRun(Source):
     def _take(self, path: str, *, fresh: bool) -> None:
         file = self.index.files[path]
         key = key_of(path, file.sha256)
-        pieces = self._store.stream
         _cache().take(
-            file, self._directory / path, lambda: pieces(key), fresh=fresh, name=f"{self._store.address}/{key}"
+            file,
+            self._directory / path,
+            lambda: self._store.stream(key, size=file.bytes),
+            fresh=fresh,
+            name=f"{self._store.address}/{key}",
         )
 
 

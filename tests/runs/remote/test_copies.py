@@ -18,7 +18,7 @@ from rlvr_cli.runs.remote.copies import export_run, fetch_run
 from rlvr_cli.runs.remote.index import INDEX, parsed_index
 from rlvr_cli.runs.remote.store import Changed, Store, parsed_address
 from rlvr_cli.runs.run_dir import RunDir
-from s3 import SECRETS, Fault, needs_packages, read, variables
+from s3 import SECRETS, SLOW, Fault, needs_packages, read, variables
 from stores import a_rollout, tree
 
 pytestmark = needs_packages
@@ -112,6 +112,22 @@ def test_faults_of_the_store_cost_nothing_but_time(s3, place, finished, tmp_path
     path, _ = fetch_run(place.below("done"), tmp_path / "b")
     assert s3.faults == []
     assert files(path) == files(finished)
+
+
+def test_a_large_file_comes_in_ranges_each_with_its_own_time(s3, place, finished, tmp_path, monkeypatch):
+    """A request for bytes may take longer than any other: as long as a slow line needs for a range of a file, or a part."""
+    monkeypatch.setattr(storing, "RANGE_BYTES", 2**16)
+    monkeypatch.setattr(storing, "ANSWERS", storing.timedelta(seconds=SLOW / 2))
+    (finished / "model").mkdir()
+    (finished / "model" / "big.safetensors").write_bytes(os.urandom(5 * 2**15))
+    (finished / "model" / "empty.txt").touch()
+    s3.faults += [Fault("PUT", "big", "slow"), *(Fault("GET", "big", kind) for kind in ("slow", "503", "short", "cut"))]
+    export_run(finished, place)
+    assert s3.faults == []
+    s3.requests.clear()
+    path, _ = fetch_run(place.below("done"), tmp_path / "b")
+    assert files(path) == files(finished)
+    assert len([r for r in s3.requests if "big" in r]) == 3
 
 
 def test_a_store_that_stays_broken_leaves_the_earlier_copy(s3, place, finished, tmp_path, monkeypatch):
