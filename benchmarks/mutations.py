@@ -1946,6 +1946,8 @@ STORAGE = [
         ("what others have put there is removed", "key not in named and is_version(key)", "key not in named", f"{BEHIND}what_others_have_put_there_stays"),
         ("an upload removes the runs below its name", " and not key.startswith(others)]", "]", f"{BEHIND}a_run_leaves_the_runs_below_its_name_alone"),
         ("what was uploaded is not read back", "if received(self._store.stream(key, size=file.bytes)) != file:", "if False:", f"{BEHIND}faults_of_the_store_cost_nothing_but_time[flip]"),
+        ("a file that has grown is sent as it is", "first_bytes(file, seen.file.bytes)", "file", f"{BEHIND}large_files_are_uploaded_while_they_grow"),
+        ("a file that was replaced ends the upload", "            if os.fstat(file.fileno()).st_ino == seen.state[0]:", "            if True:", f"{BEHIND}large_files_are_uploaded_while_they_grow"),
         ("rows wait for checkpoints", "        if whole:\n            self._upload_checkpoints()", "        if True:\n            self._upload_checkpoints()", f"{BEHIND}rows_do_not_wait_for_a_checkpoint"),
         ("the last checkpoints are left out", "chosen = taken.checkpoints if whole else", "chosen = [] if whole else", f"{BEHIND}rows_do_not_wait_for_a_checkpoint"),
         ("old versions stay after an upload", "        self._store.delete(sorted(gone", "        sorted(sorted(gone", f"{BEHIND}a_run_is_in_the_store_while_it_is_written"),
@@ -1953,6 +1955,7 @@ STORAGE = [
         ("the lease outlives the run", "        lease.release()\n", "        pass\n", f"{BEHIND}a_run_is_in_the_store_while_it_is_written"),
         ("a failing store ends the upload", "            if time.monotonic() > deadline:", "            if True:", f"{BEHIND}faults_of_the_store_cost_nothing_but_time[flip]"),
     ),
+    Mutation("a file that grows is never taken", "runs/remote/snapshot.py", "and new[1] > old[1] > IN_MEMORY", "and new[1] == old[1]", "tests/runs/remote/test_snapshot.py -k grows"),
     *mutations_of(
         "runs/remote/lease.py",
         ("a second writer is let in", "if found is not None and (holder := _living(store, found[0])):", "if False and (holder := {}):", f"{BEHIND}a_second_writer_is_refused_and_told_of_the_first"),

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -30,6 +30,7 @@ from rlvr_cli.runs.remote.index import (
     LEASE,
     File,
     Index,
+    first_bytes,
     index_bytes,
     is_version,
     key_of,
@@ -95,19 +96,28 @@ class Uploader:
         files = {path: seen.file for path, seen in taken.files.items()}
         missing = [path for path, file in files.items() if self._there.get(key_of(path, file.sha256)) != file.bytes]
         with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(lambda path: self._send(path, taken.files[path]), missing))
+            sent = list(pool.map(lambda path: self._send(path, taken.files[path]), missing))
+        if not all(sent) and whole:
+            raise RlvrError(f"{self._run} still changes.", "")
+        if not all(sent):
+            return
         for name in chosen:
             files |= self._checkpoints.get(name, {})
         self._put(of_run(metadata, files))
         self._glance = glance
 
-    def _send(self, path: str, seen: Seen) -> None:
+    def _send(self, path: str, seen: Seen) -> bool:
+        """Put a file as it was seen; whether it is still there: it may have grown since, but not have been replaced."""
         if seen.data is not None:
-            return self._upload(path, seen.file, seen.data)
-        with (self._run / path).open("rb") as file:
-            self._upload(path, seen.file, file)
+            self._upload(path, seen.file, seen.data)
+            return True
+        with suppress(FileNotFoundError), (self._run / path).open("rb") as file:
+            if os.fstat(file.fileno()).st_ino == seen.state[0]:
+                self._upload(path, seen.file, first_bytes(file, seen.file.bytes))
+                return True
+        return False
 
-    def _upload(self, path: str, file: File, content: bytes | IO[bytes]) -> None:
+    def _upload(self, path: str, file: File, content: bytes | IO[bytes] | Iterator[bytes]) -> None:
         """Put a file, and read it back: only what was seen to be there is named by an index."""
         key = key_of(path, file.sha256)
         if self._there.get(key) == file.bytes:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import LOCK
@@ -121,6 +121,13 @@ def received(pieces: Iterable[bytes], write: Callable[[bytes], object] = len) ->
         size += len(piece)
         write(piece)
     return File(size, digest.hexdigest())
+
+
+def first_bytes(file: IO[bytes], size: int) -> Iterator[bytes]:
+    """Yield the next bytes of an open file, so many or all that it has, in pieces."""
+    while size > 0 and (piece := file.read(min(size, 2**20))):
+        size -= len(piece)
+        yield piece
 
 
 def file_at(path: Path) -> File:

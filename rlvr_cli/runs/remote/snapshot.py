@@ -4,7 +4,7 @@ Enters: a run directory. Leaves: a `Snapshot`, which is what a kill at that mome
 kills makes them survive being uploaded.
 
 Nothing is locked: the directory is looked at, what is new is read, and it is looked at again; if nothing has changed, what was read
-is of one moment.
+is of one moment. Large files may grow meanwhile, as those of trackers do: what was there at first is read.
 """
 
 import os
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.remote.index import CHECKPOINTS, File, file_at, may_have_links, received, stays_here
-from rlvr_cli.runs.storage.files import shown
+from rlvr_cli.runs.remote.index import CHECKPOINTS, File, first_bytes, may_have_links, received, stays_here
+from rlvr_cli.runs.storage.files import os_errors_as_user_errors, shown
 
 LOOKS = 20  # until the next time
 IN_MEMORY = 2**23  # bytes of a file that is kept as it was read
@@ -48,7 +48,7 @@ def take(run: Path, known: dict[str, Seen]) -> Snapshot | None:
             for path, state in before.items():
                 if path not in known or known[path].state != state:
                     known[path] = _seen(run / path, state)
-            if dict(_states(run)) == before:
+            if _is_as_before(dict(_states(run)), before):
                 for path in known.keys() - before.keys():
                     del known[path]
                 return Snapshot(dict(known), checkpoints_of(run))
@@ -106,10 +106,20 @@ def _identity(state: os.stat_result) -> tuple[int, ...]:
     return state.st_ino, state.st_size, state.st_mtime_ns
 
 
+def _is_as_before(now: dict[str, tuple[int, ...]], before: dict[str, tuple[int, ...]]) -> bool:
+    """Whether nothing has changed but that large files have grown."""
+
+    def is_same(new: tuple[int, ...], old: tuple[int, ...]) -> bool:
+        return new == old or (new[0] == old[0] and new[1] > old[1] > IN_MEMORY)
+
+    return now.keys() == before.keys() and all(is_same(now[path], state) for path, state in before.items())
+
+
 def _seen(path: Path, state: tuple[int, ...]) -> Seen:
     if state[1] > IN_MEMORY:
         if not path.exists():
             raise FileNotFoundError
-        return Seen(state, file_at(path), None)
+        with os_errors_as_user_errors(path, "read"), path.open("rb") as file:
+            return Seen(state, received(first_bytes(file, state[1])), None)
     data = path.read_bytes()
     return Seen(state, received([data]), data)

@@ -121,7 +121,7 @@ class Store:
         store.address, store._within = self.address.below(name), f"{self._within}{name}/"
         return store
 
-    def put_file(self, key: str, content: "Path | bytes | IO[bytes]", *, size: int) -> None:
+    def put_file(self, key: str, content: "Path | bytes | IO[bytes] | Iterator[bytes]", *, size: int) -> None:
         """Put the content of a file, all or nothing; a large one in parts."""
         import obstore
 

@@ -20,7 +20,7 @@ from rlvr_cli.cli import invoke
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_metadata, read_rollouts, read_run, resolve_run
-from rlvr_cli.runs.remote import behind, lease, views
+from rlvr_cli.runs.remote import behind, lease, snapshot, views
 from rlvr_cli.runs.remote.copies import export_run, fetch_run
 from rlvr_cli.runs.remote.follow import Uploader
 from rlvr_cli.runs.remote.index import INDEX, LEASE, parsed_index
@@ -29,7 +29,7 @@ from rlvr_cli.runs.remote.store import Store
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.trackers.children import tracked
 from s3 import SECRETS, Fault, needs_packages, read, variables
-from stores import a_rollout, tree, with_links_of_wandb
+from stores import a_rollout, as_killed, tree, with_links_of_wandb
 from upload_writer import PARTS, rows_of
 
 pytestmark = needs_packages
@@ -226,6 +226,40 @@ def test_a_run_that_wandb_has_put_links_into_is_uploaded_exported_and_resumed(s3
     with RunDir.resume(resolve_run("r", str(place))) as again:
         step(again, 1)
     assert rows_there(place) == 6
+
+
+def test_large_files_are_uploaded_while_they_grow(s3, place, finished, monkeypatch):
+    """As far as they were when the run was looked at, though they grow before they are sent; one that was replaced waits."""
+    monkeypatch.setattr(snapshot, "IN_MEMORY", 1000)
+    log = finished / "wandb" / "run.wandb"
+    log.parent.mkdir()
+    log.write_bytes(b"x" * 2000)
+    as_killed(finished)
+    store = Store(place.below("done"))
+    uploader, take = Uploader(finished, Lease.acquire(store)), snapshot.take
+
+    def there_after(change, *, whole: bool) -> int:
+        def changed(run, known):
+            taken = take(run, known)
+            change()
+            return taken
+
+        monkeypatch.setattr(snapshot, "take", changed)
+        uploader.sync(whole=whole)
+        return parsed_index(read(store, INDEX)[0], where="").files["wandb/run.wandb"].bytes
+
+    def grow() -> None:
+        with log.open("ab") as file:
+            file.write(b"y" * 10)
+
+    def replace() -> None:
+        (finished / ".new.tmp").write_bytes(b"z" * 3000)
+        (finished / ".new.tmp").rename(log)
+
+    assert there_after(grow, whole=False) == 2000
+    with pytest.raises(RlvrError, match="still changes"):
+        there_after(replace, whole=True)
+    assert there_after(grow, whole=True) == 3000
 
 
 def test_what_a_tracker_writes_last_is_uploaded(s3, place, tmp_path):

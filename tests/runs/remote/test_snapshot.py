@@ -3,7 +3,8 @@
 import pytest
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.remote.index import local_files
+from rlvr_cli.runs.remote import snapshot
+from rlvr_cli.runs.remote.index import local_files, received
 from rlvr_cli.runs.remote.snapshot import take
 from stores import with_links_of_wandb
 
@@ -19,3 +20,34 @@ def test_links_of_wandb_are_left_out_and_others_are_refused(finished):
     for look in (lambda: take(finished, {}), lambda: list(local_files(finished))):
         with pytest.raises(RlvrError, match=r"rollouts/link is (a symbolic link|not a regular file)"):
             look()
+
+
+def test_a_large_file_that_grows_is_taken_as_it_was_at_first(finished, monkeypatch):
+    """W&B and TensorBoard append to theirs at any time. What becomes another file changes the run."""
+    monkeypatch.setattr(snapshot, "IN_MEMORY", 1000)
+    log = finished / "wandb" / "run.wandb"
+    log.parent.mkdir()
+    log.write_bytes(b"x" * 2000)
+    states = snapshot._states
+
+    def taken(change):
+        def changed(run, below=""):
+            yield from [*states(run, below)]
+            if not below:
+                change()
+
+        monkeypatch.setattr(snapshot, "_states", changed)
+        return take(finished, {})
+
+    def grow() -> None:
+        with log.open("ab") as file:
+            file.write(b"y" * 10)
+
+    def replace() -> None:
+        (finished / ".new.tmp").write_bytes(log.read_bytes() + b"z")
+        (finished / ".new.tmp").rename(log)
+
+    grown = taken(grow)
+    assert grown is not None
+    assert grown.files["wandb/run.wandb"].file == received([b"x" * 2000])
+    assert taken(replace) is None
