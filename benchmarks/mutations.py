@@ -368,6 +368,11 @@ WIRING = [
     Mutation("a run is uploaded before its trackers have ended", "trackers/children.py", "        run.at_end(self.end)\n", "", "tests/trackers/test_trackers.py -k status_is_written"),
     Mutation("W&B is never sent what it has not received", "trackers/wandb_run.py", "Sent(self._run.starting_step - 1)", 'Recorded(info, "wandb", project=project, place=str)', "tests/trackers/test_trackers.py -k not_received"),
     Mutation("what one place has counts for all", "trackers/sent.py", "super().__init__(self._ranks.get(self._place, -1))", "super().__init__(max(self._ranks.values(), default=-1))", "tests/trackers/test_trackers.py -k each_place"),
+    *mutations_of(
+        "trackers/trackio_run.py",
+        ("two runs of one name become one", "if found is not None and not is_own:", "if False:", "tests/trackers/test_trackers.py -k stay_apart"),
+        ("what is no longer there counts as sent", "if found is None and _is_local():", "if False:", "tests/trackers/test_trackers.py -k stay_apart"),
+    ),
     Mutation("what was sent is sent again", "trackers/sent.py", "if row.rank > self._rank]", "if True]", "tests/trackers/test_trackers.py -k goes_on"),
     Mutation("rollouts do not count in priorities", "commands/sources/sampling.py", "self.order.count(sampled)", "pass", replays("grpo-cispo"), ("question_order",)),
     Mutation("every draw is the first", "commands/sources/plain.py", "number=place.number,", "number=0,", replays("grpo-cispo"), ("question_order",)),

@@ -46,16 +46,43 @@ class Recorded(Sent):
         config = info.metadata.get("config") or {}
         is_tracked = name in (config.get("track") or ())
         self._ranks: dict[str, int] = {}
+        self._names: dict[str, str] = {}
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             earlier = place(config.get("track_project") or "") if is_tracked else self._place
-            self._ranks = _ranks(json.loads(self._file.read_bytes()), earlier)
+            record = json.loads(self._file.read_bytes())
+            self._ranks = _ranks(record, earlier)
+            self._names = {place: str(name) for place, name in record.get("names", {}).items()}
         super().__init__(self._ranks.get(self._place, -1))
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the run is known to be at this place."""
+        return self._place in self._ranks or self._place in self._names
+
+    @property
+    def name(self) -> str | None:
+        """What the run is called at this place, if that was recorded."""
+        return self._names.get(self._place)
+
+    def begin(self, name: str) -> None:
+        """Record what the run is called at this place. Raises RlvrError."""
+        if self.name != name:
+            self._names[self._place] = name
+            self._write()
+
+    def forget(self) -> None:
+        """Count nothing as sent to this place."""
+        self._ranks.pop(self._place, None)
+        self._rank = -1
 
     def record(self, rows: Sequence[Row]) -> None:
         super().record(rows)
         if self._ranks.get(self._place, -1) < self._rank:
             self._ranks[self._place] = self._rank
-            atomic_write(self._file, json.dumps({"ranks": self._ranks}).encode())
+            self._write()
+
+    def _write(self) -> None:
+        atomic_write(self._file, json.dumps({"ranks": self._ranks, "names": self._names}).encode())
 
 
 def _ranks(record: dict[str, Any], earlier: str) -> dict[str, int]:

@@ -354,6 +354,37 @@ def test_each_place_of_trackio_has_the_whole_run_once(tmp_path, stand_in, monkey
     assert "secret" not in record
 
 
+def test_runs_of_one_name_stay_apart_in_trackio_and_what_is_no_longer_there_is_sent_again(tmp_path, stand_in, capfd):
+    """Sweeps give their runs the same names; and what was deleted in Trackio's own directory is seen to be gone."""
+    logged = stand_in()
+    paths = []
+    for folder in ("a", "b"):
+        with RunDir.create(tmp_path / folder, "grpo", name="r", metadata={}) as run:
+            write_steps(run, range(1))
+        paths.append(run.path)
+
+    def said(run: Path) -> str:
+        invoke(["export", str(run), "--to", "trackio"])
+        return capfd.readouterr().err
+
+    def names() -> list[str]:
+        return [json.loads(line)[-1] for line in Path(f"{logged}.runs").read_text().splitlines()]
+
+    assert "r: 1 rows of training, 1 of evaluations" in said(paths[0])
+    other = said(paths[1])
+    assert "r: 1 rows of training, 1 of evaluations" in other
+    first, second = names()
+    assert first == "r"
+    assert second.startswith("r-")
+    assert f"there its name is {second}, as another run is named r" in other
+    for run in paths:
+        assert "r: 0 rows of training, 0 of evaluations; 2 were there" in said(run)
+    Path(f"{logged}.runs").unlink()
+    for run in paths:
+        assert "r: 1 rows of training, 1 of evaluations" in said(run)
+    assert names() == [first, second]
+
+
 @pytest.mark.parametrize(
     ("config", "has_it"),
     [
@@ -386,14 +417,26 @@ def test_a_record_of_an_earlier_version_is_of_the_place_that_the_run_names(tmp_p
 
 STAND_IN = """
 import json, os, time
-def init(**given):
+def runs():
+    with open(os.environ["LOGGED"] + ".runs", "a+") as file:
+        file.seek(0)
+        return file.read().splitlines()
+def init(*, project, name, resume, **given):
     {init}
-    return Run()
+    place = json.dumps([os.environ["TRACKIO_DIR"], os.environ.get("TRACKIO_SERVER_URL"), project, name])
+    if resume == "must" and place not in runs():
+        raise ValueError(f"Run '{{name}}' does not exist in project '{{project}}'")
+    return Run(place)
 class Run:
+    def __init__(self, place):
+        self.place = place
     def log(self, values, step):
         {log}
         with open(os.environ["LOGGED"], "a") as file:
             file.write(json.dumps([step, dict(values)], default=repr) + chr(10))
+        if self.place not in runs():
+            with open(os.environ["LOGGED"] + ".runs", "a") as file:
+                file.write(self.place + chr(10))
 class Table:
     def __init__(self, columns, data):
         pass
