@@ -46,15 +46,28 @@ class Cache:
             raise RlvrError("There is no place for the cache of runs in object storage.", "Name one in RLVR_CACHE_DIR.")
         self.folder = folder / "store"
         self._most = most_bytes()
+        self._own: dict[Path, int] = {}  # states that no other process has opened: when this one did
         self._unseen = float("inf")  # bytes that have come since the size was looked at
 
     def run_directory(self, name: str, state: bytes) -> Path:
         """Return the directory for a run as it is with this index."""
         path = self.folder / "runs" / hashlib.sha256(state).hexdigest()[:32] / name
         with os_errors_as_user_errors(path):
+            is_own = not path.parent.exists() or self._is_own(path)
             (path / "rollouts").mkdir(parents=True, exist_ok=True, mode=0o700)
             os.utime(path.parent)
+            self._own[path] = path.parent.stat().st_mtime_ns if is_own else 0
         return path
+
+    def drop(self, run: Path) -> None:
+        """Remove a directory of `run_directory`, unless another process may be reading it: then `_trim` does so when it is time."""
+        with suppress(FileNotFoundError):
+            if self._is_own(run) or run.parent.stat().st_mtime < time.time() - IN_USE_SECONDS:
+                shutil.rmtree(run.parent, ignore_errors=True)
+        self._own.pop(run, None)
+
+    def _is_own(self, run: Path) -> bool:
+        return self._own.get(run) == run.parent.stat().st_mtime_ns
 
     def known(self, place: str) -> tuple[bytes, str] | None:
         """Return the index that an address last had, with its tag."""

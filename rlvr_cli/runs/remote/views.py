@@ -5,7 +5,6 @@ the rest. A run is what its index says when it is opened, and stays so in a proc
 """
 
 import os
-import shutil
 import threading
 import time
 from collections.abc import Iterable
@@ -210,13 +209,13 @@ def _opened_run(above: Store, name: str) -> Path | None:
 
 
 def _remembered(run: RemoteRun, path: Path) -> Path:
-    """Let a directory stand for the newest state of a run, and remove states before the last ones."""
+    """Let a directory stand for the newest state of a run, and remove states before the last ones, unless other commands read them."""
     set_source(path, run)
     with _lock:
         _, states = _opened.get(run.address, (0.0, []))
         states = [*(state for state in states if state != path), path]
         for old in states[:-KEPT]:
             forget_source(old)  # a source holds the index of all files
-            shutil.rmtree(old.parent, ignore_errors=True)
+            _cache().drop(old)
         _opened[run.address] = (time.monotonic(), states[-KEPT:])
     return path

@@ -224,6 +224,29 @@ def test_a_run_stays_as_it_was_opened_until_one_looks_again(s3, place, run):
     assert source_of(last) is None
 
 
+def test_a_state_that_another_command_may_read_stays(s3, place, run):
+    """It has opened that state, in a process of its own, while a view goes on to newer ones and removes its old ones."""
+    opened = [resolve_run("done", str(place))]
+
+    def go_on_to(steps) -> None:
+        for step in steps:
+            with RunDir.resume(run) as resumed:
+                resumed.commit_metrics(step, "train", {"loss": 0.25})
+            export_run(run, place)
+            views.look_again(seconds=0)
+            opened.append(views.newest(opened[-1]))
+
+    views.forget()  # as another process, which finds the first state there, and reads it beside this one
+    assert resolve_run("done", str(place)) == opened[0]
+    go_on_to([3, 4])
+    os.utime(opened[1].parent)  # as in a command that opens it now
+    go_on_to(range(5, 5 + views.KEPT))
+    assert [path.exists() for path in opened] == [True, True, False, *[True] * views.KEPT]
+    os.utime(opened[3].parent, (0, 0))
+    go_on_to([9])
+    assert not opened[3].exists(), "nobody has opened it for long"
+
+
 def test_the_view_shows_a_run_that_goes_on(s3, place, run, monkeypatch):
     pytest.importorskip("starlette", reason="starlette is not installed: pip install -e '.[view]'")
     from rlvr_cli.analysis.live import server
