@@ -1958,6 +1958,7 @@ STORAGE = [
         ("old versions stay after an upload", "        self._store.delete(sorted(gone", "        sorted(sorted(gone", f"{BEHIND}a_run_is_in_the_store_while_it_is_written"),
         ("an upload overwrites what another writer has put", "index_bytes(index), replaces=self._tag)", "index_bytes(index), replaces=(self._store.read(INDEX) or (b'', None))[1])", f"{BEHIND}a_writer_that_slept_is_stopped_and_overwrites_nothing"),
         ("the lease outlives the run", "        lease.release()\n", "        pass\n", f"{BEHIND}a_run_is_in_the_store_while_it_is_written"),
+        ("a long upload is given up at its first failure", "            if uploader is not None and uploader.arrived > arrived:", "            if False:", f"{BEHIND}an_upload_at_the_end_may_take_long_and_fail_in_between"),
         ("a failing store ends the upload", "            if time.monotonic() > deadline:", "            if True:", f"{BEHIND}faults_of_the_store_cost_nothing_but_time[flip]"),
     ),
     Mutation("a file that grows is never taken", "runs/remote/snapshot.py", "and new[1] > old[1] > IN_MEMORY", "and new[1] == old[1]", "tests/runs/remote/test_snapshot.py -k grows"),

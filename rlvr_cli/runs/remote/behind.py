@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import subprocess
 
 RESTARTS = 5  # of a process that ends for no reason
-PATIENCE = 120.0  # seconds that a failing store has after the end of a run
+PATIENCE = 120.0  # seconds that a store has after the end of a run while nothing arrives
 TOLD_AFTER = 2.0  # seconds of waiting at the end
 
 

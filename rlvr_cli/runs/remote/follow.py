@@ -46,17 +46,23 @@ from rlvr_cli.runs.remote.work import uploaded
 
 EVERY = 1.0  # seconds between two looks, at least
 SHARE = 0.05  # of a core that looking may take
+AGAIN = 1.0  # seconds after a failure at the end
 KEPT = 2  # checkpoints in the index
 THREADS = 8
 LOST = 3  # exit status: another writer has the run
 
 
 class Uploader:
-    """What is in the store, and how to bring it up to date."""
+    """What is in the store, and how to bring it up to date.
+
+    Attributes:
+        arrived: the number of files that were sent.
+    """
 
     def __init__(self, run: Path, lease: Lease) -> None:
         """Look at what is there. Raises RlvrError, and Changed if the lease is lost."""
         self._run, self._store, self._lease = run, lease.store, lease
+        self.arrived = 0
         lease.renew()  # else the state that is read next may be another writer's, and would be replaced
         self._known: dict[str, Seen] = {}
         found = self._store.read(INDEX)
@@ -128,6 +134,7 @@ class Uploader:
             self._store.delete([key])
             raise RlvrError(f"{self._store.address}/{key} did not arrive as it was sent.", "")
         self._there[key] = file.bytes
+        self.arrived += 1
 
     def _put(self, index: Index) -> None:
         """Replace the index, then remove what only the one before it named."""
@@ -208,7 +215,7 @@ def follow(
     """Upload a run until it has ended.
 
     Args:
-        patience: seconds that a failing store has after the end.
+        patience: seconds that a store has after the end, from the first failure on, and again once something has arrived.
         ended: waits up to so many seconds for the end; whether it has come.
 
     Raises:
@@ -216,10 +223,9 @@ def follow(
         Changed: another writer has it.
     """
     uploader: Uploader | None = None
-    over, failing, deadline, took = False, 0, float("inf"), 0.0
+    over, failing, deadline, took, arrived = False, 0, float("inf"), 0.0, 0
     while True:
         over = over or ended(max(EVERY * min(failing + 1, 5), took / SHARE))
-        deadline = min(deadline, time.monotonic() + patience) if over else deadline
         began = time.process_time()
         try:
             uploader = uploader or Uploader(run, lease)
@@ -230,13 +236,16 @@ def follow(
         except Changed:
             raise
         except RlvrError as error:
+            if uploader is not None and uploader.arrived > arrived:
+                arrived, deadline = uploader.arrived, float("inf")
+            deadline = min(deadline, time.monotonic() + patience) if over else deadline
             if time.monotonic() > deadline:
                 raise
             if not failing:
                 say(f"the upload waits: {error.problem} The run goes on, and is uploaded later.")
             failing += 1
             if over:
-                time.sleep(1.0)
+                time.sleep(AGAIN)
             continue
         took = time.process_time() - began
         if over:

@@ -20,7 +20,7 @@ from rlvr_cli.cli import invoke
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_metadata, read_rollouts, read_run, resolve_run
-from rlvr_cli.runs.remote import behind, lease, snapshot, views
+from rlvr_cli.runs.remote import behind, follow, lease, snapshot, views
 from rlvr_cli.runs.remote.copies import export_run, fetch_run
 from rlvr_cli.runs.remote.follow import Uploader
 from rlvr_cli.runs.remote.index import INDEX, LEASE, parsed_index
@@ -502,6 +502,26 @@ def test_a_store_that_stays_broken_never_stops_the_run_and_export_goes_on(s3, pl
     assert rows_there(place) == 3
     export_run(path, place)
     assert rows_there(place) == 6
+
+
+def test_an_upload_at_the_end_may_take_long_and_fail_in_between(s3, place, finished, monkeypatch):
+    """The store has its time from a failure on, and all of it again once something has arrived; then the upload is given up."""
+    monkeypatch.setattr(follow, "AGAIN", 0.05)
+    own, patience = Lease.acquire(Store(place.below("done"))), 0.4
+
+    def upload() -> None:
+        follow.follow(finished, own, patience=patience, ended=lambda seconds: True, say=print)
+
+    s3.before = lambda request: time.sleep(1.2 * patience) if request.startswith("PUT") else None
+    s3.faults += [Fault("PUT", "run.", "403"), Fault("PUT", INDEX, "403")]
+    upload()
+    assert s3.faults == []
+    s3.before = lambda request: None
+    (finished / "notes.txt").write_text("more")
+    s3.faults += [Fault("PUT", "notes", "403")] * 1000
+    with pytest.raises(RlvrError, match="it is refused"):
+        upload()
+    assert len(s3.faults) < 999
 
 
 def test_a_killed_upload_process_is_started_again(s3, place, tmp_path, monkeypatch, capsys):
