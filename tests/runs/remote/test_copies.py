@@ -226,6 +226,20 @@ def test_an_interrupted_run_is_resumed_elsewhere(s3, place, tmp_path, forks):
     forks.run("export", "r", "--to", place, cwd=other.parents[1], environment=variables(s3))
 
 
+def test_runs_are_fetched_into_a_directory_also_where_the_environment_names_a_store(
+    s3, place, finished, tmp_path, monkeypatch
+):
+    export_run(finished, place)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(RlvrError, match=f"{place} is no directory of this machine") as raised:
+        invoke(["fetch", f"{place}/done", "--runs-dir", str(place)])
+    assert "--runs-dir DIRECTORY" in raised.value.hint
+    monkeypatch.setenv("RLVR_RUNS_DIR", f"{place}/")
+    invoke(["fetch", f"{place}/done"])
+    assert files(tmp_path / "elsewhere" / "runs" / "done") == files(finished)
+
+
 # Bad input, and secrets
 
 
