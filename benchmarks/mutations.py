@@ -1986,6 +1986,7 @@ STORAGE = [
     ),
     *mutations_of(
         "runs/readers.py",
+        ("a slash at the end of a store is in its addresses", 'f"{str(root).rstrip(\'/\')}/{name}"', 'f"{root}/{name}"', f"{VIEWS}names_patterns_and_the_latest"),
         ("a part that the copy lacks is not missed", "        if size is None:", "        if size is None and not (size := entry.bytes):", f"{VIEWS}a_part_that_the_index_lacks_is_a_problem"),
     ),
     *mutations_of(

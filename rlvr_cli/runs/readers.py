@@ -567,7 +567,7 @@ def run_at(root: Path | str, name: str) -> Path:
     """Return the directory of a name or path in `root`, or of an address; there may be no run."""
     if not (is_address(name) or (is_address(str(root)) and RUN_NAME.fullmatch(name))):
         return Path(root) / name
-    address = name if is_address(name) else f"{root}/{name}"
+    address = name if is_address(name) else f"{str(root).rstrip('/')}/{name}"
     return view_of(address) or Path(address)
 
 

@@ -130,6 +130,7 @@ def test_names_patterns_and_the_latest(s3, place, run):
         "done-2",
         "done",
     ]
+    assert resolve_run("done", f"{root}/") == resolve_run("done", root)
     assert latest_run(root).name == "done-2"
     assert [path.name for path in all_runs(root)] == ["done", "done-2"]
     assert (is_run("done", root), is_run("none", root), is_run(f"{root}/none", "runs")) == (True, False, False)
