@@ -1981,6 +1981,7 @@ STORAGE = [
         ("the cache grows for ever", "if total <= self._most or", "if True or", f"{VIEWS}the_cache_has_a_bound"),
         ("what was just opened is removed", "opened > time.time() - IN_USE_SECONDS", "opened > time.time()", f"{VIEWS}the_cache_has_a_bound"),
         ("a view removes what other commands read", "return self._own.get(run) == run.parent.stat().st_mtime_ns", "return True", f"{VIEWS}a_state_that_another_command_may_read_stays"),
+        ("files of removed states stay in the cache", "        if total > self._most:\n            total = self._without(unused)", "        if False:\n            total = self._without(unused)", f"{VIEWS}files_of_states_that_a_view_has_removed_leave_the_cache_first"),
         ("the cache keeps what has another sum", "            if wanted in (None, found):", "            if True:", f"{VIEWS}check_verifies_what_is_in_the_store_and_not_what_is_in_the_cache"),
         ("nothing is found in the cache", "while fresh or not self._linked(kept, target, size=file.bytes):", "while fresh or not kept.unlink(missing_ok=True) and not self._linked(kept, target, size=file.bytes):", f"{VIEWS}without_links_the_cache_has_copies"),
     ),

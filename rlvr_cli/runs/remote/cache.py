@@ -120,17 +120,22 @@ class Cache:
         return True
 
     def _trim(self) -> None:
-        """Remove the runs that were not opened for longest, and the files that no run links to, until the rest fits."""
+        """Remove the files that no run links to, and then the runs that were not opened for longest, until the rest fits."""
         total, unused = self._sizes()
+        if total > self._most:
+            total = self._without(unused)
         runs = sorted((state.st_mtime, path) for path, state in _states(self._below("runs")))
         for opened, run in runs:
             if total <= self._most or opened > time.time() - IN_USE_SECONDS:
                 break
             shutil.rmtree(run, ignore_errors=True)
-            total, unused = self._sizes()
-            for path in unused:
-                path.unlink(missing_ok=True)
-            total, unused = self._sizes()
+            total = self._without(self._sizes()[1])
+
+    def _without(self, unused: list[Path]) -> float:
+        """Remove files. Returns the bytes of all that are left."""
+        for path in unused:
+            path.unlink(missing_ok=True)
+        return self._sizes()[0]
 
     def _sizes(self) -> tuple[int, list[Path]]:
         """Return the bytes of all files, and those that no run links to."""

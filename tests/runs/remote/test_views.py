@@ -18,7 +18,7 @@ from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import all_runs, is_run, latest_run, read_rollouts, read_run, resolve_run, resolve_runs
 from rlvr_cli.runs.remote import cache, views
 from rlvr_cli.runs.remote.copies import export_run
-from rlvr_cli.runs.remote.index import INDEX
+from rlvr_cli.runs.remote.index import INDEX, received
 from rlvr_cli.runs.remote.store import Store
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.storage.sources import source_of
@@ -287,6 +287,22 @@ def test_the_cache_has_a_bound(s3, place, run, tmp_path, monkeypatch):
     assert left == ["done"]
     linked = {path.stat().st_ino for path in (folder / "runs").rglob("*") if path.is_file()}
     assert {path.stat().st_ino for path in (folder / "objects").rglob("*") if path.is_file()} <= linked
+
+
+def test_files_of_states_that_a_view_has_removed_leave_the_cache_first(tmp_path, monkeypatch):
+    """No run that was just opened has to go for them."""
+    monkeypatch.setenv("RLVR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("RLVR_CACHE_GB", "0.00001")
+    here = cache.Cache()
+    for number in range(20):
+        data = bytes([number]) * 1000
+        state = here.run_directory("r", data)
+        here.take(received([data]), state / "metrics.parquet", lambda data=data: [data], fresh=False, name="x")
+        if number:
+            here.drop(state)
+    total, unused = here._sizes()
+    assert (total <= 10_000, len([*(tmp_path / "store" / "runs").iterdir()])) == (True, 1)
+    assert len(unused) < 10
 
 
 def test_a_file_that_is_gone_when_the_cache_is_measured_is_left_out(s3, place, run, tmp_path, monkeypatch):
