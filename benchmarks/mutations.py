@@ -1964,6 +1964,7 @@ STORAGE = [
     Mutation("a file that grows is never taken", "runs/remote/snapshot.py", "and new[1] > old[1] > IN_MEMORY", "and new[1] == old[1]", "tests/runs/remote/test_snapshot.py -k grows"),
     *mutations_of(
         "runs/remote/lease.py",
+        ("a lost race for a lease is an error of its own kind", "            raise Held(\n                f\"{store.address} was taken", "            raise RlvrError(\n                f\"{store.address} was taken", f"{BEHIND}runs_without_a_name_that_start_in_one_minute_are_counted"),
         ("a second writer is let in", "if found is not None and (holder := _living(store, found[0])):", "if False and (holder := {}):", f"{BEHIND}a_second_writer_is_refused_and_told_of_the_first"),
         ("a dead process keeps its run", 'if holder["host"] == os.uname().nodename and', "if False and", f"{BEHIND}a_dead_process_of_this_machine_holds_nothing"),
         ("a process of another container is taken for dead", 'return record.get("machine") == _machine() != ""', "return True", f"{BEHIND}a_process_that_cannot_be_seen_from_here_is_not_taken_for_dead"),

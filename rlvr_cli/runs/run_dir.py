@@ -80,6 +80,7 @@ from rlvr_cli.runs.readers import (
 )
 from rlvr_cli.runs.recovery import recover, remove_temporaries
 from rlvr_cli.runs.remote.behind import Upload
+from rlvr_cli.runs.remote.lease import Held
 from rlvr_cli.runs.remote.store import is_address, parsed_address
 from rlvr_cli.runs.remote.work import work_folder
 from rlvr_cli.runs.storage.files import (
@@ -228,7 +229,12 @@ class RunDir:
             now = utc_now()
             head = {"schema_version": SCHEMA_VERSION, "run_id": run_id, "command": command, "status": "running"}
             times = {"created_at": now, "updated_at": now, "wall_seconds": 0.0}
-            upload = Upload.of_new(address.below(run_id)) if address else None
+            try:
+                upload = Upload.of_new(address.below(run_id)) if address else None
+            except Held:
+                if name:
+                    raise
+                continue
             try:
                 free = upload is not None or address is None
                 lock = _make_run(root / run_id, {**head, **times, **metadata}) if free else None

@@ -62,7 +62,8 @@ class Upload:
 
     @classmethod
     def of_new(cls, place: Address) -> "Upload | None":
-        """Reserve a place for a new run; None if there is a run. Raises RlvrError if it is being written or has runs below it, or the store fails."""
+        """Reserve a place for a new run; None if there is a run. Raises Held if it is being written, RlvrError if it has
+        runs below it, or the store fails."""
         store = Store(place)
         if store.read(INDEX) is not None:
             return None

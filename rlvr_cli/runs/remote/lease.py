@@ -26,6 +26,10 @@ FREE_AFTER = 60.0  # seconds without a sign of life
 FENCE_TRIES = 5
 
 
+class Held(RlvrError):
+    """Another process has the lease."""
+
+
 class Lease:
     """The right to write a run, until it is released or lost."""
 
@@ -35,14 +39,14 @@ class Lease:
 
     @classmethod
     def acquire(cls, store: Store) -> "Lease":
-        """Take the lease of a run. Raises RlvrError if another process has it, or the store fails."""
+        """Take the lease of a run. Raises Held if another process has it, RlvrError if the store fails."""
         found = check_free(store)
         own = {"id": os.urandom(16).hex(), "pid": os.getpid(), "host": os.uname().nodename, "since": utc_now()}
         data = json.dumps(own | {"machine": _machine()}).encode()
         try:
             store.put(LEASE, data, replaces=found[1] if found else None)
         except Changed:
-            raise RlvrError(
+            raise Held(
                 f"{store.address} was taken by another writer at the same moment.", "Try again: it is named then."
             ) from None
         return cls(store, data)
@@ -100,10 +104,10 @@ def renewing(lease: Lease, is_lost: Callable[[Changed], None]) -> threading.Even
 
 
 def check_free(store: Store) -> tuple[bytes, str] | None:
-    """Raise RlvrError if a living process has the lease of a run, or the store fails. Returns a lease that has ended."""
+    """Raise Held if a living process has the lease of a run, RlvrError if the store fails. Returns a lease that has ended."""
     found = store.read(LEASE)
     if found is not None and (holder := _living(store, found[0])):
-        raise RlvrError(
+        raise Held(
             f"{store.address} is being written by process {holder['pid']} on {shown(str(holder['host']))} since "
             f"{shown(str(holder['since']))}; its last sign of life was {holder['silent']:.0f} s ago.",
             f"Wait until it ends, or stop it. If that machine is gone, the same command takes the run over {FREE_AFTER:.0f} s after "

@@ -18,6 +18,7 @@ import upload_writer
 from killed import GRPO, assert_ended_as, go_on
 from rlvr_cli.cli import invoke
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs import run_dir
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_metadata, read_rollouts, read_run, resolve_run
 from rlvr_cli.runs.remote import behind, follow, lease, snapshot, views
@@ -372,6 +373,27 @@ def test_of_two_that_take_it_at_once_one_has_it(s3, place):
     won[0].release()
     with pytest.raises(RlvrError, match="was taken over"):
         won[0].renew()
+
+
+def test_runs_without_a_name_that_start_in_one_minute_are_counted(s3, place, tmp_path, monkeypatch):
+    """As on a disk: of the first, there is a lease alone, and of the second the lease is lost at the last moment."""
+    monkeypatch.setattr(run_dir, "made_name", lambda command, about: "grpo-q")
+    Lease.acquire(Store(place.below("grpo-q")))
+    second = Store(place.below("grpo-q-2"))
+
+    def meanwhile(request: str) -> None:
+        if request.startswith("PUT") and f"grpo-q-2/{LEASE}" in request:
+            s3.before = lambda request: None
+            Lease.acquire(second)
+
+    s3.before = meanwhile
+    with RunDir.create(str(place), "grpo", metadata={}) as run:
+        assert run.id == "grpo-q-3"
+    with (
+        pytest.raises(RlvrError, match="is being written by"),
+        RunDir.create(str(place), "grpo", name="grpo-q", metadata={}),
+    ):
+        pass
 
 
 # Resuming
