@@ -363,6 +363,7 @@ WIRING = [
         "trackers/rows.py",
         ("what is not complete is sent", "if row.rank < begins[-1].rank", "if row.rank <= begins[-1].rank", "tests/trackers/test_trackers.py -k complete"),
         ("the manifest is read for each row", "    @cached_property\n", "    @property\n", "tests/trackers/test_trackers.py -k same_questions"),
+        ("the last batch of a failed run is sent as it is", "not in ENDED:", "not in (*ENDED, 'failed'):", "tests/trackers/test_trackers.py -k failed_waits"),
         ("updates come before evaluations", '(self.axis == "train")', '(self.axis == "eval")', "tests/trackers/test_trackers.py -k complete"),
     ),
     Mutation("a run is uploaded before its trackers have ended", "trackers/children.py", "        run.at_end(self.end)\n", "", "tests/trackers/test_trackers.py -k status_is_written"),

@@ -64,7 +64,7 @@ def complete_rows(info: RunInfo) -> list[Row]:
     rows = sorted((Row(*key, seconds[key], values) for key, values in found.items()), key=lambda row: row.rank)
     begins = [row for row in rows if row.axis == "train" and SAMPLED_BY in row.values]
     begins = begins or [row for row in rows if row.axis == "train" and UPDATED_BY in row.values]
-    if begins and info.metadata["status"] not in (*ENDED, "failed"):
+    if begins and info.metadata["status"] not in ENDED:
         return [row for row in rows if row.rank < begins[-1].rank]
     # What was measured after the last update, of a checkpoint, is of a step that begins only if the run is resumed.
     return [row for row in rows if row.axis == "eval" or {SAMPLED_BY, UPDATED_BY} & row.values.keys()]

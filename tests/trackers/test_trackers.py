@@ -129,6 +129,18 @@ def test_rows_are_complete_and_in_order(tmp_path):
     assert Row("eval", 3, 2.0, {"a/b": 1.0}).named() == {"eval/a/b": 1.0, "eval/wall_seconds": 2.0, "eval_step": 3.0}
 
 
+def test_the_last_batch_of_a_run_that_failed_waits_for_it_to_be_resumed(tmp_path):
+    """Its update ran out of memory, say; what is sent once keeps its value in W&B and Trackio."""
+    with RunDir.create(tmp_path, "grpo", name="r", metadata={}) as run:
+        run.commit_metrics(0, "train", {"reward/mean": 0.25, "update/skipped": 0.0})
+        run.commit_metrics(1, "train", {"reward/mean": 0.5})
+        run.finish("failed")
+    assert [r.step for r in complete_rows(read_run(run.path))] == [0]
+    with RunDir.resume(run.path) as run:
+        run.commit_metrics(1, "train", {"reward/mean": 0.5, "update/skipped": 0.0})
+    assert "update/skipped" in complete_rows(read_run(run.path))[1].values
+
+
 def test_without_rollouts_the_last_update_waits(tmp_path):
     with RunDir.create(tmp_path, "sft", name="r", metadata={}) as run:
         for step in range(3):
