@@ -2019,6 +2019,7 @@ STORAGE = [
         ("the second of two writers replaces the index", 'mode: Any = "create" if replaces is None else {"e_tag": replaces}', 'mode = "overwrite"', f"{COPIES}the_second_of_two_writers_is_refused"),
         ("large files have no more time than others", "opened(BYTES_COME, {**RETRY", "opened(ANSWERS, {**RETRY", f"{COPIES}a_large_file_comes_in_ranges_each_with_its_own_time"),
         ("large files come by one request", "if size > RANGE_BYTES else None", "if False else None", f"{COPIES}a_large_file_comes_in_ranges_each_with_its_own_time"),
+        ("a bucket in another region has no answer", "redirect without LOCATION|", "", f"{COPIES}an_error_says_what_the_store_means"),
         ("a lost answer counts as another writer", "if found is None or found[0] != data:", "if True:", f"{COPIES}faults_of_the_store_cost_nothing_but_time"),
     ),
 ]  # fmt: skip

@@ -270,12 +270,15 @@ def _reason(text: str, *, missing: bool) -> tuple[str, str]:
     code = re.search(r"<Code>([A-Za-z]{1,60})</Code>", text)
     status = re.search(r"status code: (\d{3}[A-Za-z ]{0,40})", text)
     what = " ".join(filter(None, [status and status[1].strip(), code and code[1]]))
+    if re.search("redirect without LOCATION|PermanentRedirect|AuthorizationHeaderMalformed", text):
+        return "the bucket is in another region", "Set AWS_REGION to that of the bucket."
     if re.search(
-        r"status code: 40[13]|Unauthenticated|PermissionDenied|InvalidAccessKeyId|SignatureDoesNotMatch", text
+        r"status code: 40[13]|ExpiredToken|InvalidToken|Unauthenticated|PermissionDenied|InvalidAccessKeyId|SignatureDoesNotMatch",
+        text,
     ):
         return (
             f"it is refused ({what or 'no permission'})",
-            "Look at AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION.",
+            "Look at AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and, of keys that expire, AWS_SESSION_TOKEN.",
         )
     if re.search(r"credential|169\.254\.169\.254|instance metadata", text, re.IGNORECASE):
         return (

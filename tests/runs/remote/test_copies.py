@@ -294,6 +294,22 @@ def test_an_index_cannot_lead_out_of_the_run(path):
         parsed_index(json.dumps(record | {"format": 2}).encode(), where="index.json")
 
 
+@pytest.mark.parametrize(
+    ("text", "why", "todo"),
+    [
+        ("redirect without LOCATION, this normally indicates an incorrectly configured region", "another region", "Set AWS_REGION to"),
+        ("status code: 301 Moved: <Code>PermanentRedirect</Code>", "another region", "Set AWS_REGION to"),
+        ("status code: 400 Bad Request: <Code>AuthorizationHeaderMalformed</Code>", "another region", "Set AWS_REGION to"),
+        ("status code: 400 Bad Request: <Code>ExpiredToken</Code>", "refused (400 Bad Request ExpiredToken)", "AWS_SESSION_TOKEN"),
+        ("status code: 400 Bad Request: <Code>InvalidToken</Code>", "refused (400 Bad Request InvalidToken)", "AWS_SESSION_TOKEN"),
+    ],
+)  # fmt: skip
+def test_an_error_says_what_the_store_means(text, why, todo):
+    said, hint = storing._reason(text, missing=False)
+    assert why in said
+    assert todo in hint
+
+
 def test_secrets_are_sent_nowhere_and_written_nowhere(s3, place, finished, tmp_path, forks):
     """Not in what is uploaded, in a run, in what commands say when they work and when they fail, nor in a traceback."""
 
