@@ -1998,6 +1998,7 @@ STORAGE = [
     ),
     *mutations_of(
         "runs/remote/copies.py",
+        ("a run that has gone on elsewhere is fetched whole", "if old.exists() and not _differs(old, path, file)]", "if False]", f"{COPIES}of_a_run_that_has_gone_on_elsewhere_only_what_is_new_is_fetched"),
         ("a directory here that is older is gone on with", "            check_continues(index, here, place=place)\n", "            return target\n", f"{BEHIND}a_run_goes_on_in_an_empty_folder_and_comes_back"),
         ("what was sent is not read back", "if received(store.stream(key, size=file.bytes)) != file:", "if False:", f"{COPIES}what_did_not_arrive_as_it_was_sent_is_noticed"),
         ("a damaged object is fetched", "        if found != files[path]:", "        if False:", f"{COPIES}a_damaged_copy_is_not_fetched"),
@@ -2006,7 +2007,7 @@ STORAGE = [
         ("old versions stay in the store", "        store.delete(sorted(known", "        sorted(sorted(known", f"{COPIES}the_index_comes_last_and_old_versions_go"),
         ("everything is sent again", "missing = [path for path in fresh if", "missing = [path for path in index.keys if True or", f"{COPIES}a_run_comes_back_as_it_was_and_nothing_is_sent_twice"),
         ("a damaged part is copied", "if entry.path != METRICS and index.files", "if False and index.files", f"{COPIES}bad_input_is_an_error"),
-        ("a fetched run appears before it is whole", 'root / name, root / f".{name}.fetch"', "root / name, root / name", f"{COPIES}a_killed_fetch_goes_on"),
+        ("a fetched run appears before it is whole", "root / name, _unfinished(root, place)", "root / name, root / name", f"{COPIES}a_killed_fetch_goes_on"),
     ),
     *mutations_of(
         "runs/remote/index.py",

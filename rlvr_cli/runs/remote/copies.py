@@ -114,7 +114,7 @@ def fetch_run(place: Address, root: Path) -> tuple[Path, Sent]:
         raise RlvrError(f"{place} does not end with the name of a run.", "Write s3://BUCKET/PREFIX/RUN.")
     store = Store(place)
     index = read_remote_index(store)
-    target, temporary = root / name, root / f".{name}.fetch"
+    target, temporary = root / name, _unfinished(root, place)
     if os.path.lexists(target):
         if not target.is_dir() or any(_differs(target, *file) for file in index.files.items()):
             raise RlvrError(f"{shown(target)} exists already, and is not as the copy.", "Use another --runs-dir.")
@@ -147,9 +147,9 @@ def brought_run(place: Address, index: Index, root: Path) -> Path:
     """
     name = place.prefix.rpartition("/")[2]
     assert RUN_NAME.fullmatch(name), name
-    target = root / name
+    target, old = root / name, root / f".{name}.old"
     if not os.path.lexists(target):
-        return fetch_run(place, root)[0]
+        return _fetched_beside(old, place, index, root)
     here = of_run(read_metadata(target), {path: file_at(target / path) for path in local_files(target)})
     try:
         check_continues(here, index, place=place)
@@ -162,12 +162,26 @@ def brought_run(place: Address, index: Index, root: Path) -> Path:
                 f"{shown(target)}, the run as it was on this machine, has what {place} has not, and the other way round.",
                 "Move that directory away to go on with what is in the store.",
             ) from diverged
-    old = root / f".{name}.old"
     shutil.rmtree(old, ignore_errors=True)
     os.rename(target, old)
+    return _fetched_beside(old, place, index, root)
+
+
+def _fetched_beside(old: Path, place: Address, index: Index, root: Path) -> Path:
+    """Fetch a run but for what an earlier state of it here, which was put aside, has as the index says; then remove that."""
+    temporary = _unfinished(root, place)
+    for path in [path for path, file in index.files.items() if old.exists() and not _differs(old, path, file)]:
+        with os_errors_as_user_errors(temporary / path):
+            (temporary / path).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(old / path, temporary / path)
     found = fetch_run(place, root)[0]
     shutil.rmtree(old, ignore_errors=True)
     return found
+
+
+def _unfinished(root: Path, place: Address) -> Path:
+    """The directory of a run that is being fetched, until it is whole."""
+    return root / f".{place.prefix.rpartition('/')[2]}.fetch"
 
 
 def read_remote_index(store: Store) -> Index:

@@ -14,7 +14,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.lock import LOCK
 from rlvr_cli.runs.remote import store as storing
-from rlvr_cli.runs.remote.copies import export_run, fetch_run
+from rlvr_cli.runs.remote.copies import brought_run, export_run, fetch_run, read_remote_index
 from rlvr_cli.runs.remote.index import INDEX, parsed_index
 from rlvr_cli.runs.remote.store import Changed, Store, parsed_address
 from rlvr_cli.runs.run_dir import RunDir
@@ -88,6 +88,28 @@ def test_a_run_goes_on_elsewhere_and_comes_back(s3, place, finished, tmp_path):
         pass
     with pytest.raises(RlvrError, match="is another run, created at"):
         export_run(tmp_path / "c" / "done", place)
+
+
+def test_of_a_run_that_has_gone_on_elsewhere_only_what_is_new_is_fetched(s3, place, finished, tmp_path):
+    """Also where this was cut once the directory here had been put aside."""
+    export_run(finished, place)
+    other, _ = fetch_run(place.below("done"), tmp_path / "b")
+    longer(other)
+    export_run(other, place)
+    index, old = read_remote_index(Store(place.below("done"))), finished.parent / ".done.old"
+
+    def fetched_by_bringing_it() -> set[str]:
+        s3.requests.clear()
+        assert brought_run(place.below("done"), index, finished.parent) == finished
+        assert files(finished) == files(other)
+        assert not old.exists()
+        keys = [r.split("/runs/done/")[-1].split(".")[0] for r in s3.requests if r.startswith("GET") and INDEX not in r]
+        return {*keys}
+
+    assert fetched_by_bringing_it() == {"run", "manifest", "metrics", "rollouts/train-000002-0000"}
+    finished.rename(old)
+    (old / "run.json").unlink()
+    assert fetched_by_bringing_it() == {"run"}
 
 
 def test_work_without_rows_counts_too(s3, place, finished, tmp_path):
