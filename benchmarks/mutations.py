@@ -409,6 +409,8 @@ WIRING = [
         "commands/sft.py",
         ("EOS is never appended", "append_eos=config.append_eos,\n", "append_eos=False,\n", replays("sft-text"), "append_eos"),
         ("EOS is always appended", "append_eos=config.append_eos,\n", "append_eos=True,\n", replays("sft-means"), "append_eos"),
+        ("what a run has rewarded is graded again", "if traces.rewards is not None and chooses_by_reward(config, traces):", "if False:", "tests/commands/test_sft.py -k it_rewarded"),
+        ("a run goes on with other traces than it began with", "    if config.resume:", "    if False:", "tests/commands/test_sft.py -k it_rewarded"),
         ("wrong traces are trained on too", "if config.correct_only:", "if False:", replays("sft-correct"), "correct_only"),
         ("every trace is chosen", "choose_examples(examples, config.num_examples, order=order)", 'choose_examples(examples, "all", order=order)', replays("sft-means"), "num_examples"),
         ("traces are chosen with another seed", "epoch_order(len(examples), seed=config.seed, epoch=-1)", "epoch_order(len(examples), seed=config.seed + 1, epoch=-1)", replays("sft-means"), "seed num_examples"),

@@ -12,7 +12,7 @@ from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.order import batches, epoch_order
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
-from rlvr_cli.data.traces import Traces, choose_examples, keep_correct, load_traces
+from rlvr_cli.data.traces import Traces, choose_examples, keep_correct, keep_rewarded, load_traces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_path
 from rlvr_cli.models.pretrained import load_tokenizer
@@ -20,6 +20,7 @@ from rlvr_cli.models.tokens.tokenization import collate, pad_id_of
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import load_template
 from rlvr_cli.runs.provenance import resumed_config
+from rlvr_cli.runs.readers import fact_of, read_metadata, resolve_run
 from rlvr_cli.samplers.episodes.turns import chat_turns
 from rlvr_cli.terminal import console
 from rlvr_cli.training.loop import data_loop
@@ -47,6 +48,7 @@ def run(config: SftConfig) -> None:
     sequences = encode(config, examples, traces)
     num_updates = config.n_sft_steps or config.sft_epochs * math.ceil(len(sequences.rows) / config.train_batch_size)
     dataset = {"name": traces.name, "rows": len(examples), "fingerprint": traces.fingerprint}
+    dataset |= {"chosen_by": "reward"} if chooses_by_reward(config, traces) else {}
     inputs = inputs_of_traces(config, template, examples, dataset=dataset)
     lines = sft_plan(config, inputs.facts, sequences, traces=len(traces.examples), num_updates=num_updates)
     print_plan(lines, config, inputs)
@@ -84,11 +86,23 @@ def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, Se
                 f"{config.dataset} holds conversations (messages), and the prompt is raw text.", "Add --chat."
             )
         chat_turns(config, tools=conversation.tools)  # what its chat template cannot do is said before the run is made
-    if config.correct_only:
+    if traces.rewards is not None and chooses_by_reward(config, traces):
+        examples = keep_rewarded(examples, traces.rewards)
+    elif config.correct_only:
         with grader_pool(config, traces.default_grader) as pool:
             examples = keep_correct(examples, pool, graded=traces.graded)
     order = epoch_order(len(examples), seed=config.seed, epoch=-1)  # an epoch that training never uses
     return traces, choose_examples(examples, config.num_examples, order=order)
+
+
+def chooses_by_reward(config: SftConfig, traces: Traces) -> bool:
+    """Whether --correct-only goes by the rewards that a run has stored: without --grader. Runs that began otherwise go on so."""
+    if not config.correct_only or config.grader or traces.rewards is None:
+        return False
+    if config.resume:
+        began = read_metadata(resolve_run(config.resume, config.runs_dir))
+        return fact_of(began, "dataset", "chosen_by") == "reward"
+    return True
 
 
 def encode(config: SftConfig, examples: Sequence[Example], traces: Traces) -> Sequences:

@@ -29,7 +29,12 @@ class SftConfig(MicroBatchOptions, TrainingConfig):
     num_examples: str = knob(
         "all", "Number of unique examples to train on (128, 256, 512, 1024, ...), or all.", group="Data", common=True
     )
-    correct_only: bool = knob(False, "Train only on traces that the grader rewards.", group="Data", common=True)
+    correct_only: bool = knob(
+        False,
+        "Train only on traces that the grader rewards; of a run, without --grader: on those that have a reward above 0.5 there.",
+        group="Data",
+        common=True,
+    )
     sft_epochs: int = knob(
         1, "Passes over the examples.", group="Optimization", common=True, free_on_resume=True, at_least=1
     )

@@ -31,6 +31,7 @@ class Traces:
     messages: list[str]  # skipped lines and notes, to be shown
     token_ids: Mapping[str, "SampledIds"]  # by example id, where they are known
     graded: Mapping[str, str]  # by example id: what a grader reads of an episode, the last turn of the policy
+    rewards: Mapping[str, float | None] | None = None  # by example id, of a run's rollouts; None: it is a dataset
 
 
 class SampledIds(NamedTuple):
@@ -144,12 +145,13 @@ def _from_run(path: Path) -> Traces:
     rows.sort(key=lambda r: (r["step"], r["example_id"], r["sample_index"]))
     prompts = stored_prompts(run.metadata)
     digest = hashlib.sha256()
-    examples, token_ids, graded, unrewarded = [], {}, {}, 0
+    examples, token_ids, graded, rewards, unrewarded = [], {}, {}, {}, 0
     for r in rows:
         key = f"{r['phase']}-{r['step']}-{r['example_id']}-{r['sample_index']}"
         digest.update(f"{key}\0{r['prompt']}\0{r['response']}\0{r['ground_truth']}\0".encode())
         if r["finish_reason"] == "length" or (r["episode"] and r["episode"]["ended_by"] in ("turns", "error")):
             continue  # it would teach the model to stop in the middle
+        rewards[key] = r["reward"]
         unrewarded += r["reward"] is None or not r["reward"] > 0.5
         question = prompts.question_in(r["prompt"], ground_truth=r["ground_truth"]) or ""
         examples.append(Example(key, question, r["ground_truth"], prompt=r["prompt"], response=r["response"]))
@@ -171,7 +173,7 @@ def _from_run(path: Path) -> Traces:
             " --correct-only leaves these out"
         )
     grader = next((r["grader"] for r in rows if r["grader"] != ENVIRONMENT), None)
-    return Traces(run.id, digest.hexdigest(), examples, grader, messages, token_ids, graded)
+    return Traces(run.id, digest.hexdigest(), examples, grader, messages, token_ids, graded, rewards)
 
 
 def keep_correct(
@@ -193,7 +195,23 @@ def keep_correct(
         )
     pairs = [((graded or {}).get(e.id, e.response or ""), e.ground_truth) for e in examples]
     grades = grader.grade(pairs, example_of=lambda i: asdict(examples[i]) | {"question": examples[i].question or None})
-    correct = [e for e, g in zip(examples, grades, strict=True) if g.reward is not None and g.reward > 0.5]
+    return _correct(examples, [g.reward for g in grades])
+
+
+def keep_rewarded(examples: Sequence[Example], rewards: Mapping[str, float | None]) -> list[Example]:
+    """The examples whose rollout has a reward above 0.5.
+
+    Args:
+        rewards: see `Traces`.
+
+    Raises:
+        RlvrError: there are none.
+    """
+    return _correct(examples, [rewards[e.id] for e in examples])
+
+
+def _correct(examples: Sequence[Example], rewards: Sequence[float | None]) -> list[Example]:
+    correct = [e for e, reward in zip(examples, rewards, strict=True) if reward is not None and reward > 0.5]
     if not correct:
         raise RlvrError(f"None of the {len(examples)} traces is correct: --correct-only leaves nothing to train on.")
     return correct

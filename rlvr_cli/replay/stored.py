@@ -378,7 +378,9 @@ def traces_of(run: StoredRun) -> tuple[Traces, Sequence[Example]]:
     if traces.fingerprint != recorded["fingerprint"]:
         raise _cannot(run.path, f"its training data, {own['dataset']}, have changed since")
     examples = traces.examples
-    if own["correct_only"]:
+    if traces.rewards is not None and recorded.get("chosen_by") == "reward":
+        examples = [e for e in examples if (traces.rewards[e.id] or 0) > 0.5]
+    elif own["correct_only"]:
         chooser = choose_grader(own["grader"], dataset_grader=traces.default_grader, prompt=own["prompt"])
         if ":" in chooser:
             raise _cannot(

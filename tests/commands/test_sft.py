@@ -4,7 +4,7 @@ import json
 import math
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pyarrow.parquet as pq
 import pytest
@@ -26,6 +26,7 @@ from rlvr_cli.handout import get_packed_sft_dataset
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.pretrained import load_tokenizer
+from rlvr_cli.replay.stored import StoredRun, traces_of
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -34,7 +35,7 @@ from rlvr_cli.samplers.open import Engine
 from rlvr_cli.training.planning.plan import sft_objective
 from rlvr_cli.training.session import evaluation_engine, load_eval_dataset
 from rlvr_cli.training.traces import check_lengths, encode_traces
-from rlvr_cli.types import Example
+from rlvr_cli.types import ENVIRONMENT, Example
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +215,38 @@ def test_a_run_that_has_begun_with_a_beta2_that_is_rounded_away_says_so(capsys, 
         given = {"param_dtype": "bfloat16", "optimizer": "adamw_kahan", "adam_beta2": beta2, "runs_dir": str(tmp_path)}
         sft.run(SftConfig(dataset="arithmetic:64", dry_run=True, **given))
         assert ("--adam-beta2 above 0.96 is rounded away" in capsys.readouterr().err) == (beta2 == 0.999)
+
+
+def test_correct_traces_of_a_run_are_those_that_it_rewarded(tmp_path):
+    """Also where its environment or a judge gave the rewards. With --grader, and in runs that began before, they are graded again."""
+    right = " </think> <answer> 7 </answer>"
+    rows = (("played", "", 1.0), ("lost", "", 0.0), ("failed", "", None), (right, "7", 0.0), (right + "!", "7", 0.6))
+    with RunDir.create(tmp_path, "eval", name="played", metadata={}) as run:
+        own = {"run_id": run.id, "grader": ENVIRONMENT}
+        rows = [
+            a_rollout(sample_index=i, response=response, ground_truth=truth, reward=reward, **own)
+            for i, (response, truth, reward) in enumerate(rows)
+        ]
+        run.commit_rollouts("eval", 0, rows)
+    for began in ({}, {"chosen_by": "reward"}):
+        with RunDir.create(tmp_path, "sft", name=f"began-{len(began)}", metadata={"facts": {"dataset": began}}):
+            pass
+
+    template = load_prompt("r1_zero")
+
+    def chosen(**given):
+        config = SftConfig(dataset="played", correct_only=True, runs_dir=str(tmp_path), **given)
+        traces, examples = sft.read_traces(config, template)
+        recorded = {"fingerprint": traces.fingerprint, "rows": len(examples), "chosen_by": "reward"}
+        facts = {"dataset": recorded, "prompt": {"name": template.name, "text": template.text}}
+        stored = StoredRun(tmp_path, "sft", asdict(config), "auto", facts, [], {})
+        assert traces_of(stored)[1] == examples
+        return [e.response for e in examples]
+
+    assert chosen() == chosen(resume="began-1") == ["played", right + "!"]
+    for given in ({"grader": "r1_zero"}, {"resume": "began-0"}):
+        with pytest.raises(RlvrError, match="needs a ground truth for every trace; eval-0-q0-0 has none"):
+            chosen(**given)
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
