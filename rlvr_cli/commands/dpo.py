@@ -115,8 +115,8 @@ def run_on_pairs(config: DpoConfig) -> None:
     )
     for message in pairs.messages:
         console.say(message)
-    own = sum(not e.question for e in pairs.examples) // 2
-    if config.chat and own:
+    own = sum(e.prompt != template.fill(e.question) for e in pairs.examples) // 2
+    if config.chat and own and not pairs.token_ids:  # those of a run stay as they are
         console.say(
             f"note: {own} pairs have a prompt of their own, which --chat leaves as it is; if it is the question: --question-field prompt"
         )

@@ -16,11 +16,11 @@ from typing import Any
 
 from rlvr_cli.data.examples import QUESTION_FIELDS, SHOWN_BAD_ROWS, usable_rows
 from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, join_names, stem_of, suffix_of, text_of
-from rlvr_cli.data.prompts import PromptTemplate
-from rlvr_cli.data.traces import SampledIds
+from rlvr_cli.data.prompts import PromptTemplate, StoredPrompts, stored_prompts
+from rlvr_cli.data.traces import SampledIds, phase_to_train_on
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.manifest import ROLLOUTS, Entry
-from rlvr_cli.runs.readers import is_run, read_index, read_part, resolve_run
+from rlvr_cli.runs.readers import is_run, read_part, read_run, resolve_run
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example
 
@@ -52,7 +52,7 @@ def load_pairs(
     pairs_per_question: int,
     seed: int,
 ) -> Pairs:
-    """Load pairs from a file, or make them of a run's training rollouts (its evaluation's, if it has no others).
+    """Load pairs from a file, or make them of a run's rollouts: of one that trains, not of its evaluations.
 
     Args:
         spec: a run's directory or its name in `runs_dir`, or a .jsonl, .json, .csv or .parquet file.
@@ -61,7 +61,7 @@ def load_pairs(
         pairs_per_question, seed: of a run, see `pair_up`.
 
     Raises:
-        RlvrError: there is no such file or run, a row is bad, or there is no pair.
+        RlvrError: there is no such file or run, a row is bad, there is no pair, or as `phase_to_train_on`.
     """
     messages: list[str] = []
     if is_run(spec, runs_dir):
@@ -156,9 +156,10 @@ def pair_row(chosen: Mapping[str, Any], rejected: Mapping[str, Any]) -> dict[str
 
 
 def _of_run(path: Path, *, count: int, seed: int, messages: list[str]) -> Iterable[dict[str, Any]]:
-    """Yield the pairs of a run's rollouts: chosen with little of each in memory, then the chosen ones are read whole."""
-    entries = [e for e in read_index(path).entries if e.folder == ROLLOUTS]
-    phase = "train" if any(e.phase == "train" and e.rows for e in entries) else "eval"
+    """Yield the pairs of a run's rollouts, each with its question, if it is known: chosen with little of each in memory, then read whole."""
+    run = read_run(path)
+    entries = [e for e in run.entries if e.folder == ROLLOUTS]
+    phase = phase_to_train_on(run, {e.phase for e in entries if e.rows})
     entries = [e for e in entries if e.phase == phase]
     usable = sorted(_usable(path, entries), key=lambda r: r["key"])
     left_out = sum(e.rows for e in entries) - len(usable)
@@ -175,8 +176,8 @@ def _of_run(path: Path, *, count: int, seed: int, messages: list[str]) -> Iterab
             f"{path.name} has no question with both a right and a wrong response among its {len(usable)} {phase} rollouts.",
             "Sample more responses per question: rlvr eval --num-samples 8, or more questions.",
         )
-    whole = _whole(path, entries, {row["place"] for pair in pairs for row in pair})
-    yield from (pair_row(whole[chosen["place"]], whole[rejected["place"]]) for chosen, rejected in pairs)
+    prompts, whole = stored_prompts(run.metadata), _whole(path, entries, {row["place"] for pair in pairs for row in pair})
+    yield from (_with_question(whole[chosen["place"]], whole[rejected["place"]], prompts) for chosen, rejected in pairs)
 
 
 def _usable(path: Path, entries: Iterable[Entry]) -> Iterator[dict[str, Any]]:
@@ -202,12 +203,20 @@ def _whole(
     of_part: dict[int, list[int]] = defaultdict(list)
     for number, index in sorted(places):
         of_part[number].append(index)
+    columns = [*_KEY, "prompt", "response", "ground_truth", "prompt_ids", "response_ids"]
     whole = {}
     for number, indices in of_part.items():
-        part = read_part(path, entries[number], [*_KEY, "prompt", "response", "prompt_ids", "response_ids"])
+        part = read_part(path, entries[number], columns)
         for index, r in zip(indices, part.take(indices).to_pylist(), strict=True):
             whole[number, index] = r | {"id": "/".join(str(r[name]) for name in _KEY)}
     return whole
+
+
+def _with_question(chosen: Mapping[str, Any], rejected: Mapping[str, Any], prompts: StoredPrompts) -> dict[str, Any]:
+    """A pair of a run as a row, with its question if that is known."""
+    question = prompts.question_in(chosen["prompt"], ground_truth=chosen["ground_truth"])
+    known = {} if question is None else {"question": question}
+    return known | pair_row(chosen, rejected)
 
 
 def _pair(
@@ -237,10 +246,9 @@ def _pair(
         raise BadRow(row.where, f"it has some of {join_names(_IDS)}, but not all.", "Give all of them, or none.")
     taken[pair_id] = row.where
     prompt = question if formatted else template.fill(question)
-    examples = [
-        Example(f"{pair_id}, {name}", "" if formatted else question, "", prompt=prompt, response=text)
-        for name, text in texts.items()
-    ]
+    beside = row.values.get("question") if formatted else question  # beside the prompt that was made of it
+    asked = beside if isinstance(beside, str) else ""
+    examples = [Example(f"{pair_id}, {name}", asked, "", prompt=prompt, response=text) for name, text in texts.items()]
     return examples, [SampledIds(ids[0], response, None) for response in ids[1:] if response]
 
 

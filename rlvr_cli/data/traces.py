@@ -4,7 +4,7 @@ Enters: a dataset spec or a run (its name or directory). Leaves: examples that a
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from rlvr_cli.data.prompts import PromptTemplate, after, opens_thinking, prompt_
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import multiple_choice
 from rlvr_cli.runs.manifest import ROLLOUTS
-from rlvr_cli.runs.readers import is_run, read_rollouts, read_run, resolve_run
+from rlvr_cli.runs.readers import RunInfo, is_run, read_rollouts, read_run, resolve_run
 from rlvr_cli.types import ENVIRONMENT, Example, Graders, Phase
 
 _TRAIN = ("sft", "ei", "grpo", "ppo", "dpo", "distill")  # the commands whose evaluations are of held-out questions
@@ -130,18 +130,13 @@ def _from_run(path: Path) -> Traces:
     run = read_run(path)
     key_columns = ["phase", "step", "example_id", "sample_index"]
     texts = ["prompt", "response", "ground_truth", "grader", "finish_reason", "reward"]
-    phase: Phase = "train" if run.metadata["command"] in _TRAIN else "eval"
+    phase = phase_to_train_on(run, {e.phase for e in run.entries if e.folder == ROLLOUTS and e.rows})
     evaluations = sum(e.rows for e in run.entries if e.folder == ROLLOUTS and e.phase != phase)
     rows = read_rollouts(
         path,
         phase=phase,
         columns=[*key_columns, *texts, "prompt_ids", "response_ids", "response_mask", "episode", "turns", "turn_facts"],
     ).to_pylist()
-    if evaluations and not rows:
-        raise RlvrError(
-            f"{run.id} is a run of rlvr {run.metadata['command']} that has sampled nothing to train on, only its evaluations.",
-            "Sample responses to questions that are not held out: rlvr eval.",
-        )
     rows.sort(key=lambda r: (r["step"], r["example_id"], r["sample_index"]))
     prompts = stored_prompts(run.metadata)
     digest = hashlib.sha256()
@@ -174,6 +169,24 @@ def _from_run(path: Path) -> Traces:
         )
     grader = next((r["grader"] for r in rows if r["grader"] != ENVIRONMENT), None)
     return Traces(run.id, digest.hexdigest(), examples, grader, messages, token_ids, graded, rewards)
+
+
+def phase_to_train_on(run: RunInfo, phases: Collection[str]) -> Phase:
+    """The phase of a run's rollouts that may be trained on: of a run that trains, not that of its evaluations.
+
+    Args:
+        phases: those that it has rollouts of.
+
+    Raises:
+        RlvrError: it trains, and has evaluations alone.
+    """
+    phase = "train" if run.metadata["command"] in _TRAIN else "eval"
+    if phases and phase not in phases:
+        raise RlvrError(
+            f"{run.id} is a run of rlvr {run.metadata['command']} that has sampled nothing to train on, only its evaluations.",
+            "Sample responses to questions that are not held out: rlvr eval.",
+        )
+    return phase
 
 
 def keep_correct(

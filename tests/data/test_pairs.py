@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import a_rollout
+from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.data.pairs import load_pairs, pair_row, pair_up
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_rollouts
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.training.session import warn_of_shared_questions
 
 TEMPLATE = PromptTemplate("t", "Q: {question} A:")
 ROW = {"prompt": "1+1?", "chosen": " 2", "rejected": " 3"}
@@ -165,6 +167,10 @@ def test_pairs_of_a_run_are_of_its_training_rollouts(tmp_path):
     with RunDir.create(tmp_path, "eval", name="e", metadata={}) as run:
         run.commit_rollouts("eval", 0, held_out("e"))
     assert [e.response for e in load("e", runs_dir=str(tmp_path)).examples] == [" d1", " d0"]
+    with RunDir.create(tmp_path, "sft", name="s", metadata={}) as run:
+        run.commit_rollouts("eval", 0, held_out("s"))
+    with pytest.raises(RlvrError, match="s is a run of rlvr sft that has sampled nothing to train on, only its eval"):
+        load("s", runs_dir=str(tmp_path))
     with RunDir.create(tmp_path, "eval", name="same", metadata={}) as run:
         run.commit_rollouts("eval", 0, [rollout("b", i, 1.0, phase="eval", run="same") for i in range(3)])
     with pytest.raises(RlvrError, match="no question with both a right and a wrong response"):
@@ -228,3 +234,19 @@ def test_of_a_run_the_tokens_of_the_pairs_alone_are_in_memory(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 8 * 36 * len(ids), "those of a third of all"
     finally:
         tracemalloc.stop()
+
+
+def test_of_held_out_questions_in_pairs_is_warned_of(tmp_path, written, capsys):
+    """Whether the pairs are of a run, or of a file that has the question beside the prompt, as `rlvr filter` writes it."""
+    with RunDir.create(tmp_path, "eval", name="e", metadata={"facts": {"prompt": {"text": "Q: {question} A:"}}}) as run:
+        rows = [
+            a_rollout(run_id=run.id, sample_index=i, prompt="Q: 1+1? A:", response=f" {i}", reward=i) for i in (0, 1)
+        ]
+        run.commit_rollouts("eval", 0, rows)
+    (tmp_path / "held-out.jsonl").write_text(json.dumps({"question": "1+1?", "answer": "1"}))
+    held_out = load_dataset(str(tmp_path / "held-out.jsonl"))
+    for source in ("e", written(ROW | {"prompt": "Q: 1+1? A:", "question": "1+1?"})):
+        examples = load(source, runs_dir=str(tmp_path)).examples
+        assert [e.prompt for e in examples] == ["Q: 1+1? A:"] * 2
+        warn_of_shared_questions(examples, held_out)
+        assert "1 of the 1 evaluation questions are also trained on" in capsys.readouterr().err
