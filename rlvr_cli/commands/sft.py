@@ -4,9 +4,10 @@ Enters: an SftConfig. Leaves: a run directory with metrics, the evaluations' rol
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
+from typing import Any
 
 from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.config.sft import SftConfig
@@ -47,9 +48,7 @@ def run(config: SftConfig) -> None:
     traces, examples = read_traces(config, template)
     sequences = encode(config, examples, traces)
     num_updates = config.n_sft_steps or config.sft_epochs * math.ceil(len(sequences.rows) / config.train_batch_size)
-    dataset = {"name": traces.name, "rows": len(examples), "fingerprint": traces.fingerprint}
-    dataset |= {"chosen_by": "reward"} if chooses_by_reward(config, traces) else {}
-    inputs = inputs_of_traces(config, template, examples, dataset=dataset)
+    inputs = inputs_of_traces(config, template, examples, dataset=recorded(config, traces, examples))
     lines = sft_plan(config, inputs.facts, sequences, traces=len(traces.examples), num_updates=num_updates)
     print_plan(lines, config, inputs)
     for note in sft_notes(config, num_updates=num_updates):
@@ -71,6 +70,7 @@ def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, Se
         answer_field=config.answer_field,
         skip_bad_lines=config.skip_bad_lines,
         runs_dir=config.runs_dir,
+        by_text=goes_by_text(config),
     )
     for message in traces.messages:
         console.say(message)
@@ -95,14 +95,33 @@ def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, Se
     return traces, choose_examples(examples, config.num_examples, order=order)
 
 
+def recorded(config: SftConfig, traces: Traces, examples: Sequence[Example]) -> dict[str, Any]:
+    """What run.json says of the traces. Runs of earlier versions lack the last two, and go on as they began."""
+    talks = any(e.conversation for e in traces.examples)
+    return {
+        "name": traces.name,
+        "rows": len(examples),
+        "fingerprint": traces.fingerprint,
+        **({"chosen_by": "reward"} if chooses_by_reward(config, traces) else {}),
+        **({"told_apart_by": "messages"} if talks and not goes_by_text(config) else {}),
+    }
+
+
+def goes_by_text(config: SftConfig) -> bool:
+    """Whether conversations are told apart by their text alone: where the run that is resumed began so."""
+    return bool(config.resume) and "told_apart_by" not in began_with(config)
+
+
 def chooses_by_reward(config: SftConfig, traces: Traces) -> bool:
     """Whether --correct-only goes by the rewards that a run has stored: without --grader. Runs that began otherwise go on so."""
     if not config.correct_only or config.grader or traces.rewards is None:
         return False
-    if config.resume:
-        began = read_metadata(resolve_run(config.resume, config.runs_dir))
-        return fact_of(began, "dataset", "chosen_by") == "reward"
-    return True
+    return not config.resume or began_with(config).get("chosen_by") == "reward"
+
+
+def began_with(config: SftConfig) -> Mapping[str, Any]:
+    """What the run that is resumed has recorded of its traces."""
+    return fact_of(read_metadata(resolve_run(config.resume, config.runs_dir)), "dataset") or {}
 
 
 def encode(config: SftConfig, examples: Sequence[Example], traces: Traces) -> Sequences:

@@ -4,6 +4,7 @@ Enters: a dataset spec or a run (its name or directory). Leaves: examples that a
 """
 
 import hashlib
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ _TRAIN = ("sft", "ei", "grpo", "ppo", "dpo", "distill")  # the commands whose ev
 
 @dataclass(frozen=True)
 class Traces:
-    """Examples that all have `prompt` and `response`; no such pair occurs twice."""
+    """Examples that all have `prompt` and `response`; none occurs twice, with the messages and tools of a conversation."""
 
     name: str
     fingerprint: str  # sha256 of the source, before any filter
@@ -52,11 +53,13 @@ def load_traces(
     answer_field: str = "",
     skip_bad_lines: bool = False,
     runs_dir: str = "runs",
+    by_text: bool = False,
 ) -> Traces:
     """Load traces from a run (one per rollout) or from a dataset that `load_dataset` can read.
 
     Args:
         spec: a run's directory or its name in `runs_dir`, or a dataset; a built-in dataset precedes a run of that name.
+        by_text: whether conversations are told apart by their text alone, as in runs of earlier versions.
 
     Raises:
         RlvrError: nothing to train on, or what `load_dataset` raises.
@@ -84,7 +87,8 @@ def load_traces(
     with_prompts = [replace(e, prompt=prompt_of(e, template)) for e in source.examples]
     worked = sum(e.solution is not None for e in with_prompts)
     with_prompts = [replace(e, response=e.response or response_from_solution(e)) for e in with_prompts]
-    unique = list({(e.prompt, e.response): e for e in with_prompts if e.response}.values())
+    by_key = {(e.prompt, e.response, "" if by_text else _messages_of(e)): e for e in with_prompts if e.response}
+    unique = list(by_key.values())
     messages = list(source.messages)
     if worked:
         messages.append(f"{worked} responses were made from worked solutions, in the format that the prompt asks for")
@@ -93,6 +97,11 @@ def load_traces(
     if not unique:
         raise RlvrError(f"{spec} holds no response to train on.", "SFT needs rows with a prompt and a response.")
     return replace(source, examples=unique, messages=messages)
+
+
+def _messages_of(example: Example) -> str:
+    """All that a conversation is made of, as JSON; empty if it is none."""
+    return json.dumps(example.conversation) if example.conversation is not None else ""
 
 
 def _last_turn(example: Example) -> str | None:

@@ -237,8 +237,8 @@ def test_correct_traces_of_a_run_are_those_that_it_rewarded(tmp_path):
     def chosen(**given):
         config = SftConfig(dataset="played", correct_only=True, runs_dir=str(tmp_path), **given)
         traces, examples = sft.read_traces(config, template)
-        recorded = {"fingerprint": traces.fingerprint, "rows": len(examples), "chosen_by": "reward"}
-        facts = {"dataset": recorded, "prompt": {"name": template.name, "text": template.text}}
+        facts = {"prompt": {"name": template.name, "text": template.text}}
+        facts["dataset"] = sft.recorded(config, traces, examples)
         stored = StoredRun(tmp_path, "sft", asdict(config), "auto", facts, [], {})
         assert traces_of(stored)[1] == examples
         return [e.response for e in examples]

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,17 @@ from chat_models import write_chat_model
 from checks import findings
 from killed import metrics_of
 from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.commands import sft
 from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.data.traces import load_traces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.pretrained import load_tokenizer
 from rlvr_cli.replay.run import replay_run
-from rlvr_cli.replay.stored import read_stored
+from rlvr_cli.replay.stored import StoredRun, read_stored, traces_of
 from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.samplers.episodes.turns import chat_turns
 from vllm_server import vllm_servers
 
@@ -278,6 +282,26 @@ def test_conversations_train_on_the_assistants_tokens_alone(place, rlvr):
     assert metrics_of(place / "runs/s")["train", 0, "update/tokens"] == expected
     raw = [option for option in arguments if option != "--chat"]
     assert "holds conversations (messages), and the prompt is raw text" in rlvr(*raw, "--run", "unmade", status=1).err
+
+
+def test_conversations_with_other_messages_or_tools_are_other_traces(place, tmp_path):
+    """Runs of earlier versions, which told them apart by their text, go on so."""
+    said = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    system = {"role": "system", "content": "Be brief."}
+    rows = [{"messages": said}, {"messages": [system, *said]}, {"messages": said, "tools": []}, {"messages": said}]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, began in (("before", {}), ("after", {"told_apart_by": "messages"})):
+        with RunDir.create(tmp_path, "sft", name=name, metadata={"facts": {"dataset": began}}):
+            pass
+    template = load_prompt("question_only")
+    own = {"dataset": str(tmp_path / "t.jsonl"), "model": str(place / "qwen3"), "chat": True}
+    for resume, count in (("", 3), ("after", 3), ("before", 1)):
+        config = SftConfig(**own, resume=resume, runs_dir=str(tmp_path))
+        traces, examples = sft.read_traces(config, template)
+        facts = {"prompt": {"name": template.name, "text": template.text}}
+        facts["dataset"] = sft.recorded(config, traces, examples)
+        assert len(examples) == count
+        assert traces_of(StoredRun(tmp_path, "sft", asdict(config), "auto", facts, [], {}))[1] == examples
 
 
 @pytest.mark.parametrize(
