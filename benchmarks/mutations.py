@@ -409,6 +409,7 @@ WIRING = [
         "commands/sft.py",
         ("EOS is never appended", "append_eos=config.append_eos,\n", "append_eos=False,\n", replays("sft-text"), "append_eos"),
         ("EOS is always appended", "append_eos=config.append_eos,\n", "append_eos=True,\n", replays("sft-means"), "append_eos"),
+        ("a run has the splits of a dataset", 'if traces.rewards is not None and "split" in', 'if False and "split" in', "tests/commands/test_sft.py -k it_rewarded"),
         ("what a run has rewarded is graded again", "if traces.rewards is not None and chooses_by_reward(config, traces):", "if False:", "tests/commands/test_sft.py -k it_rewarded"),
         ("a run goes on with more conversations than it began with", "return bool(config.resume) and", "return False and", "tests/commands/across/test_chat_episodes.py -k other_messages"),
         ("a run goes on with other traces than it began with", "return not config.resume or began", "return True or began", "tests/commands/test_sft.py -k it_rewarded"),
@@ -436,6 +437,7 @@ WIRING = [
         ("one round", "num_steps=config.n_dpo_steps", "num_steps=1", ON_POLICY, "n_dpo_steps"),
         ("pairs of cut responses", 'r.finish_reason != "length" and', "", ON_POLICY),
         ("the reference is the policy", 'of="reference", temperature=temperature', 'of="policy", temperature=temperature', ON_POLICY),
+        ("options have no effect on pairs", "check_effects_on_pairs(config, field_is_shared=field_is_shared)", "pass", "tests/commands/test_dpo.py -k without_effect"),
         ('the question of a pair has the usual field', 'question_field=config.question_field,', 'question_field="",', "tests/commands/test_dpo.py -k rows_are_read", 'dpo.question_field'),
     ),
     *mutations_of(
@@ -515,6 +517,7 @@ WIRING = [
         ("a failed grade is wrong", 'wrong = list({r["response"]: r for r in rows if r["reward"] is not None and r["reward"] <= 0.5}.values())', 'wrong = list({r["response"]: r for r in rows if not (r["reward"] or 0) > 0.5}.values())', "tests/data/test_pairs.py -k different"),
         ("as many pairs as there are", "range(min(count, len(right) * len(wrong)))", "range(len(right) * len(wrong))", "tests/commands/store/test_filter.py -k pairs", "dpo.pairs_per_question"),
         ("pairs of seed 0", "f\"pairs {seed} {rows[0]['prompt']}\"", "f\"pairs 0 {rows[0]['prompt']}\"", "tests/data/test_pairs.py -k seed"),
+        ("the field of evaluation questions is that of a run's pairs", 'name, question_field = path.name, ""', "name = path.name", "tests/data/test_pairs.py -k training_rollouts"),
         ("the questions of a run's pairs are unknown", "known = {} if question is None else", "known = {} if True else", "tests/data/test_pairs.py -k warned_of"),
         ("the questions of pairs in a file are unknown", 'row.values.get("question") if formatted', '"" if formatted', "tests/data/test_pairs.py -k warned_of"),
         ("the same pairs again", "(place + place // turn)", "place", "tests/data/test_pairs.py -k different"),

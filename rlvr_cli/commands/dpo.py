@@ -12,12 +12,17 @@ from rlvr_cli.analysis.run_end import report_end
 from rlvr_cli.commands.sources.plain import Plain
 from rlvr_cli.commands.sources.sampling import Sampling
 from rlvr_cli.config.dpo import DpoConfig
+from rlvr_cli.config.parsing.command_line import typed_options
+from rlvr_cli.data.datasets import knows_its_fields
 from rlvr_cli.data.order import update_rows
 from rlvr_cli.data.pairs import Pairs, load_pairs, pair_up
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.tokens.tokenization import pad_id_of
 from rlvr_cli.rollouts.inputs import load_template
 from rlvr_cli.runs.provenance import resumed_config
+from rlvr_cli.runs.readers import is_run
 from rlvr_cli.terminal import console
+from rlvr_cli.text import printable
 from rlvr_cli.training.loop import RolloutLoop, RolloutSource, data_loop, rollout_loop
 from rlvr_cli.training.losses.chosen import own_loss_facts, preference_loss
 from rlvr_cli.training.pairs import EncodedPairs
@@ -104,10 +109,13 @@ def sampled_pairs(
 def run_on_pairs(config: DpoConfig) -> None:
     """Train on pairs that are given."""
     template = load_template(config, model=config.model)
+    field_is_shared = bool(config.eval_dataset) and not knows_its_fields(config.eval_dataset)
+    check_effects_on_pairs(config, field_is_shared=field_is_shared)
     pairs = load_pairs(
         config.dataset,
         template,
         question_field=config.question_field,
+        field_is_shared=field_is_shared,
         skip_bad_lines=config.skip_bad_lines,
         runs_dir=config.runs_dir,
         pairs_per_question=config.pairs_per_question,
@@ -134,6 +142,26 @@ def run_on_pairs(config: DpoConfig) -> None:
     with open_trainer(config, inputs, command="dpo", num_updates=num_updates) as trainer:
         train_on_pairs(config, trainer, pairs)
     report_end(trainer, output=config.format)
+
+
+def check_effects_on_pairs(config: DpoConfig, *, field_is_shared: bool) -> None:
+    """Raise RlvrError for an option of the command line that has no effect on pairs from there.
+
+    Args:
+        field_is_shared: see `load_pairs`.
+    """
+    typed, of_run = typed_options(config), is_run(config.dataset, config.runs_dir)
+    if "pairs_per_question" in typed and config.dataset and not of_run:
+        raise RlvrError(
+            f"--pairs-per-question is of a run, and {printable(config.dataset)} is none: all pairs of a file are taken.",
+            "Leave it out; rlvr filter RUN --emit pairs --pairs-per-question N writes such a file.",
+        )
+    if "question_field" in typed and of_run and not field_is_shared:
+        raise RlvrError(
+            f"--question-field has no effect: {printable(config.dataset)} is a run, whose prompts are taken as they are, and no "
+            "--eval-dataset has such a field.",
+            "Leave it out.",
+        )
 
 
 def train_on_pairs(config: DpoConfig, trainer: Trainer, pairs: Pairs) -> None:

@@ -10,6 +10,7 @@ from itertools import chain, count
 from typing import Any
 
 from rlvr_cli.analysis.run_end import report_end
+from rlvr_cli.config.parsing.command_line import typed_options
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.order import batches, epoch_order
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
@@ -24,6 +25,7 @@ from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.runs.readers import fact_of, read_metadata, resolve_run
 from rlvr_cli.samplers.episodes.turns import chat_turns
 from rlvr_cli.terminal import console
+from rlvr_cli.text import printable
 from rlvr_cli.training.loop import data_loop
 from rlvr_cli.training.planning.plan import print_plan, sft_notes, sft_plan
 from rlvr_cli.training.session import inputs_of_traces, open_trainer
@@ -72,6 +74,11 @@ def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, Se
         runs_dir=config.runs_dir,
         by_text=goes_by_text(config),
     )
+    if traces.rewards is not None and "split" in typed_options(config):
+        raise RlvrError(
+            f"--split {printable(config.split)} is of datasets, and {printable(config.dataset)} is a run, without splits.",
+            "Leave --split out.",
+        )
     for message in traces.messages:
         console.say(message)
     own = sum(bool(e.question) and e.prompt != prompt_of(replace(e, prompt=None), template) for e in traces.examples)

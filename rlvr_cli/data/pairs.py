@@ -47,6 +47,7 @@ def load_pairs(
     template: PromptTemplate,
     *,
     question_field: str = "",
+    field_is_shared: bool = False,
     skip_bad_lines: bool = False,
     runs_dir: str = "runs",
     pairs_per_question: int,
@@ -57,7 +58,8 @@ def load_pairs(
     Args:
         spec: a run's directory or its name in `runs_dir`, or a .jsonl, .json, .csv or .parquet file.
         template: makes the prompt of a row that has only a question.
-        question_field: the field of the question; with `prompt` here, that field is not formatted yet.
+        question_field: the field of the question; with `prompt` here, that field is not formatted yet. The pairs of a run have none.
+        field_is_shared: whether other questions have that field too: rows with a prompt and without the field keep their prompt.
         pairs_per_question, seed: of a run, see `pair_up`.
 
     Raises:
@@ -70,7 +72,7 @@ def load_pairs(
             Row(f"{path.name}: pair {number}", number, row, list(row))
             for number, row in enumerate(_of_run(path, count=pairs_per_question, seed=seed, messages=messages), start=1)
         )
-        name = path.name
+        name, question_field = path.name, ""
     else:
         path = Path(spec)
         if not spec or not path.is_file():
@@ -83,7 +85,8 @@ def load_pairs(
     taken: dict[str, str] = {}
 
     def read(row: Row) -> tuple[list[Example], list[SampledIds]]:
-        return _pair(row, template, stem=storable(stem_of(path)), question_field=question_field, taken=taken)
+        field = "" if field_is_shared and question_field not in row.keys else question_field
+        return _pair(row, template, stem=storable(stem_of(path)), question_field=field, taken=taken)
 
     with closing(rows) as open_rows:
         pairs, skipped = usable_rows(open_rows, read, name=name, skip_bad_lines=skip_bad_lines)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from factories import a_rollout
 from marks import slow
 from rlvr_cli.commands import dpo
 from rlvr_cli.config.dpo import DpoConfig
@@ -20,6 +21,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.policy import trained_adapter
 from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.training.optimizers.optimizer import learning_rate_at
 
 BETAS = {"dpo": 0.1, "dpo_norm": 5.0, "simpo": 2.0}
@@ -347,6 +349,30 @@ def test_rounds_have_their_rules(pairs, tiny_model_dir, tmp_path):
 def test_options_of_rounds_are_refused_where_pairs_are_given(pairs, tiny_model_dir, tmp_path):
     with pytest.raises(RlvrError, match="--group-size is for sampling, and pairs that are given need none"):
         resolve(DpoConfig, flags=options_of(pairs, tiny_model_dir, tmp_path, group_size=4), command="dpo")
+
+
+def test_options_without_effect_on_the_pairs_are_refused(pairs, tiny_model_dir, tmp_path, capsys):
+    """Of a run, the field is that of the evaluation questions alone."""
+    with RunDir.create(tmp_path, "eval", name="e", metadata={}) as run:
+        rows = [a_rollout(run_id=run.id, sample_index=i, response=f" {i}", reward=float(i)) for i in (0, 1)]
+        run.commit_rollouts("eval", 0, rows)
+    (tmp_path / "held-out.jsonl").write_text(json.dumps({"q": "1+1?", "answer": "2"}))
+
+    def planned(dataset, **given):
+        options = options_of(dataset, tiny_model_dir, tmp_path, dry_run=True, **given)
+        dpo.run(resolve(DpoConfig, flags=options, command="dpo"))
+
+    for source, given, problem in (
+        (pairs, {"pairs_per_question": 1}, "--pairs-per-question is of a run, and .* is none"),
+        ("e", {"question_field": "q"}, "--question-field has no effect: e is a run"),
+        ("e", {"question_field": "q", "eval_dataset": "arithmetic"}, "--question-field has no effect: e is a run"),
+        (pairs, {"question_field": "q"}, "no prompt: looked for q"),
+    ):
+        with pytest.raises(RlvrError, match=problem):
+            planned(source, **given)
+    for source, count in (("e", 1), (pairs, 11)):
+        planned(source, question_field="q", eval_dataset=str(tmp_path / "held-out.jsonl"), prompt="question_only")
+        assert f"pairs          {count} of " in capsys.readouterr().err
 
 
 def test_an_adapted_policy_is_its_own_reference(pairs, tiny_model_dir, tmp_path):

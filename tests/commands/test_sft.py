@@ -243,6 +243,8 @@ def test_correct_traces_of_a_run_are_those_that_it_rewarded(tmp_path):
         assert traces_of(stored)[1] == examples
         return [e.response for e in examples]
 
+    with pytest.raises(RlvrError, match="--split nonsense is of datasets, and played is a run"):
+        chosen(split="nonsense", sources={"split": "flag"})
     assert chosen() == chosen(resume="began-1") == ["played", right + "!"]
     for given in ({"grader": "r1_zero"}, {"resume": "began-0"}):
         with pytest.raises(RlvrError, match="needs a ground truth for every trace; eval-0-q0-0 has none"):

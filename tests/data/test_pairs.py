@@ -48,6 +48,9 @@ def test_a_prompt_is_formatted_and_a_question_is_not(written):
     assert pairs.token_ids == {}
     for field, row in (("prompt", ROW), ("q", ROW | {"q": "1+1?"})):
         assert load(written(row), question_field=field).examples[0].prompt == "Q: 1+1? A:"
+    both = {"question_field": "q", "field_is_shared": True}  # of evaluation questions, too
+    assert load(written(ROW), **both).examples[0].prompt == "1+1?"
+    assert load(written(ROW | {"q": "1+1?"}), **both).examples[0].prompt == "Q: 1+1? A:"
 
 
 def test_sampled_ids_are_read(written):
@@ -158,6 +161,7 @@ def test_pairs_of_a_run_are_of_its_training_rollouts(tmp_path):
         run.commit_rollouts("train", 0, rows)
         run.commit_rollouts("eval", 0, held_out("r"))
     pairs = load("r", runs_dir=str(tmp_path))
+    assert pairs.fingerprint == load("r", runs_dir=str(tmp_path), question_field="prompt").fingerprint
     texts = [e.response for e in pairs.examples]
     assert sorted(zip(texts[::2], texts[1::2], strict=True)) == [(" a0", " a1"), (" a0", " a2")]
     assert pairs.messages == [
