@@ -20,6 +20,7 @@ from rlvr_cli.analysis.queries.selection import Item
 from rlvr_cli.commands.store.filtering.rows import Rows, RowsOf
 from rlvr_cli.commands.store.filtering.sources import from_dataset, from_runs
 from rlvr_cli.config.parsing.options import options
+from rlvr_cli.config.shared.prompt import is_judge
 from rlvr_cli.config.store.filter import FilterConfig
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.errors import RlvrError
@@ -28,6 +29,7 @@ from rlvr_cli.runs.storage.files import check_can_write, os_errors_as_user_error
 from rlvr_cli.runs.storage.parquet import write_records
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.text import storable
+from rlvr_cli.types import ENVIRONMENT
 
 
 def run(config: FilterConfig) -> None:
@@ -109,7 +111,10 @@ def encoded(path: Path, items: Sequence[Item], rows_of: RowsOf) -> tuple[memoryv
 
 
 def next_command(config: FilterConfig, described: Rows) -> str:
-    """The command that trains on the file; with the run's grader, prompt and chat options if they are not the defaults."""
+    """The command that trains on the file; with the run's grader, prompt and chat options if they are not the defaults.
+
+    Without a judge, whose options are many, and without an environment in the grader's place.
+    """
     command = (
         {"pairs": "dpo", "traces": "sft", "fused": "sft"}.get(config.emit, "grpo") if "run" in described[0] else "grpo"
     )
@@ -118,7 +123,8 @@ def next_command(config: FilterConfig, described: Rows) -> str:
         return shlex.join([*words, "--prompt", "question_only", "--chat"])
     graders = {d["grader"] for d in described}
     prompts = {d["prompt"]["name"] for d in described if isinstance(d.get("prompt"), dict)}
-    if len(graders) == 1 and isinstance(grader := graders.pop(), str) and grader != "r1_zero":
+    grader = graders.pop() if len(graders) == 1 else None
+    if isinstance(grader, str) and grader not in ("r1_zero", ENVIRONMENT) and not is_judge(grader):
         words += ["--grader", grader]
     if len(prompts) == 1 and (prompt := prompts.pop()) != "r1_zero":
         words += ["--prompt", prompt]

@@ -13,7 +13,7 @@ import pytest
 from factories import a_rollout
 from marks import slow
 from rlvr_cli.analysis.queries.selection import Item, Question, Selected, find_contaminated, normalized
-from rlvr_cli.commands.store.filter import encoded
+from rlvr_cli.commands.store.filter import encoded, next_command
 from rlvr_cli.commands.store.filter import run as filter_run
 from rlvr_cli.commands.store.filtering.rows import fused_rows
 from rlvr_cli.config.grpo import GrpoConfig
@@ -745,6 +745,15 @@ def test_pairs_name_the_command_that_takes_them(made, call, capsys):
         )
     )
     assert "next     rlvr dpo --dataset" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("grader", "named"), [("gsm8k", " --grader gsm8k"), ("environment", ""), ("judge:rubric.toml", "")]
+)
+def test_the_command_for_the_traces_names_a_grader_that_it_can_have(grader, named):
+    described = [{"run": "r", "grader": grader, "prompt": None}]
+    config = FilterConfig(source=("r",), out="o.jsonl")
+    assert next_command(config, described) == f"rlvr sft --dataset o.jsonl{named}"
 
 
 def test_the_rows_of_a_file_are_not_held(tmp_path):
