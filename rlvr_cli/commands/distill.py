@@ -33,7 +33,7 @@ from rlvr_cli.training.credit.shaping import rewards_of
 from rlvr_cli.training.loop import RolloutSource, rollout_loop
 from rlvr_cli.training.losses.distillation import DIVERGENCES, distillation
 from rlvr_cli.training.losses.objectives import policy_gradient
-from rlvr_cli.training.planning.plan import distill_plan, print_plan, shared_notes
+from rlvr_cli.training.planning.plan import distill_plan, print_plan
 from rlvr_cli.training.session import Inputs, load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.updates.tensors import rollout_tensors
@@ -64,8 +64,6 @@ def run(config: DistillConfig) -> None:
         more_facts={"teacher": teacher_facts(config)},
     )
     print_plan(distill_plan(config, inputs.facts), config, inputs)
-    for note in shared_notes(config):
-        console.say(f"note: {note}")
     if config.dry_run:
         return
     served = ServedTeacher(config.teacher_url, config.teacher) if config.teacher_url else None

@@ -26,7 +26,7 @@ from rlvr_cli.text import printable
 from rlvr_cli.training.loop import RolloutLoop, RolloutSource, data_loop, rollout_loop
 from rlvr_cli.training.losses.chosen import own_loss_facts, preference_loss
 from rlvr_cli.training.pairs import EncodedPairs
-from rlvr_cli.training.planning.plan import FEW_UPDATES, dpo_plan, online_dpo_plan, print_plan, shared_notes
+from rlvr_cli.training.planning.plan import FEW_UPDATES, dpo_plan, online_dpo_plan, print_plan
 from rlvr_cli.training.session import inputs_of_traces, load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.updates.tensors import rollout_tensors
@@ -56,8 +56,6 @@ def run_on_policy(config: DpoConfig) -> None:
     num_questions = config.n_prompts_per_rollout_batch
     inputs = load_inputs(config, questions_per_batch=num_questions, more_facts=own_loss_facts(config))
     print_plan(online_dpo_plan(config, inputs.facts), config, inputs)
-    for note in shared_notes(config):
-        console.say(f"note: {note}")
     if config.dry_run:
         return
     with open_trainer(config, inputs, command="dpo", num_updates=0) as trainer:

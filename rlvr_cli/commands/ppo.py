@@ -14,13 +14,12 @@ from rlvr_cli.commands.sources.sampling import Sampling
 from rlvr_cli.config.ppo import PpoConfig
 from rlvr_cli.models.tokens.tokenization import Batch, pad_id_of
 from rlvr_cli.runs.provenance import resumed_config
-from rlvr_cli.terminal import console
 from rlvr_cli.training.checks import UpdateChecks
 from rlvr_cli.training.credit.gae import explained_variance, gae, kl_to_reference, token_rewards, whitened
 from rlvr_cli.training.credit.shaping import rewards_of
 from rlvr_cli.training.loop import RolloutLoop, RolloutSource, rollout_loop
 from rlvr_cli.training.losses.value import actor_critic
-from rlvr_cli.training.planning.plan import ppo_plan, print_plan, shared_notes
+from rlvr_cli.training.planning.plan import ppo_plan, print_plan
 from rlvr_cli.training.session import load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.updates.tensors import rollout_tensors, select_rows
@@ -35,8 +34,6 @@ def run(config: PpoConfig) -> None:
     num_questions = config.n_prompts_per_rollout_batch
     inputs = load_inputs(config, questions_per_batch=num_questions)
     print_plan(ppo_plan(config, inputs.facts), config, inputs)
-    for note in shared_notes(config):
-        console.say(f"note: {note}")
     if config.dry_run:
         return
     num_updates = config.n_ppo_steps * config.updates_per_rollout_batch

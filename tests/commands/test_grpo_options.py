@@ -14,7 +14,7 @@ from rlvr_cli.config.parsing.sources import resolve, resume
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.planning.memory import compute_dtype
-from rlvr_cli.training.planning.plan import clip_note, grpo_notes, grpo_plan
+from rlvr_cli.training.planning.plan import clip_note, grpo_notes, grpo_plan, shared_notes
 from rlvr_cli.training.session import load_inputs
 
 
@@ -262,7 +262,7 @@ def test_on_a_gpu_products_are_in_bfloat16_unless_asked_for():
     [({}, True), ({"optimizer": "adamw_kahan"}, False), ({"optimizer": "adamw_8bit"}, False), ({"offload_optimizer": True}, False)],
 )  # fmt: skip
 def test_the_plan_notes_steps_that_bfloat16_rounds_away(given, noted):
-    said = notes_of(param_dtype="bfloat16", **given)
+    said = shared_notes(GrpoConfig(param_dtype="bfloat16", **given), samples=True)
     assert any("rounded away" in note for note in said) is noted
 
 

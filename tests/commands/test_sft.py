@@ -15,7 +15,8 @@ from cache_share import CACHE_SHARE
 from factories import a_rollout
 from killed import SFT, rows_of, weights_of
 from llamas import write_chat_llama
-from rlvr_cli.commands import sft
+from rlvr_cli.commands import ei, sft
+from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.order import epoch_order
@@ -249,6 +250,17 @@ def test_correct_traces_of_a_run_are_those_that_it_rewarded(tmp_path):
     for given in ({"grader": "r1_zero"}, {"resume": "began-0"}):
         with pytest.raises(RlvrError, match="needs a ground truth for every trace; eval-0-q0-0 has none"):
             chosen(**given)
+
+
+def test_every_plan_notes_what_bfloat16_rounds_away_and_a_top_p_of_what_is_trained_on(tmp_path, capsys):
+    given = {"param_dtype": "bfloat16", "sampling_top_p": 0.9, "runs_dir": str(tmp_path), "dry_run": True}
+    sft.run(SftConfig(dataset="arithmetic:64", **given))
+    said = capsys.readouterr().err
+    assert said.count("are rounded away") == 1
+    assert "another distribution" not in said  # its evaluations alone sample
+    ei.run(EiConfig(dataset="arithmetic:64", ei_batch_size=8, **given))
+    said = capsys.readouterr().err
+    assert said.count("are rounded away") == said.count("another distribution") == 1
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])

@@ -66,6 +66,7 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs)
         console.say(f"{name:<14} {value}")
     notes = [NO_EVALUATION] if not inputs.facts["eval_dataset"] else []
     notes += [ROUNDED_BETA2] if rounds_beta2_away(config) else []  # a resumed run's
+    notes += shared_notes(config, samples=bool(inputs.questions))
     of_host = host_note(inputs.memory, memory_limit())
     for note in (*notes, check_memory(inputs.memory, config, shape, engine=engine, rows=rows), of_host):
         if note:
@@ -322,7 +323,6 @@ def grpo_notes(config: GrpoConfig, *, loss: Loss) -> list[str]:
             f"{(config.sampling_max_tokens // config.partial_rollout_tokens - 1) * config.updates_per_rollout_batch} updates old, and "
             "--importance-correction none does not correct for that"
         )
-    notes += shared_notes(config)
     if loss.raw_rewards and config.dynamic_sampling:
         notes.append(
             f"dynamic sampling keeps only groups with unequal rewards; {config.loss_type} could also learn from all-correct groups"
@@ -330,10 +330,14 @@ def grpo_notes(config: GrpoConfig, *, loss: Loss) -> list[str]:
     return notes
 
 
-def shared_notes(config: TrainingConfig) -> list[str]:
-    """Notes on options of all commands that train on what they sample."""
+def shared_notes(config: TrainingConfig, *, samples: bool) -> list[str]:
+    """Notes on options of all commands that train.
+
+    Args:
+        samples: whether the command trains on what it samples.
+    """
     notes = []
-    if config.sampling_top_p < 1:
+    if samples and config.sampling_top_p < 1:
         notes.append(
             "with --sampling-top-p below 1, responses are sampled from another distribution than the one that is trained"
         )
