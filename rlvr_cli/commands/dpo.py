@@ -77,8 +77,8 @@ def train_on_policy(config: DpoConfig, trainer: Trainer, source: RolloutSource) 
                 batch = rollout_tensors(rows, pad_id=pad_id_of(trainer.tokenizer))
                 batch["unit"] = torch.arange(len(rows))[:, None] // 2
                 if loss.with_reference:
-                    trainer.weights.sleep()
-                    batch["reference_log_probs"] = trainer.log_probs(batch, of="reference", temperature=temperature)
+                    with trainer.scoring():
+                        batch["reference_log_probs"] = trainer.log_probs(batch, of="reference", temperature=temperature)
                 loop.update(batch, objective=objective, temperature=temperature)
     trainer.finish()
 
