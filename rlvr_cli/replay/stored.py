@@ -80,7 +80,7 @@ def read_stored(path: Path) -> StoredRun:
     metadata = read_metadata(path)
     command, stored, facts = metadata["command"], metadata.get("config"), metadata.get("facts")
     if command == "dpo":
-        raise _cannot(path, "it is a run of rlvr dpo, whose pairs and reference are not stored in it")
+        raise _cannot(path, "it is a run of rlvr dpo, and the replay knows no pairs")
     if command == "ppo":
         raise _cannot(path, "it is a run of rlvr ppo, and the replay knows no critic")
     if (

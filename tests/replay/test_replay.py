@@ -216,6 +216,14 @@ def test_what_cannot_be_replayed_is_refused(run, tmp_path):
         read_stored(run)
 
 
+def test_a_run_on_pairs_is_refused_by_the_right_name(tmp_path):
+    """Those of an on-policy run are stored in it."""
+    with RunDir.create(tmp_path, "dpo", name="r", metadata={"config": {"n_dpo_steps": 2}, "facts": {}}):
+        pass
+    with pytest.raises(RlvrError, match="it is a run of rlvr dpo, and the replay knows no pairs"):
+        read_stored(tmp_path / "r")
+
+
 def test_the_turns_of_episodes_have_their_rewards_from_there_on(tmp_path):
     """Two episodes, of a grader and of an environment that gives rewards; and what a group without differing sums is to dynamic sampling."""
     judged = [an_episode(2, 1, 1, 1, 1, reward=1.0), an_episode(1, 2, 2, reward=0.0)]
