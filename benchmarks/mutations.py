@@ -409,6 +409,8 @@ WIRING = [
         "commands/sft.py",
         ("EOS is never appended", "append_eos=config.append_eos,\n", "append_eos=False,\n", replays("sft-text"), "append_eos"),
         ("EOS is always appended", "append_eos=config.append_eos,\n", "append_eos=True,\n", replays("sft-means"), "append_eos"),
+        ("EOS after another token that ends responses", "other_ends=ends_besides_eos(config, traces)", "other_ends=()", "tests/commands/test_sft.py -k another_token_ended"),
+        ("a run goes on with other ends than it began with", 'return began_with(config).get("other_ends", [])', "pass", "tests/commands/test_sft.py -k another_token_ended"),
         ("a run has the splits of a dataset", 'if traces.rewards is not None and "split" in', 'if False and "split" in', "tests/commands/test_sft.py -k it_rewarded"),
         ("what a run has rewarded is graded again", "if traces.rewards is not None and chooses_by_reward(config, traces):", "if False:", "tests/commands/test_sft.py -k it_rewarded"),
         ("a run goes on with more conversations than it began with", "return bool(config.resume) and", "return False and", "tests/commands/across/test_chat_episodes.py -k other_messages"),

@@ -17,7 +17,7 @@ from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.data.traces import Traces, choose_examples, keep_correct, keep_rewarded, load_traces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.models.pretrained import load_tokenizer
+from rlvr_cli.models.pretrained import load_end_tokens, load_tokenizer
 from rlvr_cli.models.tokens.tokenization import collate, pad_id_of
 from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import load_template
@@ -103,7 +103,8 @@ def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, Se
 
 
 def recorded(config: SftConfig, traces: Traces, examples: Sequence[Example]) -> dict[str, Any]:
-    """What run.json says of the traces. Runs of earlier versions lack the last two, and go on as they began."""
+    """What run.json says of the traces. Runs of earlier versions lack the last three, and go on as they began."""
+    other_ends = ends_besides_eos(config, traces)
     talks = any(e.conversation for e in traces.examples)
     return {
         "name": traces.name,
@@ -111,6 +112,7 @@ def recorded(config: SftConfig, traces: Traces, examples: Sequence[Example]) -> 
         "fingerprint": traces.fingerprint,
         **({"chosen_by": "reward"} if chooses_by_reward(config, traces) else {}),
         **({"told_apart_by": "messages"} if talks and not goes_by_text(config) else {}),
+        **({"other_ends": other_ends} if other_ends else {}),
     }
 
 
@@ -131,6 +133,17 @@ def began_with(config: SftConfig) -> Mapping[str, Any]:
     return fact_of(read_metadata(resolve_run(config.resume, config.runs_dir)), "dataset") or {}
 
 
+def ends_besides_eos(config: SftConfig, traces: Traces) -> list[int]:
+    """The ids after which sampled responses need no EOS; none where the run that is resumed began without."""
+    if not config.append_eos or not traces.token_ids:
+        return []
+    if config.resume:
+        return began_with(config).get("other_ends", [])
+    path = model_path(config.model)
+    tokenizer = load_tokenizer(path)
+    return [end for end in load_end_tokens(path, tokenizer) if end != tokenizer.eos_token_id]
+
+
 def encode(config: SftConfig, examples: Sequence[Example], traces: Traces) -> Sequences:
     """Tokenize the traces; with --packing, pack them."""
     encoded = encode_traces(
@@ -138,6 +151,7 @@ def encode(config: SftConfig, examples: Sequence[Example], traces: Traces) -> Se
         traces.token_ids,
         load_tokenizer(model_path(config.model)),
         append_eos=config.append_eos,
+        other_ends=ends_besides_eos(config, traces),
         chat=lambda conversation: chat_turns(config, tools=conversation.tools),
     )
     if config.loss_on_prompts:  # of joined examples the first token is predicted too: from the end of the one before

@@ -327,7 +327,8 @@ def _response(rollout: Rollout, advantages: list[float]) -> Response:
 def _epochs_of_traces(run: StoredRun, tokenizer: Any) -> Iterator[Batch]:
     own = run.options
     traces, examples = traces_of(run)
-    responses = [_trace(e, traces, tokenizer, append_eos=own["append_eos"]) for e in examples]
+    ends = run.facts["dataset"].get("other_ends", ())
+    responses = [_trace(e, traces, tokenizer, append_eos=own["append_eos"], other_ends=ends) for e in examples]
     if own.get("loss_on_prompts"):
         unread = 0 if own["packing_attend_across"] else 1  # tokens with nothing before them to predict them from
         responses = [_whole(r, unread=unread) for r in responses]
@@ -398,8 +399,14 @@ def traces_of(run: StoredRun) -> tuple[Traces, Sequence[Example]]:
     return traces, examples
 
 
-def _trace(example: Example, traces: Traces, tokenizer: Any, *, append_eos: bool) -> Response:
-    """The tokens of a trace: the sampled ones where they are known and this tokenizer's, else those of its text."""
+def _trace(
+    example: Example, traces: Traces, tokenizer: Any, *, append_eos: bool, other_ends: Sequence[int] = ()
+) -> Response:
+    """The tokens of a trace: the sampled ones where they are known and this tokenizer's, else those of its text.
+
+    Args:
+        other_ends: ids besides EOS that end what was sampled.
+    """
     prompt, response = example.prompt or "", example.response or ""
     end = tokenizer.eos_token_id
     ids = traces.token_ids.get(example.id)
@@ -414,6 +421,7 @@ def _trace(example: Example, traces: Traces, tokenizer: Any, *, append_eos: bool
     else:
         tokens = tokenizer(response, add_special_tokens=False).input_ids
         learned = [True] * len(tokens)
-    if append_eos and (not tokens or (learned[-1] and tokens[-1] != end)):
+    ended = tokens and tokens[-1] in (end, *(other_ends if sampled else ()))
+    if append_eos and (not tokens or (learned[-1] and not ended)):
         tokens, learned = [*tokens, end], [*learned, True]
     return Response(before, tokens, learned, (), [0.0] * len(tokens))

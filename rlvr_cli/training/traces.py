@@ -4,7 +4,7 @@ Enters: examples with a prompt and a response, and the sampled ids of some. Leav
 into sequences if asked for.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ def encode_traces(
     *,
     append_eos: bool,
     end_sampled: bool = True,
+    other_ends: Collection[int] = (),
     chat: Callable[[Conversation], Any] | None = None,
 ) -> tuple[list[list[int]], list[list[int]], list[list[bool] | None]]:
     """Token ids of each example: the sampled ids if they are this tokenizer's, else those of its text.
@@ -32,6 +33,7 @@ def encode_traces(
     Args:
         append_eos: whether a response that does not end with the EOS token gets one; not where it ends with what the policy did not sample.
         end_sampled: whether this is so for sampled ids, too; else they stay as they are.
+        other_ends: ids besides EOS that end what the model samples, so that nothing comes after them.
         chat: the `NextTurn` of a conversation; its turns have their own end.
 
     Returns:
@@ -55,9 +57,8 @@ def encode_traces(
         prompt, response, mask, _ = sampled
         known = prompt and (prompt == prompts[row] or tokenizer.decode(prompt) == example.prompt)
         if known and _is_spelled(example.response or "", sampled, tokenizer):
-            ends = (
-                not (append_eos and end_sampled) or response[-1] == tokenizer.eos_token_id or not (mask or [True])[-1]
-            )
+            ended = response[-1] in (tokenizer.eos_token_id, *other_ends)
+            ends = not (append_eos and end_sampled) or ended or not (mask or [True])[-1]
             prompts[row] = list(prompt)
             responses[row] = list(response) if ends else [*response, tokenizer.eos_token_id]
             masks[row] = mask if mask is None or ends else [*mask, True]

@@ -218,6 +218,28 @@ def test_a_run_that_has_begun_with_a_beta2_that_is_rounded_away_says_so(capsys, 
         assert ("--adam-beta2 above 0.96 is rounded away" in capsys.readouterr().err) == (beta2 == 0.999)
 
 
+def test_a_response_that_another_token_ended_gets_no_eos(tmp_path, tokenizer):
+    """The ids are those of the model's generation_config.json. A run that began without them goes on so."""
+    model = shutil.copytree(builtin_model_path(), tmp_path / "model")
+    own, other = tokenizer.eos_token_id, tokenizer("7").input_ids[-1]
+    config = json.loads((model / "generation_config.json").read_text()) | {"eos_token_id": [own, other]}
+    (model / "generation_config.json").write_text(json.dumps(config))
+    (prompt,), ids = (tokenizer(["3 + 4?"]).input_ids, tokenizer(" 7").input_ids)
+    with RunDir.create(tmp_path, "eval", name="sampled", metadata={}) as run:
+        row = a_rollout(
+            run_id=run.id, prompt="3 + 4?", response=" 7", prompt_ids=tuple(prompt), response_ids=tuple(ids)
+        )
+        run.commit_rollouts("eval", 0, [row])
+    for name, began in (("before", {}), ("after", {"other_ends": [other]})):
+        with RunDir.create(tmp_path, "sft", name=name, metadata={"facts": {"dataset": began}}):
+            pass
+    for resume, ends in (("", [other]), ("after", [other]), ("before", [])):
+        given = SftConfig(dataset="sampled", model=str(model), resume=resume, runs_dir=str(tmp_path))
+        traces, examples = sft.read_traces(given, load_prompt("r1_zero"))
+        assert sft.recorded(given, traces, examples).get("other_ends", []) == ends
+        assert sft.encode(given, examples, traces).responses == [ids if ends else [*ids, own]]
+
+
 def test_correct_traces_of_a_run_are_those_that_it_rewarded(tmp_path):
     """Also where its environment or a judge gave the rewards. With --grader, and in runs that began before, they are graded again."""
     right = " </think> <answer> 7 </answer>"

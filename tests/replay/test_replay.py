@@ -192,6 +192,9 @@ def test_a_trace_has_the_tokens_that_training_gives_it(own, tiny_tokenizer):
     found = _trace(example, traces, tiny_tokenizer, append_eos=True)
     assert ([found.prompt], [found.tokens], [found.learned]) == (prompts, responses, masks)
     assert (responses[0][-1] == tiny_tokenizer.eos_token_id) == own
+    ends = {"append_eos": True, "other_ends": response[-1:]}  # nothing comes after it
+    assert encode_traces([example], sampled, tiny_tokenizer, **ends)[1] == [response]
+    assert _trace(example, traces, tiny_tokenizer, **ends).tokens == response
 
 
 @pytest.mark.slow
