@@ -179,7 +179,8 @@ def _of_run(path: Path, *, count: int, seed: int, messages: list[str]) -> Iterab
             f"{path.name} has no question with both a right and a wrong response among its {len(usable)} {phase} rollouts.",
             "Sample more responses per question: rlvr eval --num-samples 8, or more questions.",
         )
-    prompts, whole = stored_prompts(run.metadata), _whole(path, entries, {row["place"] for pair in pairs for row in pair})
+    prompts = stored_prompts(run.metadata)
+    whole = _whole(path, entries, {row["place"] for pair in pairs for row in pair})
     yield from (_with_question(whole[chosen["place"]], whole[rejected["place"]], prompts) for chosen, rejected in pairs)
 
 
