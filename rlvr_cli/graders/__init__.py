@@ -29,6 +29,7 @@ __all__ = [
     "FormatRule",
     "check_grader",
     "has_format_rule",
+    "has_unknown_answer",
     "question_only_reward_fn",
     "r1_zero_reward_fn",
     "reference_response",
@@ -98,8 +99,18 @@ def reference_response(grader_name: str, ground_truth: str) -> str | None:
 
     A grader's module may define its own `reference_response`. Otherwise, and for a user's grader, the response has the
     r1_zero format. None if no response can be right: a countdown puzzle without a solution, a GSM8K ground truth
-    without a number, unit tests from which no program can be read, a family of reasoning-gym that has none.
+    without a number; or if none is known (`has_unknown_answer`).
     """
     if grader_name in GRADERS and hasattr(_module(grader_name), "reference_response"):
         return _module(grader_name).reference_response(ground_truth)
     return f"I know this one. </think> <answer> {unboxed(ground_truth) or ground_truth} </answer>"
+
+
+def has_unknown_answer(grader_name: str, ground_truth: str) -> bool:
+    """Whether the grader can read a ground truth for which `reference_response` knows no answer.
+
+    Unit tests from which no program can be read, and families of reasoning-gym whose entries have no answer.
+    """
+    if grader_name not in GRADERS or not hasattr(_module(grader_name), "reads"):
+        return False
+    return _module(grader_name).reads(ground_truth) and reference_response(grader_name, ground_truth) is None

@@ -205,7 +205,7 @@ def _runner() -> str:
 
 
 def reference_response(ground_truth: str) -> str | None:
-    """A program that looks the right answers up; None where they cannot be read off the tests."""
+    """A program that looks the right answers up; None where they cannot be read off the tests, which other statements may change."""
     try:
         tests = tests_of(ground_truth)
     except ValueError:
@@ -213,6 +213,9 @@ def reference_response(ground_truth: str) -> str | None:
     if isinstance(tests, ScriptTests):
         table = dict(zip(tests.inputs, tests.outputs, strict=True))
         return _fenced(f"import sys\nprint({table!r}[sys.stdin.read()])")
+    others = [statement for source in tests.between for statement in ast.parse(source).body]
+    if not all(isinstance(statement, ast.Import | ast.ImportFrom) for statement in others):
+        return None
     tables: dict[str, list[tuple[str, Any]]] = {}
     for expression, compared, literal in zip(tests.expressions, tests.compared, tests.literals, strict=True):
         call = ast.parse(expression, mode="eval").body
@@ -223,6 +226,15 @@ def reference_response(ground_truth: str) -> str | None:
         arguments = tuple(ast.literal_eval(argument) for argument in call.args)
         tables.setdefault(call.func.id, []).append((repr(arguments), literal))
     return _fenced("\n".join(_lookup(name, answers) for name, answers in tables.items()))
+
+
+def reads(ground_truth: str) -> bool:
+    """Whether it is unit tests, also such as `reference_response` passes none of."""
+    try:
+        tests_of(ground_truth)
+    except ValueError:
+        return False
+    return True
 
 
 def _lookup(name: str, answers: Sequence[tuple[str, Any]]) -> str:

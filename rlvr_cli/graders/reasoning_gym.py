@@ -229,6 +229,15 @@ def _read(value: Any) -> Any:
     return value
 
 
+def reads(ground_truth: str) -> bool:
+    """Whether it is an entry, also one without an answer of its own."""
+    try:
+        entry_of(ground_truth)
+    except ValueError:
+        return False
+    return True
+
+
 def reference_response(ground_truth: str) -> str | None:
     """What a perfect model would answer; None where the entry has no right answer, as those of boxnet and rush_hour."""
     try:

@@ -324,6 +324,17 @@ def test_check_dataset_lists_the_truths_the_grader_cannot_read(tmp_path, rlvr):
     assert not (tmp_path / "runs").exists()
 
 
+def test_unit_tests_that_tell_no_program_are_counted_and_not_condemned(tmp_path, rlvr):
+    tests = ["assert is_prime(7)", "assert f(2) is None", "assert f(2) == 4"]
+    rows = [json.dumps({"question": "Write it.", "answer": test}) + "\n" for test in tests]
+    (tmp_path / "code.jsonl").write_text("".join(rows))
+    done = rlvr(tmp_path, "eval", "--dataset", "code.jsonl", "--grader", "python", "--check-dataset")
+    assert "note: of 2 ground truths no program that passes them can be made up" in done.err
+    assert "python reads all 3 ground truths of code.jsonl." in done.err
+    tried = rlvr(tmp_path, "grade", "--check", "python", "--dataset", "code.jsonl", "--limit", 2).err
+    assert "note: no perfect answer can be made up for 2 of the 2 questions." in tried
+
+
 @pytest.mark.slow  # by default tests/commands/test_rewards.py
 def test_a_graders_own_file_and_its_errors_are_rows_not_crashes(tmp_path, rlvr):
     (tmp_path / "mine.py").write_text(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from marks import slow
-from rlvr_cli.graders import pool, reference_response, resolve_grader
+from rlvr_cli.graders import has_unknown_answer, pool, reference_response, resolve_grader
 from rlvr_cli.graders.answers.extraction import last_code_block, without_thinking
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.graders.python import AssertTests, ScriptTests, _answer_bytes, grade, program_of, seconds_of
@@ -112,6 +112,7 @@ def test_anything_else_is_no_unit_test(truth):
     with pytest.raises(ValueError, match="unit tests are a JSON list"):
         grade("```python\nx\n```", truth)
     assert reference_response("python", truth) is None
+    assert not has_unknown_answer("python", truth)
 
 
 @pytest.mark.parametrize(
@@ -414,5 +415,19 @@ def test_the_reference_looks_the_answers_up():
     response = reference_response("python", "assert f(1, 'a') == [2]\nassert f(2, 'b') == [3]\nassert g() == -1")
     assert response is not None
     assert resolve_grader("python")(response, "assert f(2, 'b') == [3]\nassert g() == -1").reward == 1.0
-    for truth in ("assert f(x=1) == 2", "assert f(1)", "assert a.b(1) == 2", "assert f(y) == 2"):
-        assert reference_response("python", truth) is None
+    imported = "import math\nassert f(2) == 3"
+    assert resolve_grader("python")(reference_response("python", imported) or "", imported).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        "assert f(x=1) == 2", "assert f(1)", "assert a.b(1) == 2", "assert f(y) == 2", "assert f(2) is None",
+        "assert set(f(1)) == set([1])", "def twice(x):\n    return 2 * f(x)\nassert twice(2) == 8",
+        "f(3)\nassert f(1) == 2",
+    ],
+)  # fmt: skip
+def test_tests_that_are_read_but_tell_no_program_have_an_unknown_answer(truth):
+    assert reference_response("python", truth) is None
+    assert has_unknown_answer("python", truth)
+    assert not has_unknown_answer("python", "assert f(1) == 2")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.graders import reasoning_gym, reference_response, resolve_grader
+from rlvr_cli.graders import has_unknown_answer, reasoning_gym, reference_response, resolve_grader
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.graders.reasoning_gym import EVALUATED_FORMULAS, EVALUATED_LISTS, entry_of, ground_truth_of, is_harmless
 
@@ -262,7 +262,12 @@ def test_an_example_answer_stands_for_a_right_one():
     assert reference_response("reasoning_gym", ground_truth_of("graph_color", {}, entry)) == (
         'I know this one. </think> <answer> {"0": 1} </answer>'
     )
-    assert reference_response("reasoning_gym", ground_truth_of("boxnet", {}, entry | {"metadata": {}})) is None
+    unknown = ground_truth_of("boxnet", {}, entry | {"metadata": {}})
+    assert reference_response("reasoning_gym", unknown) is None
+    assert has_unknown_answer("reasoning_gym", unknown)
+    assert not has_unknown_answer("reasoning_gym", "5")
+    assert not has_unknown_answer("countdown", '{"numbers": [1, 1], "target": 99}')
+    assert not has_unknown_answer("mine.py:grade", "5")
 
 
 def test_the_package_that_is_missing_is_said(monkeypatch):

@@ -136,6 +136,10 @@ def check(config: GradeConfig) -> None:
         asked = config.sources.get("limit") != "default"
         questions = load_questions(config, purpose="eval", limit=config.limit, asked=asked).examples
         cases += question_cases(questions, template, grader=config.check)
+        perfect = sum(case.kind == "perfect" for case in cases)
+        if perfect < len(questions):
+            unknown = len(questions) - perfect
+            console.say(f"note: no perfect answer can be made up for {unknown} of the {len(questions)} questions.")
     for path in resolve_runs(config.run, config.runs_dir).runs:
         cases += stored_cases(path, limit=config.limit)
     if not cases:
