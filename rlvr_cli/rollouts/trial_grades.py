@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rlvr_cli.data.prompts import PromptTemplate, prompt_of, stored_prompts
 from rlvr_cli.graders import reference_response
 from rlvr_cli.rollouts.metrics import mean_or_none
 from rlvr_cli.rollouts.regrade import GRADED_COLUMNS, graded_text, known_example
+from rlvr_cli.rollouts.requests import request_seed
 from rlvr_cli.runs.readers import read_parts, read_run
 from rlvr_cli.types import Example, Grade, Graders, Table
 
@@ -74,10 +76,18 @@ def question_cases(examples: Sequence[Example], template: PromptTemplate, *, gra
 
 
 def stored_cases(run: Path, *, limit: int) -> list[Case]:
-    """Return the first stored responses of a run, as `rlvr grade` gives them to a grader."""
+    """Draw stored responses of a run, the same each time, as `rlvr grade` gives them to a grader.
+
+    Not the first ones: those that end early are committed early.
+    """
     prompts = stored_prompts(read_run(run).metadata)
-    rows = (row for part in read_parts(run, columns=GRADED_COLUMNS) for row in part.to_pylist())
-    return [Case("stored", graded_text(row), known_example(row, prompts=prompts)) for row in islice(rows, limit)]
+    drawn: list[tuple[int, dict[str, Any]]] = []
+    for part in read_parts(run, columns=("phase", "step", *GRADED_COLUMNS)):
+        keys = part.select(["phase", "step", "example_id", "sample_index"]).to_pylist()
+        first = sorted((request_seed(0, **key), place) for place, key in enumerate(keys))[:limit]
+        drawn += [(turn, part.slice(place, 1).to_pylist()[0]) for turn, place in first]
+        drawn = sorted(drawn, key=itemgetter(0))[:limit]
+    return [Case("stored", graded_text(row), known_example(row, prompts=prompts)) for _, row in drawn]
 
 
 def try_grader(pool: Graders, cases: Sequence[Case]) -> list[Trial]:
