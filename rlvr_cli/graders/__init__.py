@@ -30,6 +30,7 @@ __all__ = [
     "check_grader",
     "has_format_rule",
     "has_unknown_answer",
+    "is_unit_tests",
     "question_only_reward_fn",
     "r1_zero_reward_fn",
     "reference_response",
@@ -114,3 +115,9 @@ def has_unknown_answer(grader_name: str, ground_truth: str) -> bool:
     if grader_name not in GRADERS or not hasattr(_module(grader_name), "reads"):
         return False
     return _module(grader_name).reads(ground_truth) and reference_response(grader_name, ground_truth) is None
+
+
+def is_unit_tests(ground_truth: str) -> bool:
+    """Whether a ground truth is for the grader `python`: a list of inputs and outputs, or Python with assertions."""
+    may_be = "assert" in ground_truth or ground_truth.lstrip().startswith("[")
+    return may_be and _module("python").reads(ground_truth)

@@ -12,6 +12,7 @@ from rlvr_cli.data.datasets import Dataset, load_dataset
 from rlvr_cli.data.examples import Purpose
 from rlvr_cli.data.prompts import PromptTemplate, load_prompt
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.graders import GRADERS, is_unit_tests
 from rlvr_cli.models.identity import model_path
 from rlvr_cli.rollouts.shots import with_shots
 from rlvr_cli.samplers.episodes.turns import gives_rewards, told_tools
@@ -49,6 +50,8 @@ def load_questions(
     console.report_skipped_lines(dataset.num_skipped, dataset.skipped)
     for note in [*dataset.notes, *([dataset.too_few] if asked and dataset.too_few else [])]:
         console.say(note)
+    if _wants_python(config, dataset):
+        console.say(f"note: the ground truths of {dataset.name} are unit tests: add --grader python, which runs them.")
     if template is None or not isinstance(config, ShotOptions):
         return dataset
     reading = {name: getattr(config, name) for name in ("question_field", "answer_field", "skip_bad_lines")}
@@ -60,6 +63,15 @@ def needs_answers(config: QuestionOptions) -> bool:
     if isinstance(config, PromptOptions) and is_judge(config.grader):
         return False
     return not (isinstance(config, EpisodeOptions) and gives_rewards(config))
+
+
+def _wants_python(config: QuestionOptions, dataset: Dataset) -> bool:
+    """Whether all ground truths are unit tests, and a built-in grader that runs none reads them."""
+    if not isinstance(config, PromptOptions) or config.grader not in ("", *GRADERS) or config.grader == "python":
+        return False
+    if dataset.default_grader or not needs_answers(config):
+        return False
+    return all(map(is_unit_tests, (e.ground_truth for e in dataset.examples)))
 
 
 def load_template(config: PromptOptions, *, model: str) -> PromptTemplate:

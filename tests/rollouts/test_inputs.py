@@ -38,6 +38,23 @@ def test_questions_for_a_judge_need_no_answers(tmp_path):
             load_questions(config, purpose="eval")
 
 
+def test_questions_whose_truths_are_unit_tests_say_which_grader_runs_them(tmp_path, capsys):
+    file = tmp_path / "code.jsonl"
+    test, printed = "import math\nassert f(2) == 4", json.dumps([{"input": "1", "output": "2"}])
+    cases: list[tuple[list[str], Any, bool]] = [
+        ([test, printed], "", True),
+        ([test], "math_verify", True),
+        ([test], "python", False),
+        ([test], "mine.py:reward", False),
+        ([test, "4"], "", False),
+        (["[1, 2]"], "", False),
+    ]
+    for truths, grader, noted in cases:
+        file.write_text("".join(json.dumps({"question": "Q", "answer": truth}) + "\n" for truth in truths))
+        load_questions(EvalConfig(dataset=str(file), grader=grader), purpose="eval")
+        assert ("unit tests: add --grader python" in capsys.readouterr().err) == noted
+
+
 def test_a_stop_string_that_is_a_special_token_is_refused(tiny_model_dir):
     """The text of a response does not have it: nothing would stop there, and nothing would say so."""
     model = str(tiny_model_dir)
