@@ -135,6 +135,7 @@ GraderName = Literal[  # modules of graders/
 FormatRule = Literal["literal", "lenient"]  # exactly one space between </think> and <answer>, or any white space
 ENVIRONMENT = "environment"  # the role of what it says, and the grader of a row whose reward it gave
 ORDERS = 2  # in which a judge sees two responses: in 0 that of A is first, in 1 that of B
+PROGRAM_SECONDS = 5.0  # that a program of the environment python may take
 KEPT_CHARACTERS = 1_000  # of an extracted answer, of the text of an error
 
 

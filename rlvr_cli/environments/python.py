@@ -5,9 +5,10 @@ Every call runs in a fresh interpreter: names of earlier calls are gone.
 
 from rlvr_cli.environments.tools import ToolError
 from rlvr_cli.sandbox.run import OUTPUT_BYTES, Limits, run_program
+from rlvr_cli.types import PROGRAM_SECONDS
 
 NAME = "python"
-LIMITS = Limits(seconds=5.0, memory_bytes=1 << 30)
+LIMITS = Limits(seconds=PROGRAM_SECONDS, memory_bytes=1 << 30)
 
 
 def run_python(program: str) -> str:

@@ -9,6 +9,7 @@ from rlvr_cli.config.shared.prompt import PromptOptions
 from rlvr_cli.config.shared.questions import VERIFIERS
 from rlvr_cli.config.shared.sampling import SamplingOptions
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.types import PROGRAM_SECONDS
 
 REFUSED = {  # options that cannot go with episodes, and why
     "thinking_budget": "both put text into a response",
@@ -84,6 +85,12 @@ def check_episodes(config: EpisodeOptions) -> None:
                 f"{flag(given)} has no effect without --environment or --tool.", "Add one of them, or leave it out."
             )
         return
+    is_new = config.sources.get("turn_timeout", "resumed run") != "resumed run"
+    if is_new and config.environment == "python" and config.turn_timeout <= PROGRAM_SECONDS:
+        raise RlvrError(
+            f"--turn-timeout {config.turn_timeout:g} is too short for the environment python: its programs may take {PROGRAM_SECONDS:g} s.",
+            "Give more than that, or leave it out: the default is 10.",
+        )
     for name, why in REFUSED.items():
         if getattr(config, name, None):
             raise RlvrError(f"{flag(name)} and episodes exclude each other: {why}.", "Leave one of them out.")

@@ -515,6 +515,13 @@ def test_options_without_an_environment_have_no_effect():
         GrpoConfig(max_turns=3, sources={"max_turns": "flag"})
 
 
+def test_a_turn_has_more_time_than_a_program_of_python():
+    with pytest.raises(RlvrError, match=r"--turn-timeout 5 .* its programs may take 5 s\."):
+        GrpoConfig(environment="python", turn_timeout=5.0, sources={"turn_timeout": "flag"})
+    GrpoConfig(environment="python", turn_timeout=5.0, sources={"turn_timeout": "resumed run"})
+    GrpoConfig(environment="calculator", turn_timeout=5.0, sources={"turn_timeout": "flag"})
+
+
 def test_multiplication_asks_the_calculator_in_a_third_of_its_traces():
     examples = multiplication(600, seed=3)
     asked = [e for e in examples if e.turns and len(e.turns) == 3]
