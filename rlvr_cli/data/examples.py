@@ -165,7 +165,7 @@ class RowReader:
 
     def truth(self, row: Row) -> str:
         answer_field = self.answer_field or _first(ANSWER_FIELDS, row.keys)
-        answer = text_of(row, answer_field) if answer_field else None
+        answer = _answer_of(row, answer_field) if answer_field else None
         if answer is None or not answer.strip():
             if self.traces or not self.needs_answers:
                 return ""
@@ -247,6 +247,18 @@ def final_answer(text: str) -> tuple[str, str]:
     if is_boxed:
         return "boxed", (_last_boxed(text) or "").strip()
     return "whole", text.strip()
+
+
+def _answer_of(row: Row, key: str) -> str | None:
+    """A field as text; a list of unit tests, inputs with outputs, becomes JSON. Raises BadRow for other types."""
+    match row.values.get(key):
+        case [_, *_] as cases if all(
+            isinstance(case, dict) and all(type(case.get(name)) is str for name in ("input", "output"))
+            for case in cases
+        ):
+            return storable(json.dumps(cases, ensure_ascii=False))
+        case _:
+            return text_of(row, key)
 
 
 def _is_tests(text: str) -> bool:

@@ -287,7 +287,8 @@ def text_of(row: Row, key: str) -> str | None:
             kind = "an object"
         case _:
             kind = type(value).__name__
-    raise BadRow(row.where, f"{key!r} should be text or a number; it is {kind}.", "Name another field, or flatten it.")
+    hint = "Name another field, flatten it, or write it as JSON text."
+    raise BadRow(row.where, f"{key!r} should be text or a number; it is {kind}.", hint)
 
 
 def join_names(names: Iterable[Any]) -> str:

@@ -423,6 +423,17 @@ def test_limit(tmp_path):
     assert load_dataset("arithmetic:5", limit=5).too_few == ""
 
 
+def test_a_list_of_inputs_and_outputs_is_unit_tests_and_no_other_list_is_an_answer(tmp_path):
+    cases = [{"input": "1 2\n", "output": "3"}, {"input": "é", "output": "6"}]
+    path = lines(tmp_path, {"question": "Q", "answer": cases}, {"question": "P", "answer": json.dumps(cases)})
+    first, second = load_dataset(path).examples
+    assert json.loads(first.ground_truth) == json.loads(second.ground_truth) == cases
+    for other in ([1, 2], ["Rome", "Roma"], [{"input": 1, "output": 2}], [], {"input": "1", "output": "2"}):
+        error = problem(lines(tmp_path, {"question": "Q", "answer": other}))
+        assert "'answer' should be text or a number" in error.problem
+        assert "write it as JSON text" in error.hint
+
+
 def test_the_fingerprint_depends_on_content_and_order(tmp_path):
     rows = [{"id": i, "question": f"Q{i}", "answer": i} for i in range(3)]
     expected = hashlib.sha256(
