@@ -22,6 +22,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.text import storable
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz", ".csv.gz")
+USUAL_ROW = '{"question": …, "answer": …}'  # in errors
 MAX_LINE_BYTES = 64 * 2**20  # a longer line is a bad row: a file without line ends must not fill the memory
 
 
@@ -177,7 +178,7 @@ def _row(value: Any, where: str, number: int) -> Row | BadRow:
     kind = {list: "an array", type(None): "null", bool: "a truth value"}.get(type(value), "text or a number")
     return BadRow(
         where,
-        f'expected a JSON object such as {{"question": …, "answer": …}}, found {kind}.',
+        f"expected a JSON object such as {USUAL_ROW}, found {kind}.",
         "A file that is one array must end in .json." if isinstance(value, list) else "",
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.data.files import BadRow, file_rows
+from rlvr_cli.data.files import USUAL_ROW, BadRow, file_rows
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.answers.extraction import fenced, last_code_block
 from rlvr_cli.runs.storage.files import shown
@@ -105,7 +105,7 @@ def read_responses(path: Path) -> list[str]:
     responses = []
     for row in file_rows(path):
         if isinstance(row, BadRow):
-            raise RlvrError(str(row), row.hint)
+            raise RlvrError(str(row).replace(USUAL_ROW, '{"response": …}'), row.hint)
         response = row.values.get("response")
         if not isinstance(response, str):
             raise RlvrError(f"{row.where}: there is no text in the field response.", 'Write {"response": "..."}.')

@@ -61,6 +61,7 @@ def test_a_replay_answers_an_attempt_with_its_response(tmp_path):
         ('{"answer": "x"}\n', r"responses.jsonl:1: there is no text in the field response"),
         ('{"response": null}\n', r"responses.jsonl:1: there is no text"),
         ('{"response": "a"}\nnot json\n', r"responses.jsonl:2: not valid JSON"),
+        ('"a program"\n', r'responses.jsonl:1: expected a JSON object such as \{"response": …\}, found text'),
     ],
 )
 def test_a_file_that_cannot_be_replayed_is_refused(tmp_path, text, said):
