@@ -28,8 +28,8 @@ class EvalConfig(EndpointOptions, RunOptions, EpisodeOptions, ShotOptions, Quest
 
     dataset: str = knob(
         "arithmetic",
-        "arithmetic, countdown (or NAME:SIZE[:SEED] to generate), gsm8k, math, a .jsonl/.json/.csv/.parquet file, mmlu:FOLDER, hf:ORG/NAME, "
-        "reasoning-gym:FAMILY[,KEY=VALUE...], or verifiers:ID[,KEY=VALUE...]. "
+        "arithmetic, countdown, multiplication (or NAME:SIZE[:SEED] to generate), gsm8k, math, a .jsonl/.json/.csv/.parquet file, "
+        "mmlu:FOLDER, hf:ORG/NAME, reasoning-gym:FAMILY[,KEY=VALUE...], or verifiers:ID[,KEY=VALUE...]. "
         "Several, by commas or repeated: a run for each, RUN-gsm8k and so on.",
         group="Data",
         common=True,

@@ -16,8 +16,8 @@ _BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
 class QuestionOptions:
     dataset: str = knob(
         "arithmetic",
-        "arithmetic, countdown (or NAME:SIZE[:SEED] to generate), gsm8k, math, a .jsonl/.json/.csv/.parquet file, mmlu:FOLDER, hf:ORG/NAME, "
-        "reasoning-gym:FAMILY[,KEY=VALUE...], or verifiers:ID[,KEY=VALUE...].",
+        "arithmetic, countdown, multiplication (or NAME:SIZE[:SEED] to generate), gsm8k, math, a .jsonl/.json/.csv/.parquet file, "
+        "mmlu:FOLDER, hf:ORG/NAME, reasoning-gym:FAMILY[,KEY=VALUE...], or verifiers:ID[,KEY=VALUE...].",
         group="Data",
         common=True,
         completes="dataset",

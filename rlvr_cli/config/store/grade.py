@@ -35,7 +35,7 @@ class GradeConfig(QuestionOptions, JudgeOptions, Provenance):
 
     run: tuple[str, ...] = knob(
         (),
-        "Runs: names, directories, or patterns in quotes. Default: the latest run. With --explain: the ground truth.",
+        "Runs: names, directories, or patterns in quotes. Default: the latest run, but none with --check. With --explain: the ground truth.",
         group="Data",
         argument=True,
         completes="run",
