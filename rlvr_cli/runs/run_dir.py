@@ -678,7 +678,7 @@ def short_name(name: str) -> str:
     last = parts[-1] if parts else ""
     if last in MODELS and len(parts) > 1:
         last = parts[-2]
-    last = re.sub(r"\.(jsonl?|csv|parquet)$", "", last)
+    last = re.sub(r"\.(jsonl|json|csv|parquet)(\.gz)?$", "", last)
     return re.sub(r"[^A-Za-z0-9.]+", "-", last.encode("ascii", "ignore").decode())[:32].strip("-.")
 
 

@@ -35,7 +35,7 @@ from rlvr_cli.runs.readers import (
     read_run,
     resolve_run,
 )
-from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.run_dir import RunDir, short_name
 from rlvr_cli.runs.storage import files
 from rlvr_cli.runs.storage.keys import bit_positions, bits_of_keys, merge, overlap
 from rlvr_cli.runs.storage.parquet import to_rollouts
@@ -741,3 +741,9 @@ def test_segments_that_a_kill_left_unlisted_are_adopted(tmp_path: Path):
     for read in (read_run, RunDir.resume):
         with pytest.raises(RlvrError, match=r"segments/train-000003-0000\.parquet is damaged"):
             read(tmp_path / "r")
+
+
+def test_the_short_name_of_a_file_has_no_ending():
+    for name in ("t.csv", "t.csv.gz", "data/t.jsonl.gz", "t.json", "t.parquet"):
+        assert short_name(name) == "t"
+    assert short_name("runs/q0-sft/model") == "q0-sft"

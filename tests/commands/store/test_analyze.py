@@ -526,6 +526,11 @@ def test_what_cannot_be_compared(analyze, runs):
         analyze(query="compare", runs=runs)
 
 
+def test_a_lone_pattern_is_one_arm(analyze):
+    with pytest.raises(RlvrError, match=r"compare needs two runs or more; one arm of [23] runs was given\."):
+        analyze(query="compare", runs=("[on]*",))
+
+
 def test_list_and_show(analyze):
     captured = analyze(list=True, format="json")
     listed = {r["query"]: r for r in json.loads(captured.out)}
@@ -542,6 +547,7 @@ def test_list_and_show(analyze):
     [
         ("categorys", "no query named 'categorys', nor a run of this name in nothing. Did you mean categories?"),
         ("a1", "no query named 'a1', nor a run of this name in nothing."),
+        ("a1,a2", "no query named 'a1,a2', nor a run of this name in nothing."),
         ("runs", "Did you mean rlvr runs?"),
         ("runs/eval-1", "no query named 'runs/eval-1'"),
         ("nowhere.sql", "Cannot read the query nowhere.sql"),

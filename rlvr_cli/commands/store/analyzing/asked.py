@@ -117,7 +117,7 @@ def find_query(text: str, runs_dir: str) -> NamedQuery:
             return parse_query(text, Path(text).read_text(encoding="utf-8"))
         except (OSError, ValueError) as e:
             raise RlvrError(f"Cannot read the query {text}: {e}", "A .sql file holds one SELECT, in UTF-8.") from e
-    if re.fullmatch(r"[\w./-]*", text):
+    if re.fullmatch(r"[\w.,/-]*", text):
         near = ["rlvr runs"] if text == "runs" else nearest(text, queries)
         near += [f"the run {name}" for name in nearest(text, run_names(runs_dir))]
         # The word is one of a few choices, unless it can only be meant as a run.

@@ -13,6 +13,7 @@ from rlvr_cli.analysis.summary import check_accuracy
 from rlvr_cli.commands.store.analyzing.asked import named_runs, read_runs
 from rlvr_cli.config.store.analyze import AnalyzeConfig
 from rlvr_cli.errors import RlvrError, UsageError
+from rlvr_cli.runs.readers import is_pattern
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.types import Table
 
@@ -29,9 +30,12 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
     )
 
     if len(config.runs) < 2:
+        named = [arm for name in config.runs if is_pattern(name) for arm in split_arms([name], config.runs_dir)[0]]
+        given = f"one arm of {len(named)} runs was" if len(named) > 1 else f"{len(config.runs)} were"
         raise UsageError(
-            f"compare needs two runs or more; {len(config.runs)} were given.",
-            "rlvr analyze compare RUN_A RUN_B, or with several seeds each: rlvr analyze compare A1,A2,A3 B1,B2,B3",
+            f"compare needs two runs or more; {given} given.",
+            "rlvr analyze compare RUN_A RUN_B, or with several seeds each: rlvr analyze compare A1,A2,A3 B1,B2,B3"
+            " or 'a-*' 'b-*'",
         )
     arms, others = split_arms(config.runs, config.runs_dir, patterns_are_arms=True)
     console.report_passed_over(others)
