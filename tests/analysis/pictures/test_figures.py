@@ -647,7 +647,9 @@ def test_the_updates_of_a_batch_share_its_rollouts(tmp_path):
 
 def test_without_sampling_the_responses_of_the_updates_count(tmp_path):
     metrics = {s: {"update/rows": 8, "update/tokens": 100, "optimizer/grad_norm": 1.0} for s in range(3)}
-    assert progress_of(tmp_path, metrics, command="sft") == {0: (0, 0, 0), 1: (1, 8, 100), 2: (2, 16, 200)}
+    found = progress_of(tmp_path, metrics, command="sft")
+    assert found == {0: (0, 0, 0), 1: (1, 8, 100), 2: (2, 16, 200)}
+    assert {type(value) for _, *counts in found.values() for value in counts} == {int}  # shown without a decimal
 
 
 def test_the_end_of_a_run_is_all_that_it_took(tmp_path):

@@ -1,7 +1,7 @@
 -- How far a run was after each number of updates: steps of its algorithm, rollouts and tokens that training had taken, minutes.
 -- plot: y=algorithm_steps,rollouts,tokens,minutes
 
--- Of a batch that several updates share, each takes an equal part. Rollouts and tokens are those sampled for training, those of
+-- Of a batch that several updates share, each takes an equal part, of rollouts and tokens to a whole number. Rollouts and tokens are those sampled for training, those of
 -- groups that were dropped included; of an algorithm that does not sample (sft, dpo on pairs) the responses of its updates.
 WITH taken AS (
     SELECT
@@ -41,8 +41,8 @@ SELECT
     run_id,
     step,
     coalesce(steps_before + part, 0) AS algorithm_steps,
-    coalesce(rollouts_before + part * rollouts, 0) AS rollouts,
-    coalesce(tokens_before + part * tokens, 0) AS tokens,
+    coalesce(round(rollouts_before + part * rollouts), 0)::BIGINT AS rollouts,
+    coalesce(round(tokens_before + part * tokens), 0)::BIGINT AS tokens,
     minutes
 FROM parts
 ORDER BY run_id, step;
