@@ -111,9 +111,9 @@ def encoded(path: Path, items: Sequence[Item], rows_of: RowsOf) -> tuple[memoryv
 
 
 def next_command(config: FilterConfig, described: Rows) -> str:
-    """The command that trains on the file; with the run's grader, prompt and chat options if they are not the defaults.
+    """The command that trains on the file; with the run's grader, prompt, chat and environment if they are not the defaults.
 
-    Without a judge, whose options are many, and without an environment in the grader's place.
+    Without a judge, whose options are many.
     """
     command = (
         {"pairs": "dpo", "traces": "sft", "fused": "sft"}.get(config.emit, "grpo") if "run" in described[0] else "grpo"
@@ -128,7 +128,10 @@ def next_command(config: FilterConfig, described: Rows) -> str:
         words += ["--grader", grader]
     if len(prompts) == 1 and (prompt := prompts.pop()) != "r1_zero":
         words += ["--prompt", prompt]
-    chats = [d["chat"] for d in described if d.get("chat")]
-    if len(chats) == len(described) and all(chat == chats[0] for chat in chats):
-        words += chats[0]
+    for name in ("format_rule", "chat", *(["episodes"] if command == "grpo" else [])):
+        given = [d[name] for d in described if d.get(name)]
+        if len(given) == len(described) and all(options == given[0] for options in given):
+            words += given[0]
+    if config.order != "source":
+        words += ["--question-order", "file"]
     return shlex.join(words)

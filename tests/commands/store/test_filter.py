@@ -16,6 +16,7 @@ from rlvr_cli.analysis.queries.selection import Item, Question, Selected, find_c
 from rlvr_cli.commands.store.filter import encoded, next_command
 from rlvr_cli.commands.store.filter import run as filter_run
 from rlvr_cli.commands.store.filtering.rows import fused_rows
+from rlvr_cli.commands.store.filtering.sources import _description
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.sft import SftConfig
@@ -754,6 +755,26 @@ def test_the_command_for_the_traces_names_a_grader_that_it_can_have(grader, name
     described = [{"run": "r", "grader": grader, "prompt": None}]
     config = FilterConfig(source=("r",), out="o.jsonl")
     assert next_command(config, described) == f"rlvr sft --dataset o.jsonl{named}"
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"format_rule": "lenient", "environment": "", "tool": [], "max_turns": 8}, " --format-rule lenient"),
+        ({"format_rule": "literal", "environment": "python", "max_turns": 8}, " --environment python"),
+        (
+            {"chat": True, "tool": ["a.py:f", "b.py:g"], "max_turns": 3},
+            " --chat --tool a.py:f --tool b.py:g --max-turns 3",
+        ),
+    ],
+)
+def test_the_command_for_questions_asks_them_as_the_run_did_and_in_the_order_of_the_file(tmp_path, config, named):
+    with RunDir.create(tmp_path, "eval", name="r", metadata={"config": config}) as run:
+        run.commit_rollouts("eval", 0, [a_rollout(run_id="r")])
+    described = [_description(read_run(run.path), phase="eval")]
+    for order, more in (("source", ""), ("easy_first", " --question-order file")):
+        asked = FilterConfig(source=("r",), out="o.jsonl", emit="questions", order=order)
+        assert next_command(asked, described) == f"rlvr grpo --dataset o.jsonl{named}{more}"
 
 
 def test_the_rows_of_a_file_are_not_held(tmp_path):

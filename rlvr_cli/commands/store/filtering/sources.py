@@ -241,20 +241,32 @@ def _description(info: RunInfo, *, phase: str) -> dict[str, Any]:
         "model": _fact(info, "model"),
         "dataset": _fact(info, "dataset"),
         "prompt": _fact(info, "prompt"),
-        "chat": _chat_options(info),
+        "chat": _options_of(info, "chat"),
+        "episodes": _options_of(info, "environment") or _options_of(info, "tool"),
+        "format_rule": _options_of(info, "format_rule"),
         "grader": _fact(info, "grader"),
     }
 
 
-def _chat_options(info: RunInfo) -> list[str]:
-    """The options that put the run's prompts into a chat template, as words of a command; empty without --chat."""
+# What goes with an option, and its default.
+_WITH = {
+    "chat": {"chat_thinking": "auto", "chat_system": ""},
+    "environment": {"tool": [], "max_turns": 8},
+    "tool": {"max_turns": 8},
+    "format_rule": {},
+}
+
+
+def _options_of(info: RunInfo, name: str) -> list[str]:
+    """An option of the run and those that go with it, as words of a command; empty if it has not been given."""
     config = info.metadata.get("config")
-    if not isinstance(config, dict) or not config.get("chat"):
+    if not isinstance(config, dict) or config.get(name) in (None, False, "", [], "literal"):
         return []
-    words = ["--chat"]
-    for name, default in (("chat_thinking", "auto"), ("chat_system", "")):
-        if (value := config.get(name, default)) != default:
-            words += [flag(name), str(value)]
+    words = []
+    for option, default in {name: None, **_WITH[name]}.items():
+        if (value := config.get(option, default)) != default:
+            for each in value if isinstance(value, list) else [value]:
+                words += [flag(option)] if each is True else [flag(option), str(each)]
     return words
 
 
