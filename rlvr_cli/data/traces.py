@@ -101,7 +101,7 @@ def load_traces(
 
 def _messages_of(example: Example) -> str:
     """All that a conversation is made of, as JSON; empty if it is none."""
-    return json.dumps(example.conversation) if example.conversation is not None else ""
+    return json.dumps(example.conversation, default=str) if example.conversation is not None else ""
 
 
 def _last_turn(example: Example) -> str | None:
