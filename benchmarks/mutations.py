@@ -409,7 +409,7 @@ WIRING = [
         "commands/sft.py",
         ("EOS is never appended", "append_eos=config.append_eos,\n", "append_eos=False,\n", replays("sft-text"), "append_eos"),
         ("EOS is always appended", "append_eos=config.append_eos,\n", "append_eos=True,\n", replays("sft-means"), "append_eos"),
-        ("EOS after another token that ends responses", "other_ends=ends_besides_eos(config, traces)", "other_ends=()", "tests/commands/test_sft.py -k another_token_ended"),
+        ("EOS after another token that ends responses", "        other_ends=other_ends,\n", "        other_ends=(),\n", "tests/commands/test_sft.py -k another_token_ended"),
         ("one epoch (sft)", "config.n_sft_steps or config.sft_epochs * math", "config.n_sft_steps or 1 * math", replays("sft-text"), "sft.sft_epochs"),
         ("as many updates as the epochs need", "num_updates = config.n_sft_steps or config.sft_epochs", "num_updates = config.sft_epochs", replays("sft-means"), "n_sft_steps"),
         ("batches of 4", "batch_size=config.train_batch_size, seed", "batch_size=4, seed", replays("sft-means"), "sft.train_batch_size"),

@@ -39,7 +39,7 @@ ROOMS = {
     "rollouts": "sample, grade and store rollouts",
     "discovery": "search with a verifier",
     "replay": "a run's updates, computed again: above training, so that it cannot import it",
-    "training": "updates, losses, advantages, checkpoints",
+    "training": "updates, losses, advantages, checkpoints; the traces that `rlvr sft` reads",
     "sweeps": "experiments: runs that differ in an option, and how they are run",
     "analysis": "queries, statistics, plots, reports",
     "commands": "one module per command",

@@ -22,16 +22,10 @@ COMPARISON = "pairwise"  # the command whose runs are comparisons of two others
 SEARCH_TABLES = ("searches", "attempt_errors", "best_score_at_k")  # the named queries that are the summary of a search
 WITHOUT_ACCURACY = {SEARCH: "a search with scores", COMPARISON: "a comparison with wins and ties"}
 OF_ANSWERS = {  # queries of right and wrong answers, and the commands whose runs have none
-    **dict.fromkeys(
-        (
-            *("at_k", "best_at_k", "categories", "curves", "hardest", "learned_and_forgotten", "length_histogram"),
-            *("lengths", "migration", "pass_at_k", "thinking_budget"),
-        ),
-        tuple(WITHOUT_ACCURACY),
-    ),
-    **dict.fromkeys(
-        ("failure_kinds", "failures"), (COMPARISON,)
-    ),  # those of a search are its attempts that are not valid
+    **dict.fromkeys(("at_k", "best_at_k", "categories", "curves", "hardest"), tuple(WITHOUT_ACCURACY)),
+    **dict.fromkeys(("learned_and_forgotten", "length_histogram", "lengths", "migration"), tuple(WITHOUT_ACCURACY)),
+    **dict.fromkeys(("pass_at_k", "thinking_budget"), tuple(WITHOUT_ACCURACY)),
+    **dict.fromkeys(("failure_kinds", "failures"), (COMPARISON,)),  # of a search: its attempts that are not valid
 }
 HANDOUT_CATEGORIES = ("format_1_answer_1", "format_1_answer_0", "format_0_answer_0")
 

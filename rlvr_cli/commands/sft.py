@@ -42,9 +42,10 @@ def run(config: SftConfig) -> None:
     config = resumed_config(config, command="sft")
     template = load_template(config, model=config.model)
     traces, examples = read_traces(config, template)
-    sequences = encode(config, examples, traces)
+    other_ends = ends_besides_eos(config, traces)
+    sequences = encode(config, examples, traces, other_ends=other_ends)
     num_updates = config.n_sft_steps or config.sft_epochs * math.ceil(len(sequences.rows) / config.train_batch_size)
-    inputs = inputs_of_traces(config, template, examples, dataset=recorded(config, traces, examples))
+    inputs = inputs_of_traces(config, template, examples, dataset=recorded(config, traces, examples, other_ends))
     lines = sft_plan(config, inputs.facts, sequences, traces=len(traces.examples), num_updates=num_updates)
     print_plan(lines, config, inputs)
     for note in sft_notes(config, num_updates=num_updates):
@@ -56,14 +57,14 @@ def run(config: SftConfig) -> None:
     report_end(trainer, output=config.format)
 
 
-def encode(config: SftConfig, examples: Sequence[Example], traces: Traces) -> Sequences:
+def encode(config: SftConfig, examples: Sequence[Example], traces: Traces, *, other_ends: Sequence[int]) -> Sequences:
     """Tokenize the traces; with --packing, pack them."""
     encoded = encode_traces(
         examples,
         traces.token_ids,
         load_tokenizer(model_path(config.model)),
         append_eos=config.append_eos,
-        other_ends=ends_besides_eos(config, traces),
+        other_ends=other_ends,
         chat=lambda conversation: chat_turns(config, tools=conversation.tools),
     )
     if config.loss_on_prompts:  # of joined examples the first token is predicted too: from the end of the one before

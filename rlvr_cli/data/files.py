@@ -22,7 +22,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.text import storable
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz", ".csv.gz")
-USUAL_ROW = '{"question": …, "answer": …}'  # in errors
+QUESTION = '{"question": …, "answer": …}'
 MAX_LINE_BYTES = 64 * 2**20  # a longer line is a bad row: a file without line ends must not fill the memory
 
 
@@ -57,11 +57,12 @@ def stem_of(path: Path) -> str:
     return path.name[: len(path.name) - len(suffix_of(path))]
 
 
-def file_rows(path: Path, *, header: Sequence[str] = ()) -> Generator[Row | BadRow]:
+def file_rows(path: Path, *, header: Sequence[str] = (), like: str = QUESTION) -> Generator[Row | BadRow]:
     """Yield the rows of a file, read lazily. Raises RlvrError when the file as a whole cannot be read.
 
     Args:
         header: the columns of a CSV file that has no header of its own.
+        like: a row of JSON, as errors show it.
     """
     suffix = suffix_of(path)
     try:
@@ -70,9 +71,9 @@ def file_rows(path: Path, *, header: Sequence[str] = ()) -> Generator[Row | BadR
         elif suffix in (".csv", ".csv.gz"):
             yield from _csv_rows(path, header)
         elif suffix == ".json" and _starts_an_array(path):
-            yield from _json_array_rows(path)
+            yield from _json_array_rows(path, like)
         else:
-            yield from _json_line_rows(path)
+            yield from _json_line_rows(path, like)
     except OSError as e:
         raise RlvrError(f"Cannot read {path}: {e.strerror or e}.") from e
     except (EOFError, zlib.error) as e:  # of gzip
@@ -83,7 +84,7 @@ def _open(path: Path) -> BinaryIO:
     return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")  # pyright: ignore[reportReturnType]
 
 
-def _json_line_rows(path: Path) -> Generator[Row | BadRow]:
+def _json_line_rows(path: Path, like: str) -> Generator[Row | BadRow]:
     with _open(path) as file:
         for number, line in enumerate(_lines(file), start=1):
             where = f"{path}:{number}"
@@ -97,7 +98,7 @@ def _json_line_rows(path: Path) -> Generator[Row | BadRow]:
             if not line.strip():
                 continue
             try:
-                yield _row(_parse_json(line.rstrip(b"\r\n").decode()), where, number)
+                yield _row(_parse_json(line.rstrip(b"\r\n").decode()), where, number, like)
             except UnicodeDecodeError as e:
                 yield BadRow(
                     where, f"byte {line[e.start]:#04x} at column {e.start + 1} is not UTF-8.", "Save it as UTF-8."
@@ -125,7 +126,7 @@ def _starts_an_array(path: Path) -> bool:
         return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
 
 
-def _json_array_rows(path: Path) -> Generator[Row | BadRow]:
+def _json_array_rows(path: Path, like: str) -> Generator[Row | BadRow]:
     try:
         items = _parse_json(path.read_bytes().decode("utf-8-sig"))
     except UnicodeDecodeError as e:
@@ -137,7 +138,7 @@ def _json_array_rows(path: Path) -> Generator[Row | BadRow]:
     except _Unusable as e:
         raise RlvrError(f"{path}: {e}") from e
     for number, item in enumerate(items, start=1):
-        yield _row(item, f"{path}: item {number}", number)
+        yield _row(item, f"{path}: item {number}", number, like)
 
 
 def _json_fault(error: json.JSONDecodeError) -> str:
@@ -172,13 +173,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _row(value: Any, where: str, number: int) -> Row | BadRow:
+def _row(value: Any, where: str, number: int, like: str) -> Row | BadRow:
     if isinstance(value, dict):
         return Row(where, number, value, list(value))
     kind = {list: "an array", type(None): "null", bool: "a truth value"}.get(type(value), "text or a number")
     return BadRow(
         where,
-        f"expected a JSON object such as {USUAL_ROW}, found {kind}.",
+        f"expected a JSON object such as {like}, found {kind}.",
         "A file that is one array must end in .json." if isinstance(value, list) else "",
     )
 

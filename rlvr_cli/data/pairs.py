@@ -81,7 +81,7 @@ def load_pairs(
             raise RlvrError(
                 f"{spec}: cannot tell what kind of file this is.", f"Its name must end in {join_names(SUFFIXES)}."
             )
-        name, rows = storable(spec), file_rows(path)
+        name, rows = storable(spec), file_rows(path, like='{"prompt": …, "chosen": …, "rejected": …}')
     taken: dict[str, str] = {}
 
     def read(row: Row) -> tuple[list[Example], list[SampledIds]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.data.files import USUAL_ROW, BadRow, file_rows
+from rlvr_cli.data.files import BadRow, file_rows
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.answers.extraction import fenced, last_code_block
 from rlvr_cli.runs.storage.files import shown
@@ -103,9 +103,9 @@ def read_responses(path: Path) -> list[str]:
         RlvrError: the file cannot be read, a row has no response, or there is no row.
     """
     responses = []
-    for row in file_rows(path):
+    for row in file_rows(path, like='{"response": …}'):
         if isinstance(row, BadRow):
-            raise RlvrError(str(row).replace(USUAL_ROW, '{"response": …}'), row.hint)
+            raise RlvrError(str(row), row.hint)
         response = row.values.get("response")
         if not isinstance(response, str):
             raise RlvrError(f"{row.where}: there is no text in the field response.", 'Write {"response": "..."}.')

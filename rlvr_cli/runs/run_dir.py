@@ -466,7 +466,7 @@ class RunDir:
 
     def steps(self) -> list[tuple[Phase, int]]:
         """Return the (phase, step) pairs of the committed rollouts, in the order of their first commits."""
-        return self._entries.steps(ROLLOUTS)  # type: ignore[return-value]  (checked on reading)
+        return self._entries.steps(ROLLOUTS)  # type: ignore[return-value]  # a phase is checked as its entry is read
 
     def segment_steps(self) -> list[int]:
         """Return the steps of the committed segments, in the order of their commits."""

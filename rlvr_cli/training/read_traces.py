@@ -64,9 +64,10 @@ def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, Se
     return traces, choose_examples(examples, config.num_examples, order=order)
 
 
-def recorded(config: SftConfig, traces: Traces, examples: Sequence[Example]) -> dict[str, Any]:
+def recorded(
+    config: SftConfig, traces: Traces, examples: Sequence[Example], other_ends: Sequence[int]
+) -> dict[str, Any]:
     """What run.json says of the traces. Runs of earlier versions lack the last three, and go on as they began."""
-    other_ends = ends_besides_eos(config, traces)
     talks = any(e.conversation for e in traces.examples)
     return {
         "name": traces.name,

@@ -236,8 +236,9 @@ def test_a_response_that_another_token_ended_gets_no_eos(tmp_path, tokenizer):
     for resume, ends in (("", [other]), ("after", [other]), ("before", [])):
         given = SftConfig(dataset="sampled", model=str(model), resume=resume, runs_dir=str(tmp_path))
         traces, examples = sft.read_traces(given, load_prompt("r1_zero"))
-        assert sft.recorded(given, traces, examples).get("other_ends", []) == ends
-        assert sft.encode(given, examples, traces).responses == [ids if ends else [*ids, own]]
+        found = sft.ends_besides_eos(given, traces)
+        assert sft.recorded(given, traces, examples, found).get("other_ends", []) == found == ends
+        assert sft.encode(given, examples, traces, other_ends=found).responses == [ids if ends else [*ids, own]]
 
 
 def test_correct_traces_of_a_run_are_those_that_it_rewarded(tmp_path):
@@ -261,7 +262,7 @@ def test_correct_traces_of_a_run_are_those_that_it_rewarded(tmp_path):
         config = SftConfig(dataset="played", correct_only=True, runs_dir=str(tmp_path), **given)
         traces, examples = sft.read_traces(config, template)
         facts = {"prompt": {"name": template.name, "text": template.text}}
-        facts["dataset"] = sft.recorded(config, traces, examples)
+        facts["dataset"] = sft.recorded(config, traces, examples, [])
         stored = StoredRun(tmp_path, "sft", asdict(config), "auto", facts, [], {})
         assert traces_of(stored)[1] == examples
         return [e.response for e in examples]

@@ -97,6 +97,11 @@ _DATASET_COLUMNS: tuple[str, ...] = ("id", "question", "ground_truth")
 _POLICY_TOKENS = (
     "CREATE MACRO policy_tokens(episode, tokens) AS coalesce(struct_extract(episode, 'num_policy_tokens'), tokens)"
 )
+# The kind of failure that tables name, also of a failed grade; NULL of a response with a reward.
+_KIND_OF_FAILURE = """
+CREATE MACRO kind_of_failure(reward, kind, error) AS
+CASE WHEN (reward > 0.5 AND NOT isnan(reward)) IS NOT TRUE THEN coalesce(kind, 'grade_error: ' || error, 'unknown') END
+"""
 # The score of a search's program to start from, with which attempts compete; NULL if it is not valid, or an earlier version began the search.
 _COMPETING_START = """
 CREATE MACRO competing_start(metadata) AS
@@ -472,6 +477,7 @@ def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunInf
     connection.execute(_WHY_GRADED)
     connection.execute(_MACROS)
     connection.execute(_POLICY_TOKENS)
+    connection.execute(_KIND_OF_FAILURE)
     connection.execute(_COMPETING_START)
     sampled = {
         "rollouts": (Rollout, [p for r in runs for p in r.parts]),

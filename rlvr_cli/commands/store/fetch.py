@@ -15,10 +15,9 @@ from rlvr_cli.terminal import console
 
 def run(config: FetchConfig) -> None:
     """Fetch runs. Raises RlvrError for user errors, such as an address at which there is none."""
-    # Where the environment names a store, that is where runs are written and read.
-    runs_dir = (
-        "runs" if config.sources.get("runs_dir") == "environment" and is_address(config.runs_dir) else config.runs_dir
-    )
+    runs_dir = config.runs_dir
+    if is_address(runs_dir) and config.sources.get("runs_dir") == "environment":
+        runs_dir = "runs"  # the environment says where runs are written and read
     if is_address(runs_dir):
         raise RlvrError(
             f"{shown(runs_dir)} is no directory of this machine, to which rlvr fetch gets runs.",

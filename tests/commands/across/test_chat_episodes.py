@@ -299,7 +299,7 @@ def test_conversations_with_other_messages_or_tools_are_other_traces(place, tmp_
         config = SftConfig(**own, resume=resume, runs_dir=str(tmp_path))
         traces, examples = sft.read_traces(config, template)
         facts = {"prompt": {"name": template.name, "text": template.text}}
-        facts["dataset"] = sft.recorded(config, traces, examples)
+        facts["dataset"] = sft.recorded(config, traces, examples, [])
         assert len(examples) == count
         assert traces_of(StoredRun(tmp_path, "sft", asdict(config), "auto", facts, [], {}))[1] == examples
 

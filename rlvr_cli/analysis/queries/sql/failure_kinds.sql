@@ -10,8 +10,7 @@ WITH latest AS (
         run_id,
         rollouts.step,
         coalesce(reward > 0.5 AND NOT isnan(reward), false) AS correct,
-        CASE WHEN NOT coalesce(reward > 0.5 AND NOT isnan(reward), false)
-        THEN coalesce(failure_kind, 'grade_error: ' || grade_error, 'unknown') END AS failure_kind,
+        kind_of_failure(reward, failure_kind, grade_error) AS failure_kind,
         bool_or(reward IS NULL) AS ungraded,
         count(*) AS samples,
         avg(policy_tokens(episode, num_response_tokens)) AS mean_tokens,

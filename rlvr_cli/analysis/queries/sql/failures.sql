@@ -19,10 +19,7 @@ WITH latest AS (
     WHERE phase = $phase
       AND rollouts.step = coalesce($step::BIGINT, latest.step)
       AND category = coalesce(nullif($category, ''), category)
-      AND $failure_kind IN (  -- those that `failure_kinds` names
-          '', failure_kind,
-          if((reward > 0.5 AND NOT isnan(reward)) IS NOT TRUE, coalesce(failure_kind, 'grade_error: ' || grade_error, 'unknown'), '')
-      )
+      AND $failure_kind IN ('', failure_kind, kind_of_failure(reward, failure_kind, grade_error))
       AND ($category <> '' OR (reward > 0.5 AND NOT isnan(reward)) IS NOT TRUE)
     WINDOW kind AS (PARTITION BY run_id, category, failure_kind ORDER BY sample_index, example_id)
 ), placed AS (

@@ -1,8 +1,9 @@
 -- How far a run was after each number of updates: steps of its algorithm, rollouts and tokens that training had taken, minutes.
 -- plot: y=algorithm_steps,rollouts,tokens,minutes
 
--- Of a batch that several updates share, each takes an equal part, of rollouts and tokens to a whole number. Rollouts and tokens are those sampled for training, those of
--- groups that were dropped included; of an algorithm that does not sample (sft, dpo on pairs) the responses of its updates.
+-- Of a batch that several updates share, each takes an equal part, of rollouts and tokens to a whole number. Rollouts and tokens
+-- are those sampled for training, those of groups that were dropped included; of an algorithm that does not sample (sft, dpo on
+-- pairs) the responses of its updates.
 WITH taken AS (
     SELECT
         run_id,

@@ -10,7 +10,7 @@ SELECT
     coalesce(reward, 0) AS reward,
     reward IS NULL AS ungraded,
     coalesce(reward > 0.5 AND NOT isnan(reward), false) AS correct,
-    CASE WHEN NOT correct THEN coalesce(failure_kind, 'grade_error: ' || grade_error, 'unknown') END AS failure_kind,
+    kind_of_failure(rollouts.reward, failure_kind, grade_error) AS failure_kind,
     policy_tokens(episode, num_response_tokens) AS tokens,
     finish_reason = 'length' AS truncated,
     CASE WHEN NOT isnan(mean_logprob) THEN mean_logprob END AS logprob,

@@ -43,7 +43,10 @@ def print_rows(result: Table, config: AnalyzeConfig, infos: Sequence[RunInfo]) -
 
 
 def as_typed(result: Table, infos: Sequence[RunInfo], query: NamedQuery) -> Table:
-    """The rows with the runs in the order typed, if the query sorts them by run first; any other order has a meaning of its own."""
+    """The rows with the runs in the order typed, if the query sorts them by run first; any other order has a meaning of its own.
+
+    `failures` sorts by run but for the row beyond its limit, which `select` has left out.
+    """
     if not re.match(r"\s*(turn = \$limit, )?run_id\b", query.sql.rpartition("ORDER BY")[2]):
         return result
     place = result.columns.index("run_id")

@@ -3,6 +3,7 @@
 Enters: a FilterConfig. Leaves: what was selected, what gives the rows to write, and a description of the source.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -32,8 +33,9 @@ from rlvr_cli.commands.store.filtering.rows import (
     question_rows,
     trace_row,
 )
-from rlvr_cli.config.parsing.command_line import typed_options
-from rlvr_cli.config.parsing.options import flag
+from rlvr_cli.config import config_of
+from rlvr_cli.config.parsing.command_line import typed_options, words_of
+from rlvr_cli.config.parsing.options import flag, options
 from rlvr_cli.config.store.filter import FilterConfig
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.data.prompts import stored_prompts
@@ -241,33 +243,20 @@ def _description(info: RunInfo, *, phase: str) -> dict[str, Any]:
         "model": _fact(info, "model"),
         "dataset": _fact(info, "dataset"),
         "prompt": _fact(info, "prompt"),
-        "chat": _options_of(info, "chat"),
-        "episodes": _options_of(info, "environment") or _options_of(info, "tool"),
-        "format_rule": _options_of(info, "format_rule"),
+        "chat": _given(info, ("chat", "chat_thinking", "chat_system")),
+        "episodes": _given(info, ("environment", "tool", "max_turns", "max_episode_tokens", "turn_timeout")),
+        "format_rule": _given(info, ("format_rule",)),
         "grader": _fact(info, "grader"),
     }
 
 
-# What goes with an option, and its default.
-_WITH = {
-    "chat": {"chat_thinking": "auto", "chat_system": ""},
-    "environment": {"tool": [], "max_turns": 8},
-    "tool": {"max_turns": 8},
-    "format_rule": {},
-}
-
-
-def _options_of(info: RunInfo, name: str) -> list[str]:
-    """An option of the run and those that go with it, as words of a command; empty if it has not been given."""
-    config = info.metadata.get("config")
-    if not isinstance(config, dict) or config.get(name) in (None, False, "", [], "literal"):
+def _given(info: RunInfo, names: Sequence[str]) -> list[str]:
+    """Those of these options of a run that are not the defaults, as words of a command."""
+    config, kind = info.metadata.get("config"), config_of(info.metadata["command"])
+    if not isinstance(config, dict):
         return []
-    words = []
-    for option, default in {name: None, **_WITH[name]}.items():
-        if (value := config.get(option, default)) != default:
-            for each in value if isinstance(value, list) else [value]:
-                words += [flag(option)] if each is True else [flag(option), str(each)]
-    return words
+    defaults = {option.name: json.dumps(option.default) for option in options(kind) if option.name in names}
+    return words_of(kind, {n: config[n] for n in names if n in config and json.dumps(config[n]) != defaults.get(n)})
 
 
 def _fact(info: RunInfo, name: str) -> Any:
