@@ -6,13 +6,19 @@ from collections.abc import Mapping
 from rlvr_cli.runs.run_dir import RunDir
 
 METRICS_SECONDS = 2.0  # how long metrics may wait before they are committed together
+METRICS_SHARE = 0.02  # of the time at most for commits: each writes the metrics of all steps, so that it takes longer as a run grows
 
 
 class MetricsLog:
-    """Training metrics that are committed together every few seconds."""
+    """Training metrics that are committed together every few seconds, or less often where a commit takes long.
 
-    def __init__(self, run: RunDir) -> None:
+    Args:
+        seconds: between two commits at least.
+    """
+
+    def __init__(self, run: RunDir, *, seconds: float = METRICS_SECONDS) -> None:
         self.run = run
+        self._least = self._wait = seconds
         self._waiting: dict[int, dict[str, float]] = {}
         self._wall_seconds: dict[
             int, float
@@ -28,10 +34,13 @@ class MetricsLog:
             self._wall_seconds[step] = self.run.wall_seconds
         else:  # what is known of a batch only after its last update
             self._wall_seconds.setdefault(step, self.run.wall_seconds)
-        if time.monotonic() - self._flushed > METRICS_SECONDS:
+        if time.monotonic() - self._flushed > self._wait:
             self.flush()
 
     def flush(self) -> None:
+        """Commit what waits."""
+        began = time.monotonic()
         self.run.commit_metric_rows("train", self._waiting, wall_seconds=self._wall_seconds)
         self._waiting = {}
         self._flushed = time.monotonic()
+        self._wait = max(self._least, (self._flushed - began) / METRICS_SHARE)
