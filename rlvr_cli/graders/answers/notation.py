@@ -322,7 +322,7 @@ def _scan_text(command: str, content: str, gap: bool, out: list[Token], depth: i
         before = len(out)
         _scan(word, out, depth)
         if len(out) > before:
-            out[before] = out[before]._replace(gap=inner_gap or len(word) == 1)
+            out[before] = out[before]._replace(gap=inner_gap or out[before].gap or len(word) == 1)
         return
     if len(word) == 1 and word.isalpha() and word.islower() and command != "\\text":
         out.append(Token("word", word, inner_gap))

@@ -767,7 +767,7 @@ def _may_be_unit(tokens: Tokens, index: int) -> bool:
         return before.text != token.text
     if token.kind == "word":
         text = token.text
-        if text in FUNCTIONS or text in GREEK or text == "pi":
+        if (text in FUNCTIONS or text in GREEK or text == "pi") and not (text in UNITS and index == len(tokens) - 1):
             return False
         if is_prose(text) or (text in UNITS and len(text) > 1 and (token.gap or text in GLUED_UNITS)):
             return True
@@ -775,6 +775,8 @@ def _may_be_unit(tokens: Tokens, index: int) -> bool:
             return True
         return token.gap and (text in UNITS or before.kind in ("word", "text") or (len(text) == 3 and text.isalpha()))
     if token.text in ("2", "3") and before.text in ("^", "{"):
+        return True
+    if [t.text for t in tokens[index - 3 : index + 1]] in (["^", "{", "2", "}"], ["^", "{", "3", "}"]):
         return True
     if token.text in _BEFORE_UNIT:
         following = [t for t in tokens[index + 1 :] if t.text not in ("{", "}", "(", ")", ".")]

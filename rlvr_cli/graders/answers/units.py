@@ -66,7 +66,7 @@ _TAILS = word_set("of in that which for to from left total is are were each")  #
 def canonical_unit(tokens: list[Token]) -> str:
     """The canonical spelling of a unit; an unknown word becomes `?word`, without a plural s."""
     text = " ".join(token.text for token in tokens)
-    text = text.replace("{", " ").replace("}", " ").replace("^ ", "^").replace("'", "")
+    text = re.sub(r"\^\s*", "^", text.replace("{", " ").replace("}", " ").replace("'", ""))
     found: list[str] = []
     power = ""
     for word in re.findall(r"\^-?\d|[A-Za-z.]+|[$%/¢]", text):
