@@ -120,6 +120,7 @@ def test_lenient_format_accepts_any_white_space_between_the_tags():
         (r"so it is \boxed{5}", "correct_but_unformatted"),
         ("r </think> it is 5", "correct_but_unformatted"),
         ("<answer> 5 </answer>", "correct_but_unformatted"),
+        ("so\n\\[\nx = 5\n\\]", "correct_but_unformatted"),
     ],
 )
 def test_failure_kinds_of_r1_zero(response, kind):
@@ -189,6 +190,11 @@ def test_the_first_characters_of_a_long_answer_are_kept(tmp_path):
         ("Adding up gives\n\\[x = 7\\]", "7", True),
         ("first 3 and then 12 apples", "12", True),
         ("The answer is 3.5. That is all.", "3.5", True),
+        ("The answer is:\n\\[\n  5\n\\]", "5", True),
+        ("Thus,\n$$\nx = 5\n$$", "5", True),
+        ("$$\nx = 6\n$$\nThus,\n$$ \nx = 5 \n  $$\n", "5", True),
+        ("$$\nx = 5\n$$\nThus,\n$$\nx = 6\n$$", "5", False),
+        ("We pay 5{,}000", "5000", True),
         ("The answer is 6.", "5", False),
         ("<answer> 6 </answer> although 5", "5", False),
     ],
@@ -232,6 +238,10 @@ def test_math_verify_is_used_where_our_grammar_ends():
         ("#### 72 and not 73", "72", False),
         ("about 7.2", "72", False),
         ("1/0", "1", False),
+        (r"\boxed{5{,}000}", "5000", True),
+        (r"\boxed{5,\!000}", "5,000", True),
+        (r"#### \$5\,000{,}000.50", "5000000.5", True),
+        ("#### 5{,}000", "0", False),
     ],
 )
 def test_gsm8k_takes_the_last_number(response, truth, right):

@@ -7,6 +7,8 @@ import re
 import textwrap
 from collections.abc import Iterator
 
+from rlvr_cli.graders.answers.notation import SURE_THOUSANDS
+
 OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
 _MAX_CANDIDATE = 2_000  # characters kept of an answer
 _TAIL = 6_000  # characters at the end of a response that `candidates` and `last_number` search
@@ -16,6 +18,7 @@ _STATED = re.compile(
 )
 _HASHES = re.compile(r"####[ \t]*([^\n]{1,200})")
 _DISPLAYED = re.compile(r"\$\$?([^$\n]{1,300})\$\$?|\\\((.{1,300}?)\\\)|\\\[(.{1,300}?)\\\]")
+_DISPLAY_OF_LINES = re.compile(r"(\\\[|\$\$)[ \t]*\n([^\n]{1,300})\n[ \t]*(\\\]|\$\$)")
 _SENTENCE_END = re.compile(r"(?<=[^\d\s.])\.(?:\s|$)|\.(?=\s+[A-Z])|\.\s*$")
 _NUMBER = re.compile(
     r"(?<![\w.])-?\$?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?(?:/[0-9]+)?|\.[0-9]+)"
@@ -140,7 +143,7 @@ def candidates(response: str) -> list[str]:
     Returns:
         One text, or none. A short last line that has none of these is taken whole.
     """
-    tail = response[-_TAIL:]
+    tail = _DISPLAY_OF_LINES.sub(r"\1\2\3", response[-_TAIL:])
     found: list[str] = []
     tagged = tagged_answer(tail)
     if tagged is not None and tagged.strip():
@@ -164,8 +167,8 @@ def candidates(response: str) -> list[str]:
 
 
 def last_number(text: str) -> str | None:
-    """The last number in a text, as written: with its thousands commas, dollar sign, decimal point or denominator."""
-    match = _last(_NUMBER, text[-_TAIL:].replace("\u2212", "-"))
+    """The last number in a text, as written: with its thousands commas (of `5{,}000`, too), dollar sign, decimal point or denominator."""
+    match = _last(_NUMBER, SURE_THOUSANDS.sub(",", text[-_TAIL:].replace("\u2212", "-")))
     return None if match is None else match[0]
 
 

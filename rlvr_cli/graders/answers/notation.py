@@ -65,7 +65,7 @@ _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 _LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _REPEATING = re.compile(r"(\d{0,15})\.(\d{0,15})(?:\\overline|\\bar|\\dot)\{?(\d{1,15})(?:\}|(?!\d))")
-_SURE_THOUSANDS = re.compile(r"(?<=\d)(?:,\\!|\{,\}|\\!,|,\\,|\\,)\\?\s*(?=\d{3}(?!\d))")
+SURE_THOUSANDS = re.compile(r"(?<=\d)(?:,\\!|\{,\}|\\!,|,\\,|\\,)\\?\s*(?=\d{3}(?!\d))")
 _ORDINAL = re.compile(r"(?<=\d)(?:\^?\{?\\(?:text|mathrm|textrm)\{(?:st|nd|rd|th)\}\}?|(?:st|nd|rd|th)\b)")
 
 _NOON = re.compile(r"\b([ap])\.\s*m\b\.?", re.I)
@@ -140,7 +140,7 @@ def tokens_of(text: str) -> tuple[Token, ...]:
     if "\\overline" in text or "\\bar" in text or "\\dot" in text:
         text = _REPEATING.sub(_repeating_decimal, text)
     if "\\" in text or "{,}" in text:
-        text = _SURE_THOUSANDS.sub("", text)
+        text = SURE_THOUSANDS.sub("", text)
     text = _CURRENCY_CODE.sub("$", _ORDINAL.sub(" ", text))
     if " " in text and _SPACED_THOUSANDS.fullmatch(text):
         text = text.replace(" ", "")
