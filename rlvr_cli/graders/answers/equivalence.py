@@ -54,6 +54,7 @@ _CHOICE_ANSWER = re.compile(
     r"(?:(?:option|choice|answer)\s+)?(?:\(([A-J])\)|([A-J]))\s*(?:[.:)](?:\s.*)?)?", re.S | re.I
 )
 _LETTERED = re.compile(r"\(([A-J])\)\s*\S.*", re.S)
+_DECIMAL = re.compile(r"(?:- )?\d*(?:\.(\d+))?(?: \* 10 \^ (\d{1,2}|\{ - \d{1,2} \}))?")
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|boxed|textit|bf)\b|[${}*]|\\[ ,;!]")
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
@@ -379,7 +380,10 @@ def _is_consistent(relation: Relation) -> bool:
 
 
 def _approximated(relation: Relation, *, in_answer: bool) -> list[Node]:
-    r"""Both sides of `5/6 \approx 0.833`, which is one value in two notations; the last side of `x \approx 3.14`."""
+    r"""Both sides of `5/6 \approx 0.833`, which is one value in two notations; the last side of `x \approx 3.14`.
+
+    Neither of `100 \approx 101`: they are two values, of which one may happen to be right.
+    """
     at = relation.operations.index("\\approx")
     exact, rounded = relation.sides[at], relation.sides[-1]
     if rounded is None:
@@ -388,13 +392,18 @@ def _approximated(relation: Relation, *, in_answer: bool) -> list[Node]:
         return [rounded]
     if not (in_answer or relation.named) or not isinstance(exact, Value) or not isinstance(rounded, Value):
         return []
-    a, b = exact.formula.value(0), rounded.formula.value(0)
-    if a is None or b is None:
+    a, b, last_digit = exact.formula.value(0), rounded.formula.value(0), _last_digit(rounded)
+    if a is None or b is None or to_complex(a) is None or to_complex(b) is None:
         return []
-    a, b = to_complex(a), to_complex(b)
-    if a is None or b is None or abs(a - b) > 0.02 * abs(a):
-        return []
-    return [exact, rounded]
+    return [exact, rounded] if abs(a - b) < last_digit and abs(a - b) <= 0.02 * abs(a) else []
+
+
+def _last_digit(number: Value) -> Fraction:
+    r"""What one more in its last digit is: 1/1000 of 0.833, 100 of `1.5 \times 10^3`; 0 of what is no decimal number."""
+    match = _DECIMAL.fullmatch(number.formula.key)
+    if match is None:
+        return Fraction(0)
+    return Fraction(10) ** (int(re.sub("[ {}]", "", match[2] or "0")) - len(match[1] or ""))
 
 
 def _joined(node: Node) -> Relation | None:
