@@ -81,7 +81,7 @@ _UNIT_TEXT = re.compile(
 )
 
 _TOKEN = re.compile(
-    r"""(?P<gap>[\s~]+)
+    r"""(?P<gap>[\s~]+|\\\Z)  # of a `\ ` at the end the space has been cut
       |(?P<num>(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+(?![\w^{]))?)
       |(?P<word>[A-Za-z]+)
       |(?P<row>\\\\(?:\[[\d.]+\w*\])?)
