@@ -2041,6 +2041,7 @@ STORAGE = [
 
 HANDOUT = "tests/test_handout.py -k "
 CHOICES = "tests/graders/test_multiple_choice.py"
+NOTATION = "tests/graders/answers/test_equivalence.py -k notation"
 MULTIPLE_CHOICE = "tests/data/test_mmlu.py"
 SHOTS = "tests/rollouts/test_shots.py"
 SUPPLEMENT = [
@@ -2062,6 +2063,14 @@ SUPPLEMENT = [
         ("an option inside of another is named, too", "and not any(own < other for other in found)", "", CHOICES),
         ("any option in words counts as the right one", "said == [LETTERS.index(right)]", "said", CHOICES),
     ),
+    *mutations_of(
+        "graders/answers/reader.py",
+        ("a check after the answer replaces it", "key=lambda sentence: not _ANSWERS.search(sentence)", "key=lambda _: 0", NOTATION),
+        ("a reason after the answer replaces it", "tokens_of(_without_reason(sentence))", "tokens_of(sentence)", NOTATION),
+        ("cm^{2} is no unit", '["^", "{", "2", "}"], ["^", "{", "3", "}"]):\n        return True', '["^", "{", "2", "}"], ["^", "{", "3", "}"]):\n        return False', NOTATION),
+    ),
+    Mutation("cm^{2} is cm^{3}", "graders/answers/units.py", r're.sub(r"\^\s*", "^", ', r're.sub(r"\^ ", "^", ', NOTATION),
+    Mutation("any two close numbers are one approximation", "graders/answers/equivalence.py", "abs(a - b) < last_digit and ", "", NOTATION),
     *mutations_of(
         "graders/answers/choices.py",
         ("quotes hide a letter", "(?:{_QUOTED}|", "(?:", f"{CHOICES} -k marks_around"),

@@ -119,6 +119,8 @@ def readings(text: str) -> tuple[Node, ...]:
 
 def _read_all(text: str, found: list[Node]) -> None:
     every = _tokens(text)
+    if len(_SENTENCE.split(text.strip())) == 1 and (stated := _without_reason(text)) != text:
+        return _read_all(stated, found)
     if [token.text for token in every] == ["{", "}"]:
         found.append(EMPTY)
     tokens = trimmed(every)
@@ -792,15 +794,29 @@ def _may_be_unit(tokens: Tokens, index: int) -> bool:
 
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z$\\(\d])")
+_ANSWERS = re.compile(r"\banswer(?:\s+is(?!\s+not)\b|:)", re.I)
+_REASON = re.compile(
+    r"(?:,?\s(?:because|since)|,\s+as)\s(?!.*\b(?:so|thus|hence|therefore|answer|is|are|get|gives|equals)\b)", re.S
+)
 
 
 def _sentences(text: str) -> list[Node]:
-    """Read the last sentence that states an object: those after its last `is` and its last `=`, or its only one."""
-    for sentence in reversed(_SENTENCE.split(text.strip())[-3:]):
-        found = [] if sentence.startswith("I hope") else _stated(trimmed(list(tokens_of(sentence))))
+    """Read the last sentence that says `answer is`, else the last one that states an object.
+
+    What it states follows its last `is` or its last `=`, or is the only object in it.
+    """
+    last = [sentence for sentence in _SENTENCE.split(text.strip())[:-4:-1] if not sentence.startswith("I hope")]
+    for sentence in sorted(last, key=lambda sentence: not _ANSWERS.search(sentence)):
+        found = _stated(trimmed(list(tokens_of(_without_reason(sentence)))))
         if found:
             return found
     return []
+
+
+def _without_reason(sentence: str) -> str:
+    """A sentence up to `because`, `since` or `, as`, if there is a number before it and no conclusion after it."""
+    stated = _REASON.split(sentence, maxsplit=1)[0]
+    return stated if any(map(str.isdigit, stated)) else sentence
 
 
 def _stated(tokens: Tokens) -> list[Node]:
