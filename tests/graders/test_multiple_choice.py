@@ -17,6 +17,7 @@ TRUTH = truth_of("B", ["New York", "York", "The city of New York", "none"], "geo
         ("Option A: wrong. Option D: wrong.\n\n**Answer**: B", 1.0, "B", None),
         ("Option A is in England. The correct option is B.", 1.0, "B", None),
         ("Option A is old. The correct choice is **B**. Option D is new.", 1.0, "B", None),
+        ("The worst option is A, so I choose option B.", 1.0, "B", None),
         ("Option A is old. Final answer would be **B**", 1.0, "B", None),
         ("Option A is old. The answer **is** B", 1.0, "B", None),
         ("Option A is old. The answer is clearly B", 1.0, "B", None),

@@ -1,7 +1,7 @@
 r"""Multiple choice: which option a response chooses.
 
 A letter counts where the response says that it is the answer: in `<answer>` tags or a ``\boxed{}``, alone or before a mark and a text,
-"B. Paris", or its option's own text; else after "answer is", "answer:", "option is" or "choice is"; else after "option" or "choice"; else
+"B. Paris", or its option's own text; else after "answer is", "answer:" or "the correct option is"; else after "option" or "choice"; else
 where the response begins with a letter and a mark, "B.", "(B)", or its first line is nothing else. Of several places of one kind the last
 counts. There may be quotes, brackets, Markdown or ``\text{}`` around the letter. Of the thinking only tags and boxes count, and only where
 no letter follows the thinking. Tags or a box that hold the text of an option without a letter choose no other one, unless it is stated
@@ -21,8 +21,9 @@ _QUOTE = r"""["'`_{\[\u2018\u201c]"""
 _QUOTED = rf"""(?<={_QUOTE}.)(?=[.,:)*"`\]}}\u201d]|['_\u2019]+(?!\w))"""
 _LETTER = rf"{_OPEN}([A-J])(?:{_QUOTED}|(?<!{_QUOTE}.)(?![\w'\u2019-]))"
 _IS = r"(?:is|would\s+be)(?:\s+(?:clearly|therefore|option|choice))*"
+_CORRECT = r"\b(?:the|my|correct|right|best|final|likely|suitable|appropriate|accurate)\s+(?:option|choice)"  # not the worst one
 _STATED = (  # but not names of a program, such as option_A and answer["A"]
-    re.compile(rf"(?i:\banswer(?:[\s*]+{_IS})?|\b(?:option|choice)[\s*]+{_IS})(?![_\[])[\s*]*+:?{_LETTER}"),
+    re.compile(rf"(?i:\banswer(?:[\s*]+{_IS})?|{_CORRECT}[\s*]+{_IS})(?![_\[])[\s*]*+:?{_LETTER}"),
     re.compile(rf"(?i:\b(?:option|choice))(?![_\[])\s*+:?{_LETTER}"),
 )
 _WHOLE = re.compile(rf"{_OPEN}([A-J]){_CLOSE}")
