@@ -12,11 +12,11 @@ from typing import Any
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.samplers.openai import FRAME_BYTES, TOKEN_BYTES
-from rlvr_cli.samplers.parallel.servers import NoAnswer, ask_server, odd_answer
+from rlvr_cli.samplers.parallel.servers import NoAnswer, NotNow, ask_server, odd_answer
 
 CONCURRENCY = 64
 SECONDS = 120.0  # for an answer; a response of 30,000 tokens takes seconds
-PAUSES = (1.0, 5.0, 20.0)  # seconds before a server that did not answer is asked again
+PAUSES = (1.0, 5.0, 20.0)  # seconds before a server that did not answer, or said that it is busy, is asked again
 HINT = "Start it with: vllm serve TEACHER, the model that --teacher names; then name its address, such as http://localhost:8000."
 
 
@@ -93,7 +93,7 @@ class ServedTeacher:
                 break
             except (ValueError, RecursionError):
                 break
-            except NoAnswer:
+            except (NoAnswer, NotNow):
                 if pause is None:
                     raise
                 time.sleep(pause)

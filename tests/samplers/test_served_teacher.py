@@ -76,10 +76,15 @@ def test_a_response_that_is_too_long_is_not_sent(said, takes):
             assert teacher.log_probs(ROWS[:1]) == [[-1.0, -1.0]]
 
 
-def test_a_server_that_drops_a_connection_is_asked_again(monkeypatch):
+@pytest.mark.parametrize(
+    "trouble",
+    [[Reply(status=0)] * 2, [error(429, "slow down"), error(503, "overloaded")], [error(502, ""), error(504, "")]],
+    ids=["drops", "is busy", "is behind a gateway"],
+)
+def test_a_server_that_may_answer_later_is_asked_again(monkeypatch, trouble):
     monkeypatch.setattr(served_teacher, "PAUSES", (0.0, 0.0))
     good = Reply({"choices": [{"prompt_logprobs": [None] + [{str(i): {"logprob": -1.0}} for i in (9, 11, 7, 8)]}]})
-    replies = iter([Reply(status=0), Reply(status=0), good])
+    replies = iter([*trouble, good])
     models = Reply({"data": [{"id": "t"}]})
     with serving(lambda body: next(replies) if body else models, lists=True) as endpoint:
         teacher = ServedTeacher(endpoint.url.removesuffix("/v1"), "t")

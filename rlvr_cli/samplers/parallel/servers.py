@@ -50,11 +50,16 @@ HEALTH_SECONDS = 30.0  # in which a server must say that its engine lives
 MISSED = 2  # times in a row that it does not: then it is not waited for any longer
 LOAD_SECONDS = 600.0  # in which a server must have loaded new weights
 CLOSE_SECONDS = 5.0  # in which it must have forgotten an adapter
+_NOT_NOW = (408, 429, 502, 503, 504)  # statuses of what passes
 _COLD = 0.01  # a temperature at which nearly every token has log-probability 0 in the distribution sampled from
 
 
 class NoAnswer(RlvrError):
     """A server is not there; the others may be."""
+
+
+class NotNow(RlvrError):
+    """A server, or what is in front of it, cannot answer at the moment."""
 
 
 class ServersSampler(SeveralSamplers["_Server"]):
@@ -393,7 +398,9 @@ def ask_server(
         hint: of the errors.
 
     Raises:
-        RlvrError: there is no answer, another status than 200, or an answer without end.
+        NoAnswer: there is none.
+        NotNow: a status says that there may be one later.
+        RlvrError: another status than 200, or an answer without end.
     """
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"}
@@ -403,7 +410,8 @@ def ask_server(
             said = response.read(limit + 1)
     except urllib.error.HTTPError as error:
         why = " ".join(error.read(2000).decode(errors="replace").split())
-        raise RlvrError(f"{url} answered {error.code}: {printable(why, keep='')}", hint) from error
+        kind = NotNow if error.code in _NOT_NOW else RlvrError
+        raise kind(f"{url} answered {error.code}: {printable(why, keep='')}", hint) from error
     except (OSError, http.client.HTTPException) as error:
         raise NoAnswer(f"The server at {url} does not answer: {error}", hint) from error
     if len(said) > limit:
