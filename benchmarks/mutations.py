@@ -1031,6 +1031,7 @@ MATHEMATICS = [
     *mutations_of(
         "samplers/served_teacher.py",
         ("the prompt's last tokens are scored", "range(len(prompt), len(ids))", "range(len(prompt) - 1, len(ids) - 1)", "tests/samplers/test_served_teacher.py"),
+        ("a teacher that is busy ends the run", "except (NoAnswer, NotNow):", "except NoAnswer:", "tests/samplers/test_served_teacher.py -k asked_again"),
     ),
     *mutations_of(
         "commands/distill.py",
@@ -1086,6 +1087,11 @@ MATHEMATICS = [
         ("a proxy is used for all", "or proxy_bypass(parts.hostname or \"\")", "", "tests/samplers/test_openai.py -k proxy"),
         ("the time limit is not kept", "asyncio.timeout_at(deadline)", "asyncio.timeout_at(deadline + 3)", "tests/samplers/test_openai.py -k hangs_meets"),
         ("an error repeats the key", 'problem = hide_key(f"{status} {said}", self._key)', 'problem = f"{status} {said}"', "tests/samplers/test_openai.py -k key_appears_nowhere"),
+    ),
+    *mutations_of(
+        "samplers/openai_answer.py",
+        ("a response that was broken off counts as whole", "if finish in _BROKEN_OFF:", "if False:", "tests/samplers/parallel/test_servers.py -k odd_completions"),
+        ("a whole float is no count", "_value(usage, name, int, float)", "_value(usage, name, int)", "tests/samplers/test_openai.py -k whole_float"),
     ),
     *mutations_of(
         "samplers/openai.py",

@@ -14,6 +14,8 @@ from rlvr_cli.config.shared.addresses import PLACEHOLDER_KEY
 _INT32 = range(2**31)
 # The least and the most log-probability that is taken for one: some endpoints round, and report -9999 for "never".
 _LOGPROBS = (-1e9, 1e-3)
+# How a server ends a response that it did not finish: vLLM and SGLang abort theirs when they are shut down or put to sleep.
+_BROKEN_OFF = ("abort", "error", "cancelled")
 
 
 class Unreadable(Exception):
@@ -42,7 +44,7 @@ class Answer:
 
 
 def read_answer(body: str, *, chat: bool, key: str) -> Answer:
-    """Read and check an answer. Raises Unreadable if a value in it has another type or range than it can have."""
+    """Read and check an answer. Raises Unreadable if it was broken off, or a value in it has another type or range than it can have."""
     try:
         data = json.loads(body)
     except (ValueError, RecursionError):
@@ -59,10 +61,13 @@ def read_answer(body: str, *, chat: bool, key: str) -> Answer:
     prompt_ids = _token_ids(choice, "prompt_token_ids") or _token_ids(data, "prompt_token_ids")
     matches = [_value(choice, name, str, int) for name in ("stop_reason", "matched_stop") if name in choice]
     matched = matches[0] if matches else None
+    finish = _value(choice, "finish_reason", str) or "stop"
+    if finish in _BROKEN_OFF:
+        raise Unreadable(f"the answer was broken off: {finish}")
     return Answer(
         thinking=hide_key(thinking, key),
         text=hide_key(_value(said, "content" if chat else "text", str) or "", key),
-        finish=hide_key(_value(choice, "finish_reason", str) or "stop", key),
+        finish=hide_key(finish, key),
         matched=hide_key(matched, key) if isinstance(matched, str) else matched,
         says_matched=bool(matches),
         tokens=tokens,
@@ -88,9 +93,11 @@ def _odd(name: str, value: Any) -> Unreadable:
 
 
 def _count(usage: dict[str, Any], name: str) -> int:
-    value = _value(usage, name, int) or 0
-    if value not in _INT32:
-        raise Unreadable(f"the answer's {name} is out of range")
+    value = _value(usage, name, int, float) or 0
+    if isinstance(value, float) and value.is_integer():  # some proxies write 7.0
+        value = int(value)
+    if type(value) is not int or value not in _INT32:
+        raise _odd(name, value if type(value) is not int else "out of range")
     return value
 
 

@@ -266,6 +266,21 @@ def test_a_missing_token_count_is_noted(endpoint):
     assert "does not count tokens" in sampler.notes[0]
 
 
+def test_a_token_count_may_be_a_whole_float(endpoint):
+    endpoint.answer = in_turn(completion("4 </answer>", completion_tokens=3.0), then=error(400, "asked again"))
+    count = one(endpoint).num_tokens
+    assert (count, type(count)) == (3, int)
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(3.5, "3.5"), (float("nan"), "nan"), (float("inf"), "inf"), (2.0**31, "out of range"), (True, "True")]
+)  # fmt: skip
+def test_a_token_count_that_is_none_fails(endpoint, count, said):
+    endpoint.answer = in_turn(then=completion("4 </answer>", completion_tokens=count))
+    with pytest.raises(RlvrError, match=f"the answer's completion_tokens is {said}"):
+        one(endpoint, max_retries=0)
+
+
 # --- what an endpoint refuses -----------------------------------------------------------------------------------------
 
 
@@ -376,6 +391,7 @@ def test_a_refusal_that_says_stop_and_means_something_else_sends_stop_strings_on
         [Reply("<html>gateway</html>", 502), Reply("<html>fine</html>", 200)],
         [Reply({"error": {"message": "upstream"}}, 200)],
         [Reply({"choices": []})],
+        [completion("4", "abort", stop_reason=None), completion("4", "error"), completion("4", "cancelled")],
     ],
 )
 def test_transient_failures_are_retried(endpoint, trouble):

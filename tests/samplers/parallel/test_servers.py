@@ -28,7 +28,7 @@ from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.policy import Lora, Policy
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_run
-from rlvr_cli.samplers import openai
+from rlvr_cli.samplers import openai, openai_client
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.openai import WHOLE_DISTRIBUTION, OpenAISampler
 from rlvr_cli.samplers.parallel import servers as servers_module
@@ -475,10 +475,16 @@ def test_an_odd_answer_is_an_error_that_names_the_server(servers, policy, path, 
     assert said in raised.value.problem
 
 
-def test_a_server_that_gives_odd_completions_is_left_out(servers, policy):
+@pytest.mark.parametrize(
+    "answer",
+    [choice(logprobs=None), choice(finish_reason="abort")],  # as a vLLM server says that is being shut down
+    ids=["odd", "broken off"],
+)
+def test_a_server_that_gives_odd_completions_is_left_out(servers, policy, monkeypatch, answer):
+    monkeypatch.setattr(openai_client, "FIRST_WAIT", 0.01)
     whole = answers(sampler_of(servers, policy), policy)
     sampler = sampler_of(servers, policy)
-    servers[1].odd, servers[1].odd_after = {"/v1/completions": choice(logprobs=None)}, servers[1].answered + 1
+    servers[1].odd, servers[1].odd_after = {"/v1/completions": answer}, servers[1].answered + 1
     found = answers(sampler, policy)
     assert {key: c.token_ids for key, c in found.items()} == {key: c.token_ids for key, c in whole.items()}
     assert servers[1].url in sampler.notes[0]
