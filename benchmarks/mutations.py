@@ -730,6 +730,8 @@ WIRING = [
     ),
     *mutations_of(
         "rollouts/collect.py",
+        ("a question that is refused keeps the others from being asked", "refused.append(error)", "raise", "tests/rollouts/test_collect.py -k endpoint_refuses"),
+        ("an evaluation without some questions ends as if whole", "    if refused:\n", "    if False:\n", "tests/rollouts/test_collect.py -k endpoint_refuses"),
         ("all samples of a question are asked for at once", "(*range(ASKED_ROWS, num_samples, ASKED_ROWS), num_samples)", "(num_samples,)", "tests/rollouts/test_collect.py -k samples_in_slices"),
         ("advantages are not stored", "graded = list(credit(graded))", "graded = list(graded)", replays("grpo-on-policy")),
         ("the wrong policy version is stored", "policy_version=self.sampler.policy_version,", "policy_version=self.sampler.policy_version + 1,", replays("ei-once")),
@@ -1095,6 +1097,9 @@ MATHEMATICS = [
     ),
     *mutations_of(
         "samplers/openai.py",
+        ("a question that is refused has no name", "if request.name else f\"Prompt {i}\"", "if False else f\"Prompt {i}\"", "tests/samplers/test_openai.py -k yielded_before"),
+        ("an endpoint that refuses all is asked on", "if not skipped and all(", "if all(", "tests/samplers/test_openai.py -k nothing_ever"),
+        ("a refusal of all is taken for one of a question", "and not each.concerns_all for", "for", "tests/samplers/test_openai.py -k token_ids_of_a_request"),
         ("what comes is seen when something has been answered", "more.notify(partial(outbox.put, _Word.MORE))", "pass", "tests/samplers/test_openai.py -k requests_that_come"),
         ("what comes has the indices of the first", "self._items(joining, first=number)", "self._items(joining)", "tests/samplers/test_openai.py -k requests_that_come"),
         ("the call ends at the last answer", "if more and not ended:", "if more and open_items:", "tests/samplers/test_openai.py -k fails_is_said"),

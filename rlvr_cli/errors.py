@@ -29,6 +29,10 @@ class UsageError(RlvrError):
     """An error in the command line itself: exit status 2. Nothing was begun."""
 
 
+class QuestionsRefused(RlvrError):
+    """An endpoint refuses some questions, and would again; it has been asked all the others."""
+
+
 class Interrupted(BaseException):
     """Ctrl-C or another of `process.STOP_SIGNALS`, raised at a safe point: the run stays readable and can be resumed."""
 

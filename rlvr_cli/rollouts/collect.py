@@ -13,7 +13,7 @@ from itertools import compress
 from typing import NotRequired, Protocol, TypedDict, Unpack
 
 from rlvr_cli.data.prompts import PromptTemplate
-from rlvr_cli.errors import Interrupted, RlvrError
+from rlvr_cli.errors import Interrupted, QuestionsRefused, RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import GradingQueue, grade_fields
@@ -346,10 +346,19 @@ def log_generations(
 
     Returns:
         The averages by metric name; a mean over no rows is absent.
+
+    Raises:
+        QuestionsRefused: an endpoint refuses some questions; all others are committed.
     """
+    refused: list[QuestionsRefused] = []
     for some in slice_examples(examples, num_samples=num_samples, rows=ASKED_ROWS):
         for so_far in (*range(ASKED_ROWS, num_samples, ASKED_ROWS), num_samples):  # what is stored is not asked again
-            collect_rollouts(run, phase=phase, step=step, examples=some, num_samples=so_far, **collecting)
+            try:
+                collect_rollouts(run, phase=phase, step=step, examples=some, num_samples=so_far, **collecting)
+            except QuestionsRefused as error:  # and not those of the next slices
+                refused.append(error)
+    if refused:
+        raise QuestionsRefused(" ".join(error.problem for error in refused), refused[0].hint)
     rows = (row for part in run.parts(phase, step, columns=AVERAGED) for row in part.to_pylist())
     averages = generation_metrics(rows)
     run.commit_metrics(step, phase, averages | stored_stats(run, phase=phase, step=step).metrics)

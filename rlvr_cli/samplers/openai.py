@@ -37,7 +37,7 @@ from urllib.parse import urlsplit
 
 from rlvr_cli.config.shared.addresses import KEY_ENV, PLACEHOLDER_KEY, check_address, endpoint_key
 from rlvr_cli.data.prompts import with_thinking
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import QuestionsRefused, RlvrError
 from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.open import EngineSettings
 from rlvr_cli.samplers.openai_answer import Answer
@@ -96,6 +96,7 @@ class _Item:
     seed: int
     begun: int = 0  # see `types.Request`: the endpoint takes these tokens for the prompt
     max_tokens: int | None = None  # see `types.Request`
+    called: str = ""  # in an error
 
 
 class _StaysHere(urllib.request.HTTPRedirectHandler):
@@ -224,7 +225,8 @@ class OpenAISampler:
             more: requests that are sent as they come; they have the indices after those of `requests`.
 
         Raises:
-            RlvrError: some samples failed permanently; raised after all other completions were yielded. If the failure
+            QuestionsRefused: some prompts were refused; raised after all other completions were yielded.
+            RlvrError: some samples failed permanently in other ways; also raised after all others. If the failure
                 concerns every sample (a refused key; as many in a row as are requested at once), no new ones are
                 requested. Before the first request: token ids for a chat endpoint.
         """
@@ -291,15 +293,17 @@ class OpenAISampler:
         """
         items = []
         for i, request in enumerate(requests, start=first):
+            called = f"Question {printable(request.name, keep='')}" if request.name else f"Prompt {i}"
             if request.prompt_ids is None and storable(request.prompt) != request.prompt:
-                raise RlvrError(f"Prompt {i} is not valid Unicode: it has a lone surrogate.", "Repair the data set.")
+                raise RlvrError(f"{called} is not valid Unicode: it has a lone surrogate.", "Repair the data set.")
             if request.prompt_ids is not None and self.endpoint == "chat":
                 raise RlvrError(
-                    f"Prompt {i} is token ids, but a chat endpoint accepts only text.",
+                    f"{called} is token ids, but a chat endpoint accepts only text.",
                     "Use --endpoint completions.",
                 )
             prompt = request.prompt if request.prompt_ids is None else request.prompt_ids
-            items += [_Item(i, j, prompt, s, request.begun, request.max_tokens) for j, s in enumerate(request.seeds)]
+            rest = request.begun, request.max_tokens, called
+            items += [_Item(i, j, prompt, seed, *rest) for j, seed in enumerate(request.seeds)]
         return items
 
     def load_weights(self, policy: Any, policy_version: int) -> None:
@@ -361,15 +365,7 @@ class OpenAISampler:
                 worker.cancel()
             await asyncio.shield(end())  # connections are closed, also when the caller stops meanwhile
         if failures:
-            item, failure = failures[0]
-            slow = all(each.kind == "timeout" for _, each in failures)
-            raise (TimedOut if slow else RlvrError)(
-                f"{len(failures)} of {requested + skipped} samples failed at {urlsplit(self.base_url).netloc}"
-                + (f", and {skipped} were not requested" if skipped else "")
-                + f". Sample {item.sample_index} of prompt {item.request_index}: {printable(failure.problem, keep='')}",
-                "Completed samples are kept: resume the run to request the rest"
-                + (", with a larger --request-timeout if they take longer." if slow else "."),
-            )
+            raise _failed(failures, of=requested + skipped, skipped=skipped, at=urlsplit(self.base_url).netloc)
 
     def connect(self) -> EndpointClient:
         """Return a client for `answer`, in a running event loop; to be closed."""
@@ -533,6 +529,32 @@ def _protected(answer: Answer, min_tokens: int) -> int:
     """Return in how many leading characters a stop string may not end; 0 if the endpoint does not return its tokens."""
     spelled = "".join(answer.tokens).startswith(answer.text)
     return len("".join(answer.tokens[:min_tokens])) if spelled else 0
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def _failed(failures: Sequence[tuple[_Item, Unanswered]], *, of: int, skipped: int, at: str) -> RlvrError:
+    """The error that samples failed.
+
+    Args:
+        of: the number of samples.
+        skipped: so many of them were not requested.
+        at: the endpoint's host.
+    """
+    item, failure = failures[0]
+    problem = (
+        f"{len(failures)} of {of} samples failed at {at}"
+        + (f", and {skipped} were not requested" if skipped else "")
+        + f". {item.called}: {printable(failure.problem, keep='')}"
+    )
+    if not skipped and all(each.kind == "refused" and not each.concerns_all for _, each in failures):
+        hint = "It would be refused again: leave the question out, or shorten it, in a new run. Completed samples are kept."
+        return QuestionsRefused(problem, hint)
+    rest = "Completed samples are kept: resume the run to request the rest"
+    if all(each.kind == "timeout" for _, each in failures):
+        return TimedOut(problem, f"{rest}, with a larger --request-timeout if they take longer.")
+    return RlvrError(problem, f"{rest}.")
 
 
 # --- small parts ------------------------------------------------------------------------------------------------------

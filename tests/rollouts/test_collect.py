@@ -8,12 +8,12 @@ import pytest
 
 from checks import calls_into
 from endpoint import completion as answer
-from endpoint import serving
+from endpoint import error, serving
 from factories import a_completion
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.data.prompts import load_prompt, prompt_of
-from rlvr_cli.errors import Interrupted, RlvrError
+from rlvr_cli.errors import Interrupted, QuestionsRefused, RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts import collect as collecting
@@ -450,6 +450,34 @@ def test_an_evaluation_samples_in_slices_and_stores_each_sample_once(
     assert asked == expected
     assert rows_of(run) == rows_of(whole)
     assert averages["reward/samples"] == len(examples) * num_samples
+
+
+def test_a_question_that_an_endpoint_refuses_does_not_keep_the_others_from_being_asked(tmp_path, pool, monkeypatch):
+    """Of six questions, two at a time, the second and the last are refused; of more that goes wrong the evaluation ends at once."""
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    monkeypatch.setattr(collecting, "ASKED_ROWS", 4)
+    how = {
+        "phase": "eval", "step": 0, "examples": EXAMPLES, "template": TEMPLATE, "params": SamplingParams(), "num_samples": 2,
+        "grader": pool, "seed": 5, "stop": StopRequest(),
+    }  # fmt: skip
+
+    def reply(body):
+        number = int(body["prompt"].rsplit("User: ", 1)[1].split("+")[0])
+        return error(400, f"no {number}") if number in (1, 5) else answer(" x </think> <answer> 1 </answer>")
+
+    with serving(reply) as endpoint, RunDir.create(tmp_path, "eval", metadata={}) as run:
+        sampler = OpenAISampler("m", base_url=endpoint.url)
+        for requests in (12, 4):  # a resumed run requests these again
+            endpoint.bodies.clear()
+            with pytest.raises(QuestionsRefused, match=r"Question q1: 400 .*no 1.* Question q5: 400 .*no 5"):
+                log_generations(run, sampler=sampler, **how)
+            assert len(endpoint.bodies) == requests
+            assert {row["example_id"] for row in rows_of(run)} == {"q0", "q2", "q3", "q4"}
+        endpoint.bodies.clear()
+        endpoint.answer = lambda body: error(401, "who are you?")
+        with pytest.raises(RlvrError, match="who are you"):
+            log_generations(run, sampler=sampler, **how)
+        assert len(endpoint.bodies) <= 2
 
 
 @pytest.mark.usefixtures("grading_sizes")

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from endpoint import Endpoint, Reply, completion, error, serving
 from following import Following
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import QuestionsRefused, RlvrError
 from rlvr_cli.samplers import openai_client
 from rlvr_cli.samplers.openai import WHOLE_DISTRIBUTION, OpenAISampler, _fold
 from rlvr_cli.types import Completion, Request, SamplingParams
@@ -516,12 +516,14 @@ def test_what_was_answered_is_yielded_before_the_failure_of_another(endpoint):
     endpoint.answer = lambda body: (
         error(400, "prompt too long") if body["prompt"] == "p2" else completion("4 </answer>")
     )
-    stream = open_sampler(endpoint).sample([Request(f"p{i}", (1, 2)) for i in range(10)], SamplingParams())
-    completions, failure = until_failure(stream)
+    requests = [Request(f"p{i}", (1, 2), name=f"gsm8k-{i}") for i in range(10)]
+    completions, failure = until_failure(open_sampler(endpoint).sample(requests, SamplingParams()))
     assert {(c.request_index, c.sample_index) for c in completions} == {
         (i, j) for i in range(10) for j in (0, 1) if i != 2
     }
-    assert re.search(r"2 of 20 samples failed at 127.*prompt 2: 400 .*prompt too long", str(failure))
+    assert isinstance(failure, QuestionsRefused)
+    assert re.search(r"^2 of 20 samples failed at 127\S+\. Question gsm8k-2: 400 .*prompt too long", failure.problem)
+    assert failure.hint.startswith("It would be refused again: leave the question out")
     assert len(endpoint.bodies) == 20, "a 400 is not tried again"
 
 
@@ -531,7 +533,8 @@ def test_a_failure_that_concerns_every_sample_stops_the_requests(endpoint, statu
     sampler = open_sampler(endpoint, max_concurrency=4)
     completions, failure = until_failure(sampler.sample([Request("p", tuple(range(1000)))], SamplingParams()))
     assert len(completions) == 2
-    assert re.search("of 1000 samples failed.*were not requested", str(failure))
+    assert re.search(r"of 1000 samples failed.*were not requested\. Prompt 0: ", str(failure))
+    assert not isinstance(failure, QuestionsRefused)
     assert len(endpoint.bodies) <= 2 + 4
 
 
@@ -567,9 +570,10 @@ def test_a_spent_quota_is_not_waited_for(endpoint):
 
 def test_when_nothing_ever_succeeds_not_everything_is_tried(endpoint):
     endpoint.answer = in_turn(then=error(400, "no"))
-    with pytest.raises(RlvrError, match="of 1000 samples failed"):
+    with pytest.raises(RlvrError, match="of 1000 samples failed") as raised:
         list(open_sampler(endpoint, max_concurrency=4).sample([Request("p", tuple(range(1000)))], SamplingParams()))
     assert len(endpoint.bodies) <= 8 + 3
+    assert not isinstance(raised.value, QuestionsRefused)
 
 
 # --- streaming --------------------------------------------------------------------------------------------------------
@@ -791,8 +795,9 @@ def test_weights_cannot_be_loaded(endpoint):
 
 
 def test_a_prompt_that_is_not_unicode_is_named(endpoint):
-    with pytest.raises(RlvrError, match="Prompt 1"):
-        next(open_sampler(endpoint).sample([Request("a", (1,)), Request("\ud83d", (1,))], SamplingParams()))
+    for name, called in (("", "Prompt 1"), ("q1", "Question q1")):
+        with pytest.raises(RlvrError, match=f"^{called} is not valid Unicode"):
+            next(open_sampler(endpoint).sample([Request("a", (1,)), Request("\ud83d", (1,), name)], SamplingParams()))
     assert not endpoint.bodies
 
 
@@ -818,8 +823,9 @@ def test_token_ids_of_a_request_are_what_the_endpoint_gets(endpoint):
     (answer,) = open_sampler(endpoint).sample([request], SamplingParams())
     assert answer.prompt_ids == (5, 6, 7)
     endpoint.answer = lambda body: completion("4 </answer>", prompt_token_ids=[5, 67])
-    with pytest.raises(RlvrError, match="did not sample from the token ids"):
+    with pytest.raises(RlvrError, match="did not sample from the token ids") as raised:
         list(open_sampler(endpoint).sample([request], SamplingParams()))
+    assert not isinstance(raised.value, QuestionsRefused)
 
 
 def test_a_chat_endpoint_accepts_no_token_ids(endpoint):
