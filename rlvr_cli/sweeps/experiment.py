@@ -319,12 +319,26 @@ def runs_of(experiment: Experiment) -> list[SweepRun]:
 
 
 def configs_of(experiment: Experiment, runs: Sequence[SweepRun]) -> Iterator[Any]:
-    """Yield the config of each run. Raises RlvrError: the command refuses its options."""
+    """Yield the config of each run. Raises RlvrError: the command refuses its options, or would not make exactly one run."""
     for run in runs:
         try:
-            yield _config(experiment.command, run.options, run=run.name)
+            config = _config(experiment.command, run.options, run=run.name)
+            _check_makes_one_run(config)
         except RlvrError as error:
             raise UsageError(f"{experiment.name}/{run.name}: {error.problem}", error.hint) from error
+        yield config
+
+
+def _check_makes_one_run(config: Any) -> None:
+    for name in ("check_dataset", "dry_run"):
+        if getattr(config, name, False):
+            raise UsageError(f"{flag(name)} makes no run.", "Leave it out; rlvr sweep has a --dry-run of its own.")
+    for name in ("dataset", "thinking_budget"):
+        if len(getattr(config, f"{name}s", ())) > 1:
+            raise UsageError(
+                f"{flag(name)} {getattr(config, name)} names several, and makes a run for each.",
+                f"A run of a sweep has one: vary it with --vary {name}=V1,V2, or make a sweep for each, with --name.",
+            )
 
 
 def check_runs(experiment: Experiment, runs: Sequence[SweepRun]) -> list[Any]:

@@ -5,7 +5,7 @@ import pytest
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.parsing.command_line import values_of
 from rlvr_cli.config.sft import SftConfig
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.sweeps.continued import lengths_of
 from rlvr_cli.sweeps.experiment import (
     check_runs,
@@ -340,6 +340,21 @@ def test_an_unknown_experiment_is_named():
 def test_a_run_that_the_command_refuses_is_found_before_any_starts():
     found = load_experiment("grpo_baselines", overrides=["--model", "m"], vary=["group_size=8,7"])
     with pytest.raises(RlvrError, match="no_baseline_group_size-7-s0: --rollout-batch-size 256 is not a multiple"):
+        check_runs(found, runs_of(found))
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ('dataset = "arithmetic:8,countdown:8"', "s0: --dataset arithmetic:8,countdown:8 names several, and makes a run for each"),
+        ('thinking_budget = "16,32"', "s0: --thinking-budget 16,32 names several, and makes a run for each"),
+        ("check_dataset = true", "s0: --check-dataset makes no run"),
+        ("dry_run = true", "s0: --dry-run makes no run"),
+    ],
+)  # fmt: skip
+def test_options_that_make_several_runs_or_none_are_refused(write, option, problem):
+    found = load_experiment(write(f'command = "eval"\n[options]\n{option}\n[grid]\nnum_samples = [1, 2]'))
+    with pytest.raises(UsageError, match=problem):
         check_runs(found, runs_of(found))
 
 
