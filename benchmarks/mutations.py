@@ -2147,6 +2147,8 @@ SUPPLEMENT = [
     Mutation("evaluations of a training run have no shots", "training/session.py", "    eval_dataset = load_eval_dataset(config, template)\n    warn_of_shared_questions(dataset", "    eval_dataset = load_eval_dataset(config)\n    warn_of_shared_questions(dataset", f"{SHOTS} -k step_of_training"),
     Mutation("shots before the chat begins", "models/tokens/chat.py", "start=max(rendered.text.find(template.text.strip()), 0))", "start=0)", f"{SHOTS} -k in_a_chat"),
     Mutation("packed micro-batches count rows", "training/planning/memory.py", "if tokens is None and (rows is None or config.packed_length):", "if tokens is None and rows is None:", "tests/commands/test_sft.py -k packing_changes"),
+    Mutation("a misspelt tracker in a file is taken", "config/parsing/options.py", "for one in value if value_type(option).repeatable else (value,):", "for one in () if value_type(option).repeatable else (value,):", "tests/config/test_config.py -k choices_are_checked"),
+    Mutation("of an option given twice the last counts", "config/parsing/sources.py", "        if name in named:\n", "        if False:\n", "tests/config/test_config.py -k bad_config_files"),
     Mutation("a preset's clip range is taken for every loss", "config/parsing/sources.py", 'if option.metadata["goes_with"] in replaced:', "if False:", "tests/config/test_config.py -k preset_sets_for_its_loss"),
     Mutation("pieces of examples count as examples", "config/sft.py", 'config.length_normalization != "token_mean"', "False", "tests/commands/test_sft.py -k cannot_be"),
 ]  # fmt: skip

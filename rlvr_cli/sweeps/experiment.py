@@ -25,7 +25,7 @@ from typing import Any, Literal, get_args
 from rlvr_cli.config import config_of
 from rlvr_cli.config.parsing.command_line import values_of, words_of
 from rlvr_cli.config.parsing.options import NoEffect, Provenance, flag, nearest, options, read_value, value_type
-from rlvr_cli.config.parsing.sources import CONFIGURED, read_options, resolve
+from rlvr_cli.config.parsing.sources import CONFIGURED, by_field_name, read_options, resolve
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.manifest import RUN_FILE, RUN_NAME
 from rlvr_cli.terminal import console
@@ -129,10 +129,11 @@ def load_experiment(
     command = content["command"]
     kind = config_of(command)
     for table in _TABLES:
-        content[table] = {key.replace("-", "_"): value for key, value in content.get(table, {}).items()}
+        content[table] = by_field_name(content.get(table, {}), where=str(path))
     varied = _vary(content, vary, kind)
     given = values_of(kind, overrides, command=command)
-    replaced = _replaced_in_arms(content, {*given, *varied})
+    content["arms"] = [by_field_name(arm, where=str(path)) for arm in content.get("arms", [])]
+    replaced = _replaced_in_arms(content["arms"], {*given, *varied})
     common = read_options(content["options"], kind, command=command, where=str(path)) | given
     try:
         arms, names = _arms(content, kind, command=command, where=str(path))
@@ -251,11 +252,13 @@ def _stage(
     )
 
 
-def _replaced_in_arms(content: dict[str, Any], chosen: Collection[str]) -> list[str]:
+def _replaced_in_arms(arms: Sequence[dict[str, Any]], chosen: Collection[str]) -> list[str]:
     """Take the options that the command line has chosen out of [[arms]]. Returns those that were there."""
-    arms = [{key.replace("-", "_"): value for key, value in arm.items()} for arm in content.get("arms", [])]
-    content["arms"] = [{key: value for key, value in arm.items() if key not in chosen} for arm in arms]
-    return sorted({key for arm in arms for key in arm if key in chosen})
+    replaced = {key for arm in arms for key in arm if key in chosen}
+    for arm in arms:
+        for key in replaced & arm.keys():
+            del arm[key]
+    return sorted(replaced)
 
 
 def next_stage(experiment: Experiment, reached: Mapping[str, float]) -> Experiment:
@@ -463,7 +466,7 @@ def _arms(
     if content.get("arms"):
         named = []
         for arm in content["arms"]:
-            own = {key.replace("-", "_"): value for key, value in arm.items() if key != "name"}
+            own = {key: value for key, value in arm.items() if key != "name"}
             if not isinstance(arm.get("name", ""), str):
                 raise RlvrError(f"{where}: the name of an arm is not a text.")
             named.append((arm.get("name", ""), own))

@@ -58,6 +58,7 @@ def test_flag_beats_table_beats_top_level_beats_default(tmp_path):
         ('model = "a\\u0000b"', "null character"),
         ("config = 'x'", "not an option"),
         ("[evl]\nseed = 1", r"no command for the table \[evl\]"),
+        ("num_samples = 2\nnum-samples = 3", "num_samples is given twice"),
     ],
 )
 def test_bad_config_files_name_file_and_key(tmp_path, text, named):
@@ -68,9 +69,9 @@ def test_bad_config_files_name_file_and_key(tmp_path, text, named):
     assert str(file) in str(error.value)
 
 
-def test_a_whole_number_is_a_float(tmp_path):
+def test_a_file_may_begin_with_a_byte_order_mark_and_a_whole_number_is_a_float(tmp_path):
     file = tmp_path / "c.toml"
-    file.write_text("sampling_temperature = 1")
+    file.write_text("\ufeffsampling_temperature = 1")
     config = resolve(EvalConfig, flags={"config": str(file)}, command="eval")
     assert isinstance(config.sampling_temperature, float)
 
@@ -565,6 +566,10 @@ def test_choices_are_checked_for_every_source_of_a_value(tmp_path):
         resolve(GrpoConfig, flags={"config": str(file)}, command="grpo")
     file.write_text('loss_type = "mine.py:loss"')
     assert resolve(GrpoConfig, flags={"config": str(file)}, command="grpo").loss_type == "mine.py:loss"
+    file.write_text('track = ["wandb", "tensorbord"]')
+    for command in ("eval", "grpo"):
+        with pytest.raises(RlvrError, match=r"--track is 'tensorbord'\. Did you mean tensorboard\?"):
+            resolve(config_of(command), flags={"config": str(file)}, command=command)
     with pytest.raises(RlvrError, match="Choose one of"):
         GrpoConfig(overlong="mine.py:loss")  # type: ignore[arg-type]
     (loss_type,) = (o for o in options(GrpoConfig) if o.name == "loss_type")

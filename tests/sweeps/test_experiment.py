@@ -134,6 +134,8 @@ def test_truth_varies_too():
         ('command = "grpo"\narms = [1]', "arms is not a list of tables"),
         ('command = "grpo"\n[options]\ngroup = 3', "'group' is not an option of rlvr grpo"),
         ('command = "grpo"\n[options]\ngroup_size = "a"', "group_size is 'a'; expected int" ),
+        ('command = "grpo"\n[options]\ngroup_size = 2\ngroup-size = 4', "group_size is given twice"),
+        ('command = "grpo"\n[[arms]]\ngroup_size = 2\ngroup-size = 4', "group_size is given twice"),
         ('command = "grpo"\n[options]\nseed = 3', "A sweep sets --seed itself"),
         ('command = "grpo"\n[grid]\nrun = ["a", "b"]', "A sweep sets --run itself"),
         ('command = "grpo"\n[grid]\ngroup_size = 4', "group_size in \\[grid\\] is not a list"),

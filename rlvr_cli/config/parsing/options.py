@@ -188,8 +188,9 @@ def check_values(config: Provenance) -> None:
     for option in options(type(config)):
         value = getattr(config, option.name)
         above, least, most = (option.metadata[key] for key in ("above", "at_least", "at_most"))
-        if value is not None and not value_type(option).repeatable:
-            check_value(option, value)
+        for one in value if value_type(option).repeatable else (value,):
+            if one is not None:
+                check_value(option, one)
         if above is not None and value is not None and not value > above:
             raise RlvrError(f"{flag(option.name)} is {value}.", f"It must be above {above:g}.")
         if least is not None and value is not None and not value >= least:

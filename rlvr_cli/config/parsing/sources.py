@@ -144,7 +144,7 @@ def resume(config: C, stored: Mapping[str, Any], *, run: str) -> C:
 def read_toml(config_type: type, path: Path, *, command: str) -> dict[str, Any]:
     """Read the options in a TOML file: its top level, overridden by the table ``[command]``; keys in kebab or snake case."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as e:
         raise RlvrError(f"Cannot read the config file {path}: {e.strerror}.") from e
     except ValueError as e:  # no TOML, no UTF-8, or a number of more than 4,300 digits
@@ -162,8 +162,10 @@ def read_toml(config_type: type, path: Path, *, command: str) -> dict[str, Any]:
         raise RlvrError(
             f"{path}: {command!r} is not an option of rlvr {command}; write a table [{command}] with its options."
         )
-    given = {**flat, **content.get(command, {})}
-    return read_options(given, config_type, command=command, where=str(path))
+    top, table = (
+        read_options(given, config_type, command=command, where=str(path)) for given in (flat, content.get(command, {}))
+    )
+    return top | table
 
 
 def read_options(
@@ -176,16 +178,26 @@ def read_options(
     """
     known = {f.name: f for f in options(config_type) if f.name != "config"}
     values: dict[str, Any] = {}
-    for key, value in given.items():
-        name = key.replace("-", "_")
+    for name, value in by_field_name(given, where=where).items():
         if name not in known:
             close = suggested_options(name, known)
             raise RlvrError(
-                f"{where}: {key!r} is not an option of rlvr {command}.",
+                f"{where}: {name!r} is not an option of rlvr {command}.",
                 f"Did you mean {close[0]!r}?" if close else f"rlvr {command} --help-all lists the options.",
             )
-        values[name] = _typed(value, known[name], where=f"{where}: {key}")
+        values[name] = _typed(value, known[name], where=f"{where}: {name}")
     return values
+
+
+def by_field_name(given: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """Return a TOML table with its keys, in kebab or snake case, in snake case. Raises RlvrError if it has one in both."""
+    named: dict[str, Any] = {}
+    for key, value in given.items():
+        name = key.replace("-", "_")
+        if name in named:
+            raise RlvrError(f"{where}: {name} is given twice, also as {flag(name)[2:]}.", "Leave one of them out.")
+        named[name] = value
+    return named
 
 
 def _typed(value: Any, option: Field[Any], *, where: str) -> Any:
