@@ -2149,6 +2149,12 @@ SUPPLEMENT = [
     Mutation("packed micro-batches count rows", "training/planning/memory.py", "if tokens is None and (rows is None or config.packed_length):", "if tokens is None and rows is None:", "tests/commands/test_sft.py -k packing_changes"),
     Mutation("a misspelt tracker in a file is taken", "config/parsing/options.py", "for one in value if value_type(option).repeatable else (value,):", "for one in () if value_type(option).repeatable else (value,):", "tests/config/test_config.py -k choices_are_checked"),
     Mutation("of an option given twice the last counts", "config/parsing/sources.py", "        if name in named:\n", "        if False:\n", "tests/config/test_config.py -k bad_config_files"),
+    *mutations_of(
+        "config/parsing/sources.py",
+        ("a file's paths stay in a directory called ~", "_at_home(config_type, {**from_environment, **from_preset, **from_file, **flags})", "{**from_environment, **from_preset, **from_file, **_at_home(config_type, flags)}", "tests/config/test_config.py -k home_directory"),
+        ("a text that is no path is taken for one", "if is_path(option)}", "}", "tests/config/test_config.py -k home_directory"),
+        ("--config is not found below the home directory", 'file = _expanded(flags.get("config"))', 'file = flags.get("config")', "tests/config/test_config.py -k home_directory"),
+    ),
     Mutation("a preset's clip range is taken for every loss", "config/parsing/sources.py", 'if option.metadata["goes_with"] in replaced:', "if False:", "tests/config/test_config.py -k preset_sets_for_its_loss"),
     Mutation("pieces of examples count as examples", "config/sft.py", 'config.length_normalization != "token_mean"', "False", "tests/commands/test_sft.py -k cannot_be"),
 ]  # fmt: skip

@@ -114,7 +114,7 @@ def test_every_option_name_is_completed(here, monkeypatch, capsys, command):
     assert {flag(o.name) for o in options(config_of(command)) if not o.metadata["argument"]} <= set(names)
 
 
-def test_every_kind_of_completion_is_implemented(here):
+def test_every_kind_of_completion_is_implemented(here, monkeypatch):
     kinds = {o.metadata["completes"] for command in COMMANDS for o in options(config_of(command))} - {""}
     assert kinds == {
         "preset",
@@ -130,6 +130,8 @@ def test_every_kind_of_completion_is_implemented(here):
     }
     for kind in kinds:
         assert complete_value(kind, command="grpo", given={}, typed="")
+    monkeypatch.setenv("HOME", str(here))
+    assert complete_value("run", command="grpo", given={"runs_dir": "~/runs"}, typed="")
 
 
 @pytest.mark.parametrize(

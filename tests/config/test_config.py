@@ -45,6 +45,25 @@ def test_flag_beats_table_beats_top_level_beats_default(tmp_path):
     assert where == {"seed": f"config {file}", "num_samples": f"config {file}", "limit": "flag", "prompt": "default"}
 
 
+def test_a_path_below_the_home_directory_is_there_whatever_gives_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("RLVR_RUNS_DIR", "~")
+    file = tmp_path / "c.toml"
+    file.write_text('dataset = "~/q.jsonl"\nstop = ["~/"]')
+    config = resolve(
+        EvalConfig, flags={"config": str(file), "grader": "~/g.py:f", "tool": ("~/t.py:f",)}, command="eval"
+    )
+    found = (config.runs_dir, config.dataset, config.grader, config.tool, config.stop)
+    assert found == ("/home/me", "/home/me/q.jsonl", "/home/me/g.py:f", ("/home/me/t.py:f",), ("~/",))
+    assert resolve(EvalConfig, flags={"runs_dir": "~/runs"}, command="eval").runs_dir == "/home/me/runs"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve(EvalConfig, flags={"config": "~/c.toml"}, command="eval").sources["stop"] == f"config {file}"
+    filtering = {"source": ("~/a",), "out": "~/a~.jsonl", "decontaminate_against": ("~b",)}
+    config = resolve(FilterConfig, flags=filtering, command="filter")
+    assert (config.source, config.out) == ((f"{tmp_path}/a",), f"{tmp_path}/a~.jsonl")
+    assert config.decontaminate_against == ("~b",)
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [

@@ -23,6 +23,8 @@ FUNCTION_FORM, JUDGE_FORM = "FILE.py:FUNCTION", "judge:RUBRIC.md"
 FileFunction = Annotated[str, "FILE.py:FUNCTION"]
 JudgeFile = Annotated[str, "judge:RUBRIC.md"]
 JUDGE = "judge:"  # begins a value of the second form
+# Options that are files or directories; so are those with such a form, or whose completion is of files, too.
+_PATHS = {"runs_dir", "weights_dir", "config", "out", "plot", "labels", "rubric", "task", "start", "verify", "replay_from", "tool"}  # fmt: skip
 
 
 def knob(
@@ -142,6 +144,12 @@ def value_type(option: Field[Any]) -> ValueType:
     if typing.get_origin(kind) is Literal:
         return ValueType(str, repeatable, typing.get_args(kind), forms)
     return ValueType(kind, repeatable, (), forms)
+
+
+def is_path(option: Field[Any]) -> bool:
+    """Whether the values of an option may be paths of files or directories."""
+    completes_names_alone = option.metadata["completes"] in ("", "preset", "query")
+    return option.name in _PATHS or bool(value_type(option).forms) or not completes_names_alone
 
 
 def combined(option: Field[Any], values: Sequence[Any]) -> Any:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlvr_cli.config.parsing.options import Provenance, flag, nearest, options, value_type
+from rlvr_cli.config.parsing.options import Provenance, flag, is_path, nearest, options, value_type
 from rlvr_cli.config.parsing.synonyms import suggested_options
 from rlvr_cli.errors import RlvrError
 
@@ -57,7 +57,7 @@ def resolve(config_type: type[C], *, flags: Mapping[str, Any], command: str) -> 
     Raises:
         RlvrError: a file cannot be read, a key is unknown, or a value has the wrong type or is not allowed.
     """
-    file = flags.get("config")
+    file = _expanded(flags.get("config"))
     from_file = read_toml(config_type, Path(file), command=command) if file else {}
     preset = flags.get("preset") or from_file.get("preset")
     from_preset = read_toml(config_type, preset_path(preset, command=command), command=command) if preset else {}
@@ -71,7 +71,20 @@ def resolve(config_type: type[C], *, flags: Mapping[str, Any], command: str) -> 
     sources |= dict.fromkeys(from_preset, f"preset {preset}")
     sources |= dict.fromkeys(from_file, f"config {file}")
     sources |= dict.fromkeys(flags, "flag")
-    return config_type(**{**from_environment, **from_preset, **from_file, **flags}, sources=sources)
+    values = _at_home(config_type, {**from_environment, **from_preset, **from_file, **flags})
+    return config_type(**values, sources=sources)
+
+
+def _at_home(config_type: type[Provenance], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of options, by field name, with paths that begin with ~/ in the home directory: a shell replaces it in few places."""
+    paths = {option.name for option in options(config_type) if is_path(option)}
+    return {name: _expanded(value) if name in paths else value for name, value in values.items()}
+
+
+def _expanded(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_expanded, value))
+    return os.path.expanduser(value) if isinstance(value, str) and re.match("~(/|$)", value) else value
 
 
 def environment_values() -> dict[str, str]:
