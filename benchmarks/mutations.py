@@ -1257,6 +1257,7 @@ MATHEMATICS = [
         ("a longer run is cut", "now < before:", "False:", "tests/sweeps/test_schedule.py -k longer"),
         ("defaults of another version are other options", "return {before, config.sources.get(name)} <= taken", "return False", "tests/sweeps/test_continued.py -k default_of_another"),
         ("a model that was moved is another one", "return known is not None and _sha256(model) == known", "return False", "tests/sweeps/test_continued.py -k another_place"),
+        ("a run goes on with files that are elsewhere", 'began_in = "" if goes_on else _began_in(', "began_in = _began_in(", "tests/sweeps/test_continued.py -k another_path"),
         ("a run beside the sweep is where it was", 'option.metadata["completes"] == "source" and before == beside', "False", "tests/sweeps/test_continued.py -k beside"),
     ),
     Mutation("a run that has just begun goes on after Ctrl-C", "sweeps/job.py", "if connection.poll(0):", "if False:", "tests/sweeps/test_job.py -k asked_to_end"),

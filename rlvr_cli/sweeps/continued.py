@@ -8,6 +8,7 @@ import functools
 import os
 from collections.abc import Mapping
 from dataclasses import Field
+from pathlib import Path
 from typing import Any
 
 from rlvr_cli.config.parsing.options import Provenance, flag, options
@@ -16,6 +17,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_identity, model_path
 from rlvr_cli.runs.readers import ENDED
 from rlvr_cli.runs.remote.store import is_address
+from rlvr_cli.runs.storage.files import shown
 from rlvr_cli.text import printable
 
 _OF_THE_SWEEP = ("run", "runs_dir", "resume", "config", "preset")  # where a run is, and where its options were read
@@ -29,28 +31,29 @@ def lengths_of(config: Provenance) -> dict[str, Any]:
     return lengths
 
 
-def changed_options(metadata: Mapping[str, Any], config: Provenance, *, command: str, where: str) -> dict[str, Any]:
+def changed_options(metadata: Mapping[str, Any], config: Provenance, *, command: str, run: Path) -> dict[str, Any]:
     """Return the options that have another value now, which a run that goes on may change.
 
     Args:
         metadata: the content of run.json.
         command: that the sweep runs, such as grpo.
-        where: the run, for the error.
+        run: its directory.
 
     Raises:
         RlvrError: the run has other options, another model, or is longer than it is to be; or it cannot go on in another directory.
     """
     if metadata["command"] != command:
-        raise _other(where, "the command", f"rlvr {metadata['command']}", f"rlvr {command}")
-    stored, lengths = metadata.get("config") or {}, lengths_of(config)
+        raise _other(shown(run), "the command", f"rlvr {metadata['command']}", f"rlvr {command}")
+    stored, lengths, where = metadata.get("config") or {}, lengths_of(config), shown(run)
     goes_on = _goes_on(metadata, lengths)
+    began_in = "" if goes_on else _began_in(stored, run)  # one that goes on finds its files from here
     changed = {}
     for option in options(type(config)):
         name, before, now = option.name, stored.get(option.name, option.default), getattr(config, option.name)
         is_its_own = name not in lengths if _is_length(option) else _is_never_given(name, metadata, config)
         if name in _OF_THE_SWEEP or is_its_own or (name in BOUNDS and not goes_on):
             continue
-        if _is_same(option, before, now, stored):
+        if _is_same(option, before, now, stored, began_in=began_in):
             if goes_on and option.metadata["completes"] == "source":
                 _check_there(where, flag(name), before, now)
             continue
@@ -99,7 +102,14 @@ def _is_never_given(name: str, metadata: Mapping[str, Any], config: Provenance) 
     return {before, config.sources.get(name)} <= taken
 
 
-def _is_same(option: Field[Any], before: Any, now: Any, stored: Mapping[str, Any]) -> bool:
+def _began_in(stored: Mapping[str, Any], run: Path) -> str:
+    """The directory in which a run began, if the --runs-dir that it was given tells; else "", the one of now."""
+    folder, named = os.path.abspath(run.parent), os.path.normpath(str(stored.get("runs_dir", "")))
+    began_in = folder.removesuffix(f"/{named}")
+    return "" if began_in == folder else began_in
+
+
+def _is_same(option: Field[Any], before: Any, now: Any, stored: Mapping[str, Any], *, began_in: str) -> bool:
     """Whether two values of an option mean the same: a file by another path, or a run beside the sweep, wherever that is by now."""
     if isinstance(now, tuple):
         return [*now] == ([*before] if isinstance(before, tuple) else before)
@@ -107,7 +117,8 @@ def _is_same(option: Field[Any], before: Any, now: Any, stored: Mapping[str, Any
         return before == now
     beside = os.path.join(os.path.dirname(str(stored.get("runs_dir", ""))), now)
     is_beside = option.metadata["completes"] == "source" and before == beside
-    return is_beside or os.path.abspath(before) == os.path.abspath(now)
+    files = {os.path.abspath(before), os.path.abspath(os.path.join(began_in, before))}
+    return is_beside or os.path.abspath(now) in files
 
 
 def _is_same_model(metadata: Mapping[str, Any], name: str, model: str) -> bool:

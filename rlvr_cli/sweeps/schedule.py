@@ -22,7 +22,7 @@ from rlvr_cli.process import StopRequest
 from rlvr_cli.runs.lock import holder_of, is_locked
 from rlvr_cli.runs.manifest import RUN_FILE
 from rlvr_cli.runs.readers import ENDED, read_metadata
-from rlvr_cli.runs.storage.files import atomic_write, os_errors_as_user_errors, shown
+from rlvr_cli.runs.storage.files import atomic_write, os_errors_as_user_errors
 from rlvr_cli.runs.storage.sources import place_of, source_of
 from rlvr_cli.sweeps.continued import changed_options, lengths_of
 from rlvr_cli.sweeps.job import STOPPED
@@ -96,7 +96,7 @@ def _has_ended(run: Path) -> bool:
 
 
 def _changed(state: Path, job: Job) -> dict[str, Any]:
-    return changed_options(read_metadata(state), job.config, command=job.command[1], where=shown(state))
+    return changed_options(read_metadata(state), job.config, command=job.command[1], run=state)
 
 
 def _is_written(run: Path) -> bool:

@@ -4,6 +4,7 @@ import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,10 @@ from rlvr_cli.models.identity import model_facts
 from rlvr_cli.sweeps.continued import changed_options, other_bounds
 
 
-def changed(stored, *, facts=None, sources=None, command="grpo", status="interrupted", **flags):
+def changed(stored, *, facts=None, sources=None, command="grpo", status="interrupted", run: Any = "runs/r", **flags):
     metadata = {"command": command, "config": stored, "facts": facts or {}, "sources": sources or {}, "status": status}
     config = resolve(GrpoConfig, flags={"run": "r", **flags}, command="grpo")
-    return changed_options(metadata, config, command="grpo", where="runs/r")
+    return changed_options(metadata, config, command="grpo", run=Path(run))
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,16 @@ def test_a_file_by_another_path_is_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for one, other in (("t.jsonl", str(tmp_path / "t.jsonl")), ("./t.jsonl", "t.jsonl")):
         assert changed({"dataset": one}, dataset=other) == changed({"dataset": other}, dataset=one) == {}
+    stored = {"dataset": "t.jsonl", "runs_dir": "runs/mine"}  # and elsewhere, while the run does not go on from there
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    given = {"run": "../runs/mine/r", "dataset": str(tmp_path / "t.jsonl")}
+    assert changed(stored, status="finished", **given) == {}
+    for other in ({"status": "interrupted"}, {"status": "finished", "n_grpo_steps": 300}):
+        with pytest.raises(RlvrError, match=r"--dataset was t\.jsonl, and is now /"):
+            changed({"n_grpo_steps": 200, **stored}, **other, **given)
+    with pytest.raises(RlvrError, match=r"--dataset was t\.jsonl, and is now /"):
+        changed(stored, status="finished", **{**given, "run": "other/mine/r"})
 
 
 def test_passes_beside_a_number_of_updates_are_no_length(tmp_path):
@@ -117,7 +128,7 @@ def test_passes_beside_a_number_of_updates_are_no_length(tmp_path):
     file.write_text("sft-epochs = 3\n")
     config = resolve(SftConfig, flags={"config": str(file), "n_sft_steps": 500}, command="sft")
     metadata = {"command": "sft", "config": {"sft_epochs": 9, "n_sft_steps": 400}, "status": "finished"}
-    assert changed_options(metadata, config, command="sft", where="runs/r") == {"n_sft_steps": 500}
+    assert changed_options(metadata, config, command="sft", run=Path("runs/r")) == {"n_sft_steps": 500}
 
 
 @pytest.mark.parametrize("runs", ["runs", "/data/runs", "s3://bucket/runs"])
@@ -129,7 +140,7 @@ def test_a_run_beside_the_sweep_is_the_same_wherever_both_are(runs):
             "status": "finished",
         }
         config = resolve(SftConfig, flags={"run": "r", "dataset": "named"}, command="sft")
-        return changed_options(metadata, config, command="sft", where="runs/r")
+        return changed_options(metadata, config, command="sft", run=Path("runs/r"))
 
     assert of_sft(f"{runs}/named") == of_sft("named") == {}
     with pytest.raises(RlvrError, match="--dataset was elsewhere/named, and is now named"):
@@ -145,7 +156,7 @@ def test_a_run_that_goes_on_needs_the_run_beside_it_where_it_was(tmp_path, monke
         stored = {"dataset": "runs/named", "runs_dir": "runs/mine", "n_sft_steps": 2}
         config = resolve(SftConfig, flags={"run": "r", "dataset": "named", "n_sft_steps": steps}, command="sft")
         metadata = {"command": "sft", "config": stored, "status": status}
-        return changed_options(metadata, config, command="sft", where="moved/mine/r")
+        return changed_options(metadata, config, command="sft", run=Path("moved/mine/r"))
 
     for status in ["interrupted"] + ["finished"] * (steps > 2):
         with pytest.raises(
