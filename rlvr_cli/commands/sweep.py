@@ -56,7 +56,7 @@ def run(config: SweepConfig) -> None:
     if RUN_NAME.fullmatch(name) is None:
         raise UsageError(
             f"{name!r} cannot be the name of a sweep.",
-            "Use at most 128 of the characters A-Z a-z 0-9 . _ - and start with a letter or digit.",
+            "Give --name: at most 128 of the characters A-Z a-z 0-9 . _ - that start with a letter or digit.",
         )
     experiment = replace(experiment, name=name)
     if config.stages:

@@ -469,6 +469,11 @@ def _arms(
             own = {key: value for key, value in arm.items() if key != "name"}
             if not isinstance(arm.get("name", ""), str):
                 raise RlvrError(f"{where}: the name of an arm is not a text.")
+            if arm.get("name") and not _safe(arm["name"]):
+                raise RlvrError(
+                    f"{where}: the arm's name {arm['name']!r} has no character that the name of a run can have.",
+                    "Use letters and digits, A-Z a-z 0-9.",
+                )
             named.append((arm.get("name", ""), own))
         factors.append(named)
     for key in ("grid", "paired"):

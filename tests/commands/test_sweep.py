@@ -341,7 +341,7 @@ def test_the_list_and_the_file_of_an_experiment(sweep, capsys):
             {"devices": "0,1", "overrides": ("--model", "tiny", "--trainers", "2"), "dry_run": True},
             "With --devices each run of a sweep has one GPU",
         ),
-        ({"name": "a/b"}, "'a/b' cannot be the name of a sweep"),
+        ({"name": "a/b"}, r"'a/b' cannot be the name of a sweep\.\nGive --name"),
     ],
 )
 def test_what_is_refused(sweep, flags, problem):

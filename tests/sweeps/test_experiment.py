@@ -145,6 +145,7 @@ def test_truth_varies_too():
         ('command = "grpo"\nbaseline = "x"\n[grid]\ngroup_size = [4, 8]', "the baseline 'x' is no arm"),
         ('command = "grpo"\n[[arms]]\nname = "a"\nseed = 1\n[[arms]]\nname = "a"\ngroup_size = 4', "two arms are named a"),
         ('command = "grpo"\n[[arms]]\nname = 3', "the name of an arm is not a text"),
+        ('command = "grpo"\n[[arms]]\nname = "日本"', "the arm's name '日本' has no character"),
         ('command = "grpo"\nstages = 3', "stages is not a list of tables"),
         ('command = "grpo"\n[[stages]]\nbest = 3', "the name of a stage is None"),
         ('command = "grpo"\n[[stages]]\nname = "a/b"\nbest = 3', "the name of a stage is 'a/b'"),
