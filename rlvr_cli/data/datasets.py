@@ -48,6 +48,10 @@ SECONDS_TO_REACH = 10.0  # the hub
 _GENERATORS = {"arithmetic": arithmetic, "countdown": countdown, "multiplication": multiplication}
 
 
+class UnknownDataset(RlvrError):
+    """A name is that of no dataset."""
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Examples, and where they came from."""
@@ -383,10 +387,10 @@ def _unknown(spec: str) -> RlvrError:
     if "/" in spec or "\\" in spec or suffix_of(Path(spec)) in SUFFIXES:
         return RlvrError(f"There is no file {spec}.", f"The built-in datasets are {join_names(names)}.")
     close = difflib.get_close_matches(spec.partition(":")[0], names, n=1)
-    return RlvrError(
+    return UnknownDataset(
         f"There is no dataset {spec!r}, neither built in nor as a file.",
         (f"Did you mean {close[0]!r}? " if close else "")
-        + f"The built-in ones are {join_names(names)}; others are hf:ORG/NAME or a file that ends in {join_names(SUFFIXES)}.",
+        + f"The built-in datasets are {join_names(names)}; others are hf:ORG/NAME or a file that ends in {join_names(SUFFIXES)}.",
     )
 
 

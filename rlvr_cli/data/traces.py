@@ -5,17 +5,20 @@ Enters: a dataset spec or a run (its name or directory). Leaves: examples that a
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from rlvr_cli.data.datasets import dataset_names, load_dataset
+from rlvr_cli.config.parsing.options import nearest
+from rlvr_cli.data.datasets import UnknownDataset, dataset_names, load_dataset
 from rlvr_cli.data.prompts import PromptTemplate, after, opens_thinking, prompt_of, stored_prompts
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import multiple_choice
 from rlvr_cli.runs.manifest import ROLLOUTS
-from rlvr_cli.runs.readers import RunInfo, is_run, read_rollouts, read_run, resolve_run
+from rlvr_cli.runs.readers import RunInfo, is_run, read_rollouts, read_run, resolve_run, run_names
+from rlvr_cli.runs.storage.files import shown
 from rlvr_cli.types import ENVIRONMENT, Example, Graders, Phase
 
 _TRAIN = ("sft", "ei", "grpo", "ppo", "dpo", "distill")  # the commands whose evaluations are of held-out questions
@@ -67,14 +70,15 @@ def load_traces(
     if spec.partition(":")[0] not in dataset_names() and is_run(spec, runs_dir):
         source = _from_run(resolve_run(spec, runs_dir))
     else:
-        dataset = load_dataset(
-            spec,
-            split=split,
-            question_field=question_field,
-            answer_field=answer_field,
-            skip_bad_lines=skip_bad_lines,
-            purpose="traces",
-        )
+        with told_as_run_too(spec, runs_dir):
+            dataset = load_dataset(
+                spec,
+                split=split,
+                question_field=question_field,
+                answer_field=answer_field,
+                skip_bad_lines=skip_bad_lines,
+                purpose="traces",
+            )
         source = Traces(
             dataset.name,
             dataset.fingerprint,
@@ -97,6 +101,19 @@ def load_traces(
     if not unique:
         raise RlvrError(f"{spec} holds no response to train on.", "SFT needs rows with a prompt and a response.")
     return replace(source, examples=unique, messages=messages)
+
+
+@contextmanager
+def told_as_run_too(name: str, runs_dir: str) -> Iterator[None]:
+    """Where a name may be one of a run: an error that it is no dataset tells that it is no run, either, and of a similar one."""
+    try:
+        yield
+    except UnknownDataset as error:
+        near = nearest(name, run_names(runs_dir))
+        raise RlvrError(
+            f"There is no run {name!r} in {shown(runs_dir)}, and no dataset of that name.",
+            (f"Did you mean the run {near[0]}? " if near else "") + error.hint,
+        ) from error
 
 
 def _messages_of(example: Example) -> str:

@@ -97,6 +97,9 @@ def test_rollouts_of_a_run_become_traces_unless_cut_off(tmp_path):
         )
     traces = load_traces(str(tmp_path / "r"), TEMPLATE)
     assert load_traces("r", TEMPLATE, runs_dir=str(tmp_path)) == traces
+    with pytest.raises(RlvrError, match=r"There is no run 'rr' in .*, and no dataset of that name") as error:
+        load_traces("rr", TEMPLATE, runs_dir=str(tmp_path))
+    assert error.value.hint.startswith("Did you mean the run r? The built-in datasets are ")
     assert [(e.prompt, e.response, e.ground_truth) for e in traces.examples] == [("P", " 0", "1"), ("P", " 2", "1")]
     assert traces.token_ids == {
         "eval-0-q-0": ([1], [2, 0], None, []),

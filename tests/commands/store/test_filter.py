@@ -551,7 +551,7 @@ def test_contamination_finds_every_planted_run_of_words():
         ({"out": "x.txt"}, "has an unknown file type"),
         ({"out": ""}, "--out is missing"),
         ({"source": ()}, "needs a run or a dataset"),
-        ({"source": ("nowhere",)}, "There is no dataset 'nowhere'"),
+        ({"source": ("nowhere",)}, "There is no run 'nowhere' in "),
         ({"source": ("r", "nowhere")}, "There is no run 'nowhere'"),
         ({"source": ("arithmetic:5", "countdown:5")}, "several datasets"),
         ({"source": ("arithmetic:5",), "correct_only": True}, "--correct-only needs sampled responses"),

@@ -39,6 +39,7 @@ from rlvr_cli.config.parsing.options import flag, options
 from rlvr_cli.config.store.filter import FilterConfig
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.data.prompts import stored_prompts
+from rlvr_cli.data.traces import told_as_run_too
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo, read_run, resolve_runs
 from rlvr_cli.terminal import console
@@ -128,13 +129,14 @@ def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selec
                 f"--{name.replace('_', '-')} needs sampled responses, and {source} is not a run.",
                 "Sample responses first (rlvr eval --num-samples 8), and filter that run.",
             )
-    dataset = load_dataset(
-        source,
-        split=config.split,
-        question_field=config.question_field,
-        answer_field=config.answer_field,
-        purpose="train",
-    )
+    with told_as_run_too(source, config.runs_dir):
+        dataset = load_dataset(
+            source,
+            split=config.split,
+            question_field=config.question_field,
+            answer_field=config.answer_field,
+            purpose="train",
+        )
     judged = sum(e.response is not None for e in dataset.examples)
     if judged < dataset.rows and (names := thinking_rules(config).names):
         rules = " and ".join(names)
