@@ -525,8 +525,9 @@ WIRING = [
         ("the field of evaluation questions is that of a run's pairs", 'name, question_field = path.name, ""', "name = path.name", "tests/data/test_pairs.py -k training_rollouts"),
         ("the questions of a run's pairs are unknown", "known = {} if question is None else", "known = {} if True else", "tests/data/test_pairs.py -k warned_of"),
         ("the questions of pairs in a file are unknown", 'row.values.get("question") if formatted', '"" if formatted', "tests/data/test_pairs.py -k warned_of"),
+        ("an episode that was cut off is in a pair", "if not was_cut(r) and", "if r['finish_reason'] != 'length' and", "tests/commands/store/test_filter.py -k cut_off"),
         ("the same pairs again", "(place + place // turn)", "place", "tests/data/test_pairs.py -k different"),
-        ("of a run, all tokens are read to choose pairs", '"finish_reason", "response_mask"]', '"finish_reason", "response_mask", "response_ids"]', "tests/data/test_pairs.py -k alone_are"),
+        ("of a run, all tokens are read to choose pairs", '"response_mask", "episode"]', '"response_mask", "episode", "response_ids"]', "tests/data/test_pairs.py -k alone_are"),
         ("a pair of a run has another response's tokens", "part.take(indices)", "part.slice(0, len(indices))", "tests/data/test_pairs.py -k at_once"),
     ),
     *mutations_of(
@@ -1119,6 +1120,7 @@ MATHEMATICS = [
         ("what was right with another prompt is wrong", "return replace(item, matches=identity in matches, right=identity in right)", "return item", "tests/commands/store/test_filter.py -k two_prompts"),
         ("the answer's code counts", 'thinking = response.partition("</think>")[0]', "thinking = response", "tests/commands/store/test_filter.py -k thinking"),
         ("some of another language is allowed always", "language_share(response, self.language) < self.min_share", "language_share(response, self.language) < 0.8", "tests/commands/store/test_filter.py -k thinking"),
+        ("filter writes episodes that were cut off", "coalesce(episode.ended_by NOT IN {CUT_OFF}, true)", "true", "tests/commands/store/test_filter.py -k cut_off"),
         ("lines are paragraphs", 're.compile(r"\\n\\s*\\n")', 're.compile(r"\\n")', "tests/commands/store/test_filter.py -k thinking"),
     ),
     *mutations_of(
@@ -1415,7 +1417,7 @@ EPISODES = [
         ("evaluations of a run are learned by heart", "        phase=phase,\n", "", "tests/data/test_traces.py -k evaluations_are_no"),
         ("the questions of a run are unknown", 'prompts.question_in(r["prompt"], ground_truth=r["ground_truth"]) or ""', '""', "tests/data/test_traces.py -k evaluations_are_no"),
         ("a run that has evaluations alone is traces", "if phases and phase not in phases:", "if False:", "tests/data/test_traces.py -k evaluations_alone"),
-        ("episodes that were cut off are traces", 'r["episode"]["ended_by"] in ("turns", "error")', "False", "tests/data/test_traces.py -k were_cut_off"),
+        ("episodes that were cut off are traces", 'row["episode"]["ended_by"] in CUT_OFF', "False", "tests/data/test_traces.py -k were_cut_off"),
         ("a conversation is graded as a whole", 'return example.conversation.messages[-1]["content"]', "return None", f"{IN_A_CHAT} as_it_is_written"),
     ),
     *mutations_of(

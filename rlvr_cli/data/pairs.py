@@ -17,7 +17,7 @@ from typing import Any
 from rlvr_cli.data.examples import QUESTION_FIELDS, SHOWN_BAD_ROWS, usable_rows
 from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, join_names, stem_of, suffix_of, text_of
 from rlvr_cli.data.prompts import PromptTemplate, StoredPrompts, stored_prompts
-from rlvr_cli.data.traces import SampledIds, phase_to_train_on
+from rlvr_cli.data.traces import SampledIds, phase_to_train_on, was_cut
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.manifest import ROLLOUTS, Entry
 from rlvr_cli.runs.readers import is_run, read_part, read_run, resolve_run
@@ -168,7 +168,7 @@ def _of_run(path: Path, *, count: int, seed: int, messages: list[str]) -> Iterab
     left_out = sum(e.rows for e in entries) - len(usable)
     if left_out:
         messages.append(
-            f"{left_out} responses were cut at their length limit, empty, or not sampled by the policy alone, and are left out"
+            f"{left_out} responses were cut at their length limit or as episodes, empty, or not sampled by the policy alone, and are left out"
         )
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in usable:
@@ -187,10 +187,10 @@ def _of_run(path: Path, *, count: int, seed: int, messages: list[str]) -> Iterab
 def _usable(path: Path, entries: Iterable[Entry]) -> Iterator[dict[str, Any]]:
     """Yield what `pair_up` needs of the rollouts of these parts that may be in a pair: the `response` as its hash, the `place` as (part, row)."""
     prompts: dict[str, str] = {}  # each once
-    columns = [*_KEY[1:], "prompt", "response", "reward", "finish_reason", "response_mask"]
+    columns = [*_KEY[1:], "prompt", "response", "reward", "finish_reason", "response_mask", "episode"]
     for number, entry in enumerate(entries):
         for index, r in enumerate(read_part(path, entry, columns).to_pylist()):
-            if r["finish_reason"] != "length" and r["response"].strip() and all(r["response_mask"] or []):
+            if not was_cut(r) and r["response"].strip() and all(r["response_mask"] or []):
                 yield {
                     "key": (r["step"], r["example_id"], r["sample_index"]),
                     "place": (number, index),

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlvr_cli.config.parsing.options import nearest
 from rlvr_cli.data.datasets import UnknownDataset, dataset_names, load_dataset
@@ -21,6 +21,7 @@ from rlvr_cli.runs.readers import RunInfo, is_run, read_rollouts, read_run, reso
 from rlvr_cli.runs.storage.files import shown
 from rlvr_cli.types import ENVIRONMENT, Example, Graders, Phase
 
+CUT_OFF = ("turns", "error")  # what ends an episode in its middle: of its `ended_by`
 _TRAIN = ("sft", "ei", "grpo", "ppo", "dpo", "distill")  # the commands whose evaluations are of held-out questions
 
 
@@ -170,7 +171,7 @@ def _from_run(path: Path) -> Traces:
     for r in rows:
         key = f"{r['phase']}-{r['step']}-{r['example_id']}-{r['sample_index']}"
         digest.update(f"{key}\0{r['prompt']}\0{r['response']}\0{r['ground_truth']}\0".encode())
-        if r["finish_reason"] == "length" or (r["episode"] and r["episode"]["ended_by"] in ("turns", "error")):
+        if was_cut(r):
             continue  # it would teach the model to stop in the middle
         rewards[key] = r["reward"]
         unrewarded += r["reward"] is None or not r["reward"] > 0.5
@@ -195,6 +196,11 @@ def _from_run(path: Path) -> Traces:
         )
     grader = next((r["grader"] for r in rows if r["grader"] != ENVIRONMENT), None)
     return Traces(run.id, digest.hexdigest(), examples, grader, messages, token_ids, graded, rewards)
+
+
+def was_cut(row: Mapping[str, Any]) -> bool:
+    """Whether a response ends in its middle, by its `finish_reason` and `episode`."""
+    return row["finish_reason"] == "length" or (row["episode"] is not None and row["episode"]["ended_by"] in CUT_OFF)
 
 
 def phase_to_train_on(run: RunInfo, phases: Collection[str]) -> Phase:

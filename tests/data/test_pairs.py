@@ -165,7 +165,7 @@ def test_pairs_of_a_run_are_of_its_training_rollouts(tmp_path):
     texts = [e.response for e in pairs.examples]
     assert sorted(zip(texts[::2], texts[1::2], strict=True)) == [(" a0", " a1"), (" a0", " a2")]
     assert pairs.messages == [
-        "2 responses were cut at their length limit, empty, or not sampled by the policy alone, and are left out"
+        "2 responses were cut at their length limit or as episodes, empty, or not sampled by the policy alone, and are left out"
     ]
     assert len(load("r", runs_dir=str(tmp_path), pairs_per_question=1).examples) == 2
     with RunDir.create(tmp_path, "eval", name="e", metadata={}) as run:

@@ -17,6 +17,7 @@ from typing import Any
 from rlvr_cli.analysis.queries.database import Database
 from rlvr_cli.config.grpo import Language
 from rlvr_cli.data.prompts import StoredPrompts
+from rlvr_cli.data.traces import CUT_OFF
 from rlvr_cli.graders.language import language_share
 from rlvr_cli.types import Example
 
@@ -25,6 +26,7 @@ Key = tuple[str, str, int, str, int]  # (run_id, phase, step, example_id, sample
 _CHOSEN = "($phase = 'all' OR phase = $phase) AND ($step IS NULL OR step = $step)"
 _RIGHT = "coalesce(reward > 0.5 AND NOT isnan(reward), false)"
 _KEY = "run_id, phase, step, example_id, sample_index"
+_WHOLE = f"finish_reason <> 'length' AND coalesce(episode.ended_by NOT IN {CUT_OFF}, true)"
 # The white space of Python's str.strip: the reader of a dataset rejects a response that is blank to it.
 _BLANK = r"regexp_full_match(response, '[\s\p{Z}\x0b\x1c-\x1f\x{85}]*')"
 # A row of a dataset is text and has no response mask, so the policy must have sampled all of the response.
@@ -60,7 +62,7 @@ class Item:
     matches: bool = True  # whether the condition holds
     right: bool = False
     tokens: int = 0
-    usable: bool = True  # not cut at the length limit, not blank, and sampled entirely by the policy
+    usable: bool = True  # not cut at the length limit or as an episode, not blank, and sampled entirely by the policy
     digest: str | bytes = ""  # equal for responses that differ only in case and white space
     faults: frozenset[str] = frozenset()  # of its thinking, of `ThinkingRules`
 
@@ -186,7 +188,7 @@ def read_samples(
     response = "response" if rules.names else "''"
     sql = (
         f"SELECT {_KEY}, md5(prompt), coalesce({condition}, false), {_RIGHT}, policy_tokens(episode, num_response_tokens),"
-        f" finish_reason <> 'length' AND NOT {_BLANK} AND {_ONE_VOICE}, {_SAME}, {response}"
+        f" {_WHOLE} AND NOT {_BLANK} AND {_ONE_VOICE}, {_SAME}, {response}"
         f" FROM rollouts WHERE {_CHOSEN}"
     )
     items = [
@@ -285,7 +287,11 @@ def select(
     s = selection
     selected = Selected(list(items), [Stage("source", len(items), 0, source)])
     if any(not item.usable for item in items):
-        selected.keep("whole", lambda i: i.usable, "cut at the length limit, empty, or not sampled by the policy alone")
+        selected.keep(
+            "whole",
+            lambda i: i.usable,
+            "cut at the length limit or as an episode, empty, or not sampled by the policy alone",
+        )
     if seen is not None:
         counts = {how: sum(seen.get(i.question) == how for i in selected.kept) for how in sorted(set(seen.values()))}
         found = "; ".join(f"{count} {how}" for how, count in counts.items() if count)

@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 import pytest
 
-from factories import a_rollout
+from factories import a_rollout, an_episode
 from marks import slow
 from rlvr_cli.analysis.queries.selection import Item, Question, Selected, find_contaminated, normalized
 from rlvr_cli.commands.store.filter import encoded, next_command
@@ -138,6 +138,25 @@ def test_a_response_that_an_environment_took_part_in_is_no_text_to_learn(tmp_pat
     rows, stages = call(run.path)
     assert starts(rows) == "ab"
     assert stages == [("source", 3, 0), ("whole", 2, 1)]
+
+
+@pytest.mark.parametrize("emit", ["traces", "pairs"])
+def test_an_episode_that_was_cut_off_is_no_text_to_learn_for_sft_and_dpo_and_in_a_file(tmp_path, call, emit):
+    endings = ["policy", "environment", "turns", "error"]
+    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata=FACTS) as run:
+        rows = [rollout("r", "q: 3 + 4?", i, f"{e} {RIGHT}", reward=float(i % 2)) for i, e in enumerate(endings)]
+        of = an_episode(1).episode
+        rows = [replace(r, episode=of._replace(ended_by=e)) for r, e in zip(rows, endings, strict=True)]
+        run.commit_rollouts("train", 0, rows)
+    rows, stages = call(run.path, emit=emit)
+    assert stages[1] == ("whole", 2, 2)
+    if emit == "traces":
+        assert [r["response"] for r in rows] == [f"{e} {RIGHT}" for e in endings[:2]]
+        assert [r["response"] for r in rows] == [e.response for e in load_traces(str(run.path), TEMPLATE).examples]
+    else:
+        pairs = load_pairs(str(run.path), TEMPLATE, pairs_per_question=4, seed=0).examples
+        assert [r[name] for r in rows for name in ("chosen", "rejected")] == [e.response for e in pairs]
+        assert len(rows) == 1
 
 
 @pytest.mark.parametrize(
