@@ -20,7 +20,7 @@ from rlvr_cli.data.prompts import PromptTemplate, StoredPrompts, stored_prompts
 from rlvr_cli.data.traces import SampledIds, phase_to_train_on, was_cut
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.manifest import ROLLOUTS, Entry
-from rlvr_cli.runs.readers import is_run, read_part, read_run, resolve_run
+from rlvr_cli.runs.readers import fact_of, is_run, read_part, read_run, resolve_run
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example
 
@@ -28,6 +28,10 @@ _IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 _KEY = ("phase", "step", "example_id", "sample_index")  # of a rollout
 _HINT = (
     "A pair has the fields prompt or question, chosen and rejected; rlvr filter RUN --emit pairs writes such a file."
+)
+OF_EPISODES = (
+    "Episodes of several turns can be no pairs of a run or a file: rlvr dpo --n-dpo-steps N --environment ... samples "
+    "episodes and pairs them."
 )
 
 
@@ -166,18 +170,20 @@ def _of_run(path: Path, *, count: int, seed: int, messages: list[str]) -> Iterab
     entries = [e for e in entries if e.phase == phase]
     usable = sorted(_usable(path, entries), key=lambda r: r["key"])
     left_out = sum(e.rows for e in entries) - len(usable)
-    if left_out:
-        messages.append(
-            f"{left_out} responses were cut at their length limit or as episodes, empty, or not sampled by the policy alone, and are left out"
-        )
+    reasons = "cut at their length limit or as episodes, empty, or not sampled by the policy alone"
+    without = [f"{left_out} responses were {reasons}, and are left out"] if left_out else []
+    messages += without
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in usable:
         groups[row["prompt"]].append(row)
     pairs = [pair for group in groups.values() for pair in pair_up(group, count=count, seed=seed)]
     if not pairs:
+        among = "; ".join([f"{len(usable)} {phase} rollouts", *without])
         raise RlvrError(
-            f"{path.name} has no question with both a right and a wrong response among its {len(usable)} {phase} rollouts.",
-            "Sample more responses per question: rlvr eval --num-samples 8, or more questions.",
+            f"{path.name} has no question with both a right and a wrong response among its {among}.",
+            OF_EPISODES
+            if left_out and fact_of(run.metadata, "environment")
+            else "Sample more responses per question: rlvr eval --num-samples 8, or more questions.",
         )
     prompts = stored_prompts(run.metadata)
     whole = _whole(path, entries, {row["place"] for pair in pairs for row in pair})

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factories import a_rollout
+from factories import a_rollout, an_episode
 from rlvr_cli.data.datasets import load_dataset
-from rlvr_cli.data.pairs import load_pairs, pair_row, pair_up
+from rlvr_cli.data.pairs import OF_EPISODES, load_pairs, pair_row, pair_up
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_rollouts
@@ -179,6 +179,19 @@ def test_pairs_of_a_run_are_of_its_training_rollouts(tmp_path):
         run.commit_rollouts("eval", 0, [rollout("b", i, 1.0, phase="eval", run="same") for i in range(3)])
     with pytest.raises(RlvrError, match="no question with both a right and a wrong response"):
         load("same", runs_dir=str(tmp_path))
+
+
+def test_of_a_run_of_episodes_is_said_that_they_cannot_be_pairs(tmp_path):
+    mine = {"environment": {"name": "guess.py:Guess"}}
+    for name, facts, hint in (("e", mine, OF_EPISODES), ("text", {}, "Sample more responses per question")):
+        rows = [an_episode(2, 1, 2, run_id=name, sample_index=i, reward=float(i)) for i in range(2)]
+        with RunDir.create(tmp_path, "eval", name=name, metadata={"facts": facts}) as run:
+            run.commit_rollouts("eval", 0, [*rows, a_rollout(run_id=name, sample_index=2)])
+        with pytest.raises(RlvrError) as raised:
+            load(name, runs_dir=str(tmp_path))
+        assert "among its 1 eval rollouts; 2 responses were cut" in raised.value.problem
+        assert "not sampled by the policy alone, and are left out" in raised.value.problem
+        assert raised.value.hint.startswith(hint)
 
 
 def test_pairs_of_a_run_are_those_of_all_its_rollouts_at_once(tmp_path):

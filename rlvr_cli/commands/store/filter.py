@@ -23,6 +23,7 @@ from rlvr_cli.config.parsing.options import options
 from rlvr_cli.config.shared.prompt import is_judge
 from rlvr_cli.config.store.filter import FilterConfig
 from rlvr_cli.data.datasets import load_dataset
+from rlvr_cli.data.pairs import OF_EPISODES
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import is_pattern, is_run
 from rlvr_cli.runs.storage.files import check_can_write, os_errors_as_user_errors, shown, utc_now, write_together
@@ -54,9 +55,12 @@ def run(config: FilterConfig) -> None:
         tables.print_table(columns, [(s.name, s.kept, s.dropped, s.why) for s in selected.stages], output=config.format)
         if not selected.kept:
             last = next(s for s in selected.stages if not s.kept)
+            of_episodes = (
+                config.emit == "pairs" and last.name in ("whole", "pairs") and any(d.get("episodes") for d in described)
+            )
             raise RlvrError(
                 f"Nothing is left: the stage {last.name!r} dropped the last {last.dropped} rows.",
-                "Loosen the filter. No file was written.",
+                f"{OF_EPISODES if of_episodes else 'Loosen the filter.'} No file was written.",
             )
         data, written = encoded(out, selected.kept, rows_of)
         files, of_control = [(out, data)], None  # the data come last: where they are, the rest is, too

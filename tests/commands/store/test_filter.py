@@ -22,7 +22,7 @@ from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.config.store.filter import FilterConfig
 from rlvr_cli.data.datasets import load_dataset
-from rlvr_cli.data.pairs import load_pairs
+from rlvr_cli.data.pairs import OF_EPISODES, load_pairs
 from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.data.traces import load_traces
 from rlvr_cli.errors import RlvrError
@@ -138,6 +138,18 @@ def test_a_response_that_an_environment_took_part_in_is_no_text_to_learn(tmp_pat
     rows, stages = call(run.path)
     assert starts(rows) == "ab"
     assert stages == [("source", 3, 0), ("whole", 2, 1)]
+
+
+def test_episodes_of_several_turns_are_no_pairs_and_the_error_says_how_they_are(tmp_path, call):
+    for name, environment in (("e", "guess.py:Guess"), ("text", "")):
+        with RunDir.create(
+            tmp_path / "runs", "eval", name=name, metadata={"config": {"environment": environment}}
+        ) as run:
+            rows = [an_episode(2, 1, 2, run_id=name, sample_index=i, reward=float(i)) for i in range(2)]
+            run.commit_rollouts("eval", 0, rows)
+        with pytest.raises(RlvrError, match="'whole' dropped the last 2") as raised:
+            call(run.path, emit="pairs")
+        assert raised.value.hint.startswith(OF_EPISODES if environment else "Loosen the filter")
 
 
 @pytest.mark.parametrize("emit", ["traces", "pairs"])
