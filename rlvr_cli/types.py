@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol,
 if TYPE_CHECKING:
     from concurrent.futures import Future  # it takes as long to import as all else here
 
-SCHEMA_VERSION = 8  # of run.json, the manifest and the Parquet files; a change that adds columns raises it
+SCHEMA_VERSION = 9  # of run.json, the manifest and the Parquet files; a change that adds columns raises it
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class Completion:
     mean_entropy: float | None
     response_mask: tuple[bool, ...] | None = None  # as in `Rollout`
     turns: tuple[Turn, ...] | None = None  # as in `Rollout`
-    prompt: str | None = None  # that an environment gave in place of the request's
+    prompt: str | None = None  # of an episode: the request's, or what its environment gave in place of it
     episode: Episode | None = None
     turn_facts: TurnFacts | None = None
     measured: tuple[Measured, ...] | None = None  # as in `Rollout`
@@ -356,6 +356,8 @@ class Rollout:
     judgement: Annotated[Judgement | None, Since(7)] = None  # of --grader judge:RUBRIC.md
     # Each name once; None: no episode, one that was not judged, or an environment that measures nothing.
     measured: Annotated[tuple[Measured, ...] | None, Since(8)] = None
+    # Whether the environment gave the prompt, and the dataset's question is not in it; None: no episode.
+    own_prompt: Annotated[bool | None, Since(9)] = None
 
     @property
     def num_policy_tokens(self) -> int:

@@ -213,7 +213,7 @@ def _whole(
     of_part: dict[int, list[int]] = defaultdict(list)
     for number, index in sorted(places):
         of_part[number].append(index)
-    columns = [*_KEY, "prompt", "response", "ground_truth", "prompt_ids", "response_ids"]
+    columns = [*_KEY, "prompt", "own_prompt", "response", "ground_truth", "prompt_ids", "response_ids"]
     whole = {}
     for number, indices in of_part.items():
         part = read_part(path, entries[number], columns)
@@ -224,7 +224,7 @@ def _whole(
 
 def _with_question(chosen: Mapping[str, Any], rejected: Mapping[str, Any], prompts: StoredPrompts) -> dict[str, Any]:
     """A pair of a run as a row, with its question if that is known."""
-    question = prompts.question_in(chosen["prompt"], ground_truth=chosen["ground_truth"])
+    question = prompts.question_of(chosen)
     known = {} if question is None else {"question": question}
     return known | pair_row(chosen, rejected)
 

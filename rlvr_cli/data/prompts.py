@@ -72,6 +72,10 @@ class StoredPrompts:
         known = bool(fitting) if self.beginnings else len(fitting) in (1, self.shots, self._num_places(prompt, message))
         return filled_in(prompt, message, placeholder=PLACEHOLDER, at=fitting[-1]) if known else None
 
+    def question_of(self, row: Mapping[str, Any]) -> str | None:
+        """The question of a rollout, by its `prompt`, `own_prompt` and `ground_truth`; None if it is not known."""
+        return None if row["own_prompt"] else self.question_in(row["prompt"], ground_truth=row["ground_truth"])
+
     def asks(self, prompt: str, question: str, *, ground_truth: str = "") -> bool:
         """Whether a prompt ends in the template around this question, at its beginning or after an empty line."""
         before, message = self._parts(ground_truth)

@@ -156,7 +156,7 @@ def _from_run(path: Path) -> Traces:
     """
     run = read_run(path)
     key_columns = ["phase", "step", "example_id", "sample_index"]
-    texts = ["prompt", "response", "ground_truth", "grader", "finish_reason", "reward"]
+    texts = ["prompt", "own_prompt", "response", "ground_truth", "grader", "finish_reason", "reward"]
     phase = phase_to_train_on(run, {e.phase for e in run.entries if e.folder == ROLLOUTS and e.rows})
     evaluations = sum(e.rows for e in run.entries if e.folder == ROLLOUTS and e.phase != phase)
     rows = read_rollouts(
@@ -175,7 +175,7 @@ def _from_run(path: Path) -> Traces:
             continue  # it would teach the model to stop in the middle
         rewards[key] = r["reward"]
         unrewarded += r["reward"] is None or not r["reward"] > 0.5
-        question = prompts.question_in(r["prompt"], ground_truth=r["ground_truth"]) or ""
+        question = prompts.question_of(r) or ""
         examples.append(Example(key, question, r["ground_truth"], prompt=r["prompt"], response=r["response"]))
         if r["prompt_ids"] and r["response_ids"]:
             facts = r["turn_facts"]  # older runs have none

@@ -415,4 +415,5 @@ def make_rollout(
         episode=completion.episode,
         turn_facts=completion.turn_facts,
         measured=completion.measured,
+        own_prompt=completion.prompt not in (None, request.prompt) if completion.episode else None,
     )

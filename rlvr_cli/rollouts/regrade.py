@@ -32,6 +32,7 @@ GRADED_COLUMNS = (
     "turn_facts",
     "reward",
     "episode",
+    "own_prompt",
 )
 
 
@@ -188,7 +189,7 @@ def known_example(row: Mapping[str, Any], *, prompts: StoredPrompts) -> dict[str
     return example_of_truth(row["ground_truth"]) | {
         "id": row["example_id"],
         "prompt": row["prompt"],
-        "question": prompts.question_in(row["prompt"], ground_truth=row["ground_truth"]),
+        "question": prompts.question_of(row),
     }
 
 

@@ -27,6 +27,10 @@ _CHOSEN = "($phase = 'all' OR phase = $phase) AND ($step IS NULL OR step = $step
 _RIGHT = "coalesce(reward > 0.5 AND NOT isnan(reward), false)"
 _KEY = "run_id, phase, step, example_id, sample_index"
 _WHOLE = f"finish_reason <> 'length' AND coalesce(episode.ended_by NOT IN {CUT_OFF}, true)"
+# Whether the environment gave the prompt of a group. Rows of earlier versions do not say it, but a question has one prompt of the dataset.
+_OWN_PROMPT = (
+    "coalesce(bool_or(own_prompt), count(episode) > 0 AND count(*) OVER (PARTITION BY run_id, min(example_id)) > 1)"
+)
 # The white space of Python's str.strip: the reader of a dataset rejects a response that is blank to it.
 _BLANK = r"regexp_full_match(response, '[\s\p{Z}\x0b\x1c-\x1f\x{85}]*')"
 # A row of a dataset is text and has no response mask, so the policy must have sampled all of the response.
@@ -44,6 +48,7 @@ class Question:
     text: str | None  # None if it cannot be extracted from the prompt
     ground_truth: str
     identity: str  # equal for questions that differ only in case and white space
+    environment_of: str | None = None  # the run whose environment gave the prompt, which does not tell the question
     has_shots: bool = False  # whether the text has the shots before the question, from which it could not be told
     n: int = 0
     right: int = 0
@@ -169,18 +174,20 @@ def read_samples(
     chosen = {"phase": phase, "step": step}
     questions: dict[str, Question] = {}
     sql = (
-        f"SELECT md5(prompt), run_id, prompt, min(example_id), min(ground_truth), count(*), count(*) FILTER ({_RIGHT})"
+        f"SELECT md5(prompt), run_id, prompt, {_OWN_PROMPT}, min(example_id), min(ground_truth), count(*), count(*) FILTER ({_RIGHT})"
         f" FROM rollouts WHERE {_CHOSEN} GROUP BY run_id, prompt ORDER BY run_id"
     )
-    for key, run_id, prompt, example_id, truth, n, right in database.rows(sql, chosen):
+    for key, run_id, prompt, own, example_id, truth, n, right in database.rows(sql, chosen):
         known = questions.get(key)  # another run may have asked it too
-        told = (known and not known.has_shots and known.text) or prompts[run_id].question_in(prompt, ground_truth=truth)
-        text = told or (known and known.text) or prompts[run_id].question_with_shots_in(prompt)
+        of = StoredPrompts() if own else prompts[run_id]
+        told = (known and not known.has_shots and known.text) or of.question_in(prompt, ground_truth=truth)
+        text = told or (known and known.text) or of.question_with_shots_in(prompt)
         questions[key] = Question(
             id=min(example_id, known.id) if known else example_id,
             text=text,
             ground_truth=min(truth, known.ground_truth) if known else truth,
             identity=normalized(text or prompt),
+            environment_of=run_id if own and text is None else None,
             has_shots=bool(text and not told),
             n=n + (known.n if known else 0),
             right=right + (known.right if known else 0),

@@ -13,18 +13,21 @@ from rlvr_cli.analysis.report.build import charts_of, environment_of
 from rlvr_cli.commands import eval as evaluate
 from rlvr_cli.commands import grpo
 from rlvr_cli.commands.quickstart import TOOLS, commands
+from rlvr_cli.commands.store.filter import run as filter_run
 from rlvr_cli.config import config_of
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.sft import SftConfig
-from rlvr_cli.data.prompts import load_prompt
+from rlvr_cli.config.store.filter import FilterConfig
+from rlvr_cli.data.prompts import load_prompt, stored_prompts
 from rlvr_cli.data.synthetic import multiplication
-from rlvr_cli.data.traces import keep_correct, load_traces
+from rlvr_cli.data.traces import keep_correct, load_traces, was_cut
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool
 from rlvr_cli.replay.run import replay_run
 from rlvr_cli.replay.stored import read_stored
+from rlvr_cli.rollouts.regrade import known_example
 from rlvr_cli.runs.check import check_run
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -86,6 +89,11 @@ class Watched(Sums):
             print(os.getpid(), file=asked)
         return super().answer(turn)
 
+class Prompts(Sums):
+    def begin(self, example, seed):
+        super().begin(example, seed)
+        return f"Mine: {example.question}" if example.id.endswith("-1") else None
+
 class Broken(Sums):
     def begin(self, example, seed):
         raise KeyError("no such game")
@@ -140,6 +148,24 @@ def test_an_evaluation_stores_episodes_and_grades_the_last_turn(folder):
     assert {row["failure_kind"] for row in rows} >= {"out_of_turns"}
     facts = read_run(folder / "eval").metadata["facts"]["environment"]
     assert facts["name"].endswith("mine.py:Sums")
+
+
+def test_a_prompt_of_the_environment_is_stored_as_its_own_and_tells_no_question(folder):
+    """It begins the episodes of the first question with a prompt, those of the second one with the dataset's."""
+    mine = {"environment": f"{folder}/mine.py:Prompts", "dataset": "arithmetic:2", "prompt": "question_only"}
+    evaluate.run(EvalConfig(**COMMON | mine, runs_dir=str(folder), run="own"))
+    rows = sorted(read_rollouts(folder / "own").to_pylist(), key=lambda row: row["example_id"])
+    assert [(row["own_prompt"], row["prompt"].startswith("Mine: ")) for row in rows] == [(True, True), (False, False)]
+    assert {row["own_prompt"] for row in read_rollouts(folder / "eval").to_pylist()} == {False}
+    prompts = stored_prompts(read_run(folder / "own").metadata)
+    assert [known_example(row, prompts=prompts)["question"] for row in rows] == [None, rows[1]["prompt"]]
+    assert [e.question for e in load_traces("own", load_prompt("question_only"), runs_dir=str(folder)).examples] == [
+        known_example(row, prompts=prompts)["question"] or "" for row in rows if not was_cut(row)
+    ]
+    asked = FilterConfig(source=("own",), runs_dir=str(folder), out=str(folder / "own.jsonl"), emit="questions")
+    with pytest.raises(RlvrError, match=r"mine\.py:Prompts of own gave 1 of the prompts") as raised:
+        filter_run(asked)
+    assert "in its dataset arithmetic:2" in raised.value.hint
 
 
 def test_training_is_on_the_policys_tokens_and_replays(folder):

@@ -410,6 +410,27 @@ def test_a_run_without_its_template_gives_traces_alone(tmp_path, call):
             call(run.path, out="other.jsonl", **flags)
 
 
+@pytest.mark.parametrize("own_prompt", [True, None])
+def test_prompts_of_an_environment_are_no_questions(tmp_path, call, own_prompt):
+    """Each was drawn from its seed; a run of an earlier version does not tell it, but has several for a question."""
+    facts = FACTS["facts"] | {"environment": {"name": "mine.py:Draws"}}
+    with RunDir.create(tmp_path / "runs", "eval", name="r", metadata={"facts": facts}) as run:
+        rows = [rollout("r", "q: 1?", i, f"{i} {RIGHT}", reward=float(i % 2), phase="eval") for i in range(4)]
+        rows = [replace(row, episode=an_episode(10).episode, own_prompt=own_prompt) for row in rows]
+        rows = [replace(row, prompt=TEMPLATE.fill(f"drawn {i // 2}")) for i, row in enumerate(rows)]
+        run.commit_rollouts(
+            "eval", 0, [replace(row, response_ids=(2,) * 10, sampled_logprobs=(-1.0,) * 10) for row in rows]
+        )
+    for emit in ("traces", "pairs"):
+        rows, _ = call(run.path, emit=emit, out=f"{emit}.jsonl")
+        assert "question" not in rows[0]
+        assert {row["prompt"] for row in rows} == {TEMPLATE.fill(f"drawn {i}") for i in range(2)}
+    for flags in ({"emit": "questions"}, {"decontaminate_against": ("arithmetic:5",)}):
+        with pytest.raises(RlvrError, match=r"The environment mine\.py:Draws of r gave 2 of the prompts") as raised:
+            call(run.path, out="other.jsonl", **flags)
+        assert "in its dataset d" in raised.value.hint
+
+
 def test_a_question_that_was_asked_with_shots_is_written_without_them(tmp_path, call):
     facts = {"prompt": {"name": "p", "text": "Q: {question}\nA:"}, "dataset": {"shots": {"count": 2}}}
     prompt = "Q: 1\nA: 2\n\nQ: 3\nA: 4\n\nQ: 5\nA:"

@@ -202,6 +202,7 @@ ADDED = {
     6: {Rollout: ["turn_advantages", "turn_facts"], Regrade: []},
     7: {Rollout: ["judgement"], Regrade: ["judgement"]},
     8: {Rollout: ["measured"], Regrade: []},
+    9: {Rollout: ["own_prompt"], Regrade: []},
 }
 
 

@@ -41,7 +41,7 @@ from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.data.prompts import stored_prompts
 from rlvr_cli.data.traces import told_as_run_too
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.readers import RunInfo, read_run, resolve_runs
+from rlvr_cli.runs.readers import RunInfo, fact_of, read_run, resolve_runs
 from rlvr_cli.terminal import console
 
 
@@ -67,7 +67,7 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str], opened: ExitStack
     _check_every_run_has_rollouts(infos, items, phase=phase, step=config.step)
     unknown = sum(q.text is None for q in questions.values())
     if evaluation or config.emit in ("questions", "fused"):
-        _check_questions_are_known(questions)
+        _check_questions_are_known(questions, infos)
     if config.emit == "questions":
         items = by_question(items)
         if config.dedup:
@@ -158,8 +158,17 @@ def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selec
     return selected, held(rows), [{**described, "fingerprint": dataset.fingerprint, "grader": dataset.default_grader}]
 
 
-def _check_questions_are_known(questions: Mapping[str, Question]) -> None:
+def _check_questions_are_known(questions: Mapping[str, Question], infos: Sequence[RunInfo]) -> None:
     """Raise RlvrError if a question is not known, and say how many have their shots."""
+    for info in infos:
+        if own := sum(q.environment_of == info.id for q in questions.values()):
+            environment, dataset = (fact_of(info.metadata, name, "name") for name in ("environment", "dataset"))
+            raise RlvrError(
+                f"The environment {environment} of {info.id} gave {own} of the prompts, which do not tell the questions.",
+                f"The questions are in its dataset {dataset}; rlvr analyze hardest {info.id}, for training with --phase train, has the pass "
+                "rate of each. "
+                "--emit traces without --decontaminate-against needs only the prompts.",
+            )
     unknown = sum(q.text is None for q in questions.values())
     if unknown:
         raise RlvrError(
