@@ -1349,6 +1349,8 @@ EPISODES = [
     Mutation("what was measured is not stored", "rollouts/collect.py", "measured=completion.measured,", "", MEASURED),
     Mutation("processes lose what was measured", "samplers/parallel/process.py", "tuple(Measured(*each) for each in measured) if measured is not None else None", "None", MEASURED),
     Mutation("runs that were not reached are graded as before", "commands/store/grade.py", "command(later, again=True)", "command(later)", "tests/commands/store/test_grade.py -k again"),
+    Mutation("a second failure of one grade among others is an error", "commands/store/grade.py", "return failed + left if left or not done else 0", "return failed + left", "tests/commands/store/test_grade.py -k tried_once_more"),
+    Mutation("a judge is not asked again for what failed", "commands/store/grade.py", "if failed or left:", "if left:", "tests/commands/across/test_judge.py -k gave_no_grade"),
     Mutation("phases that were not reached are graded as before", "commands/store/grade.py", 'if p in begun else {"again": True}', 'if True else {"again": True}', "tests/commands/store/test_grade.py -k again"),
     Mutation("an interrupted evaluation of several runs starts over", "commands/evaluation/several_runs.py", ' | {"run": config.run}', "", "tests/commands/test_end_to_end.py -k interrupted"),
     Mutation("runs that do not fit a page are left out unsaid", "analysis/live/server.py", "[MAX_RUNS:])", "[:0])", "tests/analysis/live/test_server.py -k do_not_fit"),
@@ -1726,6 +1728,10 @@ EPISODES = [
     ),
     *mutations_of(
         "rollouts/regrade.py",
+        ("a grade that failed is taken for one", "failed=failed, left=left", "failed=0, left=left", "tests/commands/store/test_grade.py -k failed"),
+        ("an interrupted --again keeps the grades before it", "if not before.failed or before.grader_sha256", "if before.grader_sha256", "tests/runs/test_grades.py -k planning_tells"),
+        ("grades of an earlier file are kept", "if not before.failed or before.grader_sha256 != attempt.grader_sha256:", "if not before.failed:", "tests/runs/test_grades.py -k planning_tells"),
+        ("what has a grade is tried again", "elif last.failed:", "else:", "tests/commands/store/test_grade.py -k tried_once_more"),
         ("the environment's text is graded again", 'row["response"][episode["graded_from"] : episode["graded_to"]]', 'row["response"]', f"{IN_A_RUN} grading_again"),
     ),
     *mutations_of(

@@ -514,7 +514,7 @@ class Regrade:
     example_id: str
     sample_index: int
     grader: str
-    attempt: int  # 0 at first; increases by one each time everything is regraded
+    attempt: int  # 0 at first; increases by one each time everything is regraded, or what failed
     # Of the file, for FILE.py:FUNCTION; of rubric, model and how it is sampled, for a judge; None for a built-in grader.
     grader_sha256: str | None
     format_reward: float | None

@@ -4,10 +4,12 @@ Enters: a run opened with `RunDir.annotate`, and a grader pool. Leaves: committe
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from rlvr_cli.config.store.grade import PhaseChoice
@@ -17,7 +19,7 @@ from rlvr_cli.graders.custom import example_of_truth
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import COMMIT_ROWS, COMMIT_SECONDS, Progress
 from rlvr_cli.rollouts.grading import GRADING_AHEAD, grade_fields
-from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.run_dir import Attempt, RunDir
 from rlvr_cli.types import Grade, Graders, Phase, Regrade
 
 T = TypeVar("T")
@@ -38,19 +40,23 @@ GRADED_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class RegradeStep:
-    """The regrading of one phase and step by one attempt of a grader: `done` and `left` count rollouts."""
+    """The regrading of one phase and step by a grader: numbers of its attempts, and of rollouts."""
 
     phase: Phase
     step: int
-    attempt: int
-    done: int
-    left: int
+    attempt: int  # on all rollouts
+    retry: int  # the attempt on those whose grade failed
+    done: int  # have a grade of `attempt` or later
+    failed: int  # have one that failed, and are tried again
+    left: int  # have none
 
 
 def plan_regrade(
     run: RunDir, *, grader: str, grader_sha256: str | None, phase: PhaseChoice, again: bool
 ) -> list[RegradeStep]:
     """Return the work per phase and step. Existing grades are kept, unless `again` is set or the grader's file changed.
+
+    Grades that failed are not kept: these rollouts are tried again.
 
     Raises:
         RlvrError: the run has no rollouts of that phase.
@@ -63,17 +69,35 @@ def plan_regrade(
             if phase == "all"
             else "Use --phase all.",
         )
-    attempts: dict[Phase, int] = {}
-    for p, _ in steps:
-        if p not in attempts:
-            last = run.last_attempt(grader, p)
-            fresh = last is not None and (again or last.grader_sha256 != grader_sha256)
-            attempts[p] = 0 if last is None else last.number + fresh
+    counts: dict[tuple[Phase, int], Counter[Attempt]] = {}  # of the rollouts, by the last attempt on each
+    last: dict[Phase, int] = {}
+    on_all: dict[Phase, Attempt] = {}
+    for p, s in steps:
+        found = run.grade_attempts(grader, p, s).values()
+        counts[p, s] = Counter(attempts[-1] for attempts in found)
+        for attempts in found:
+            last[p] = max(last.get(p, 0), attempts[-1].number)
+            on_all[p] = max(on_all.get(p, attempts[0]), _last_on_all(attempts), key=lambda attempt: attempt.number)
     works = []
     for p, s in steps:
-        done = len(run.graded_keys(grader, p, s, attempt=attempts[p]))
-        works.append(RegradeStep(p, s, attempts[p], done, run.num_rollouts(p, s) - done))
+        number = 0
+        if p in last:
+            fresh = again or on_all[p].grader_sha256 != grader_sha256
+            number = last[p] + 1 if fresh else on_all[p].number
+        held = {attempt: count for attempt, count in counts[p, s].items() if attempt.number >= number}
+        failed = sum(count for attempt, count in held.items() if attempt.failed)
+        done = sum(held.values()) - failed
+        left = run.num_rollouts(p, s) - done - failed
+        works.append(RegradeStep(p, s, number, max(number, last.get(p, 0)) + 1, done=done, failed=failed, left=left))
     return works
+
+
+def _last_on_all(attempts: Sequence[Attempt]) -> Attempt:
+    """Return the last attempt on a rollout that did not only try a grade again that had failed."""
+    for before, attempt in reversed(list(pairwise(attempts))):
+        if not before.failed or before.grader_sha256 != attempt.grader_sha256:
+            return attempt
+    return attempts[0]
 
 
 def regrade(
@@ -86,7 +110,7 @@ def regrade(
     stop: StopRequest,
     progress: Progress | None = None,
 ) -> None:
-    """Grade what is left of `works` and commit the grades; after a kill or a signal, the next call continues.
+    """Grade what is left of `works` or failed, and commit the grades; after a kill or a signal, the next call continues.
 
     Args:
         grader: the name under which the grades are stored.
@@ -94,51 +118,61 @@ def regrade(
     Raises:
         Interrupted: `stop` was requested; all finished grades are committed.
     """
+    prompts = stored_prompts(run.metadata)
     for work in works:
-        if work.left:
-            _regrade_step(
-                run, work, grader=grader, grader_sha256=grader_sha256, pool=pool, stop=stop, progress=progress
+        if not (work.left or work.failed):
+            continue
+        attempts = run.grade_attempts(grader, work.phase, work.step)
+        rows: dict[int, list[dict[str, Any]]] = {work.attempt: [], work.retry: []}
+        for row in run.rollouts(work.phase, work.step, columns=GRADED_COLUMNS).to_pylist():
+            last = attempts.get((row["example_id"], row["sample_index"]), [None])[-1]
+            if last is None or last.number < work.attempt:
+                rows[work.attempt].append(row)
+            elif last.failed:
+                rows[work.retry].append(row)
+        for attempt, its in rows.items():
+            made = partial(
+                Regrade,
+                run_id=run.id,
+                phase=work.phase,
+                step=work.step,
+                grader=grader,
+                attempt=attempt,
+                grader_sha256=grader_sha256,
             )
+            _grade_rows(run, its, made, prompts=prompts, pool=pool, stop=stop, progress=progress)
 
 
-def _regrade_step(
+def _grade_rows(
     run: RunDir,
-    work: RegradeStep,
+    rows: Sequence[dict[str, Any]],
+    made: Callable[..., Regrade],
     *,
-    grader: str,
-    grader_sha256: str | None,
+    prompts: StoredPrompts,
     pool: Graders,
     stop: StopRequest,
     progress: Progress | None,
 ) -> None:
-    held = run.graded_keys(grader, work.phase, work.step, attempt=work.attempt)
-    rows = run.rollouts(work.phase, work.step, columns=GRADED_COLUMNS).to_pylist()
-    rows = [r for r in rows if (r["example_id"], r["sample_index"]) not in held]
+    """Grade rows of one phase and step; `made` makes a grade of them from the fields that differ from row to row."""
     graded: list[Regrade] = []
 
     def commit() -> None:
         if graded:
-            run.commit_grades(work.phase, work.step, graded)
+            run.commit_grades(graded[0].phase, graded[0].step, graded)
             graded.clear()
 
     def submit(batch: Sequence[dict[str, Any]]) -> Future[list[Grade]]:
         pairs = [(graded_text(r), r["ground_truth"]) for r in batch]
         return pool.submit(pairs, example_of=lambda i: known_example(batch[i], prompts=prompts))
 
-    committed, prompts = time.monotonic(), stored_prompts(run.metadata)
+    committed = time.monotonic()
     try:
         for batch, grades in graded_batches(rows, submit, stop=stop):
             for row, grade in zip(batch, grades, strict=True):
                 graded.append(
-                    Regrade(
-                        run_id=run.id,
-                        phase=work.phase,
-                        step=work.step,
+                    made(
                         example_id=row["example_id"],
                         sample_index=row["sample_index"],
-                        grader=grader,
-                        attempt=work.attempt,
-                        grader_sha256=grader_sha256,
                         **grade_fields(
                             grade,
                             finish_reason=row["finish_reason"],

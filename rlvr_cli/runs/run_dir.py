@@ -135,10 +135,11 @@ def check_new_name(name: str | None, root: Path | str) -> None:
 
 
 class Attempt(NamedTuple):
-    """One pass of a grader over the rollouts of a run; see `Regrade.attempt`."""
+    """An attempt of a grader on a rollout; see `Regrade.attempt`."""
 
     number: int
     grader_sha256: str | None
+    failed: bool
 
 
 class RunDir:
@@ -489,19 +490,25 @@ class RunDir:
         entries = self._entries.of(ROLLOUTS, phase, step)
         return part_tables(self.path, entries, phase=phase, step=step, columns=columns)
 
-    def last_attempt(self, grader: str, phase: Phase) -> Attempt | None:
-        """Return the last attempt of a grader on the rollouts of a phase; None if there is none."""
-        slug = grader_slug(grader)
-        entries = [e for e in self._entries.of(GRADES, phase) if (n := part_name(e.path)) and n.grader == slug]
-        if not entries:
-            return None
-        (row, *_) = read_part(self.path, entries[-1], ["attempt", "grader_sha256"]).slice(0, 1).to_pylist()
-        return Attempt(row["attempt"], row["grader_sha256"])
+    def grade_attempts(self, grader: str, phase: Phase, step: int) -> dict[tuple[str, int], list[Attempt]]:
+        """Return the attempts of a grader on the rollouts of a phase and step, by (example_id, sample_index), the last one last.
 
-    def graded_keys(self, grader: str, phase: Phase, step: int, *, attempt: int) -> set[tuple[str, int]]:
-        """Return the (example_id, sample_index) of the rollouts that this attempt of the grader has graded."""
-        held = self._keys.committed(phase, step, folder=GRADES, grader=grader_slug(grader))
-        return {(e, i) for (e, number), bits in held.items() if number == attempt for i in bit_positions(bits)}
+        Raises:
+            RlvrError: a part is missing or damaged.
+        """
+        found: dict[tuple[str, int], list[Attempt]] = {}
+        columns = ("example_id", "sample_index", "attempt", "grader_sha256", "grade_error")
+        for entry in self._entries.of(GRADES, phase, step):
+            if (name := part_name(entry.path)) and name.grader == grader_slug(grader):
+                part = read_part(self.path, entry, columns)
+                for example_id, index, number, sha256, error in zip(
+                    *(part[c].to_pylist() for c in columns), strict=True
+                ):
+                    attempt = Attempt(number, sha256, failed=error is not None)
+                    found.setdefault((example_id, index), []).append(attempt)
+        for attempts in found.values():
+            attempts.sort(key=lambda attempt: attempt.number)
+        return found
 
     def at_end(self, do: Callable[[], None]) -> None:
         """Have something done once the status is written, before the last upload and before others may write the run."""

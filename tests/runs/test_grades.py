@@ -17,7 +17,7 @@ from rlvr_cli.runs.readers import (
     read_rollouts,
     read_run,
 )
-from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.run_dir import Attempt, RunDir
 from stores import a_grade, a_rollout, as_killed, tree
 
 # Grades by other graders
@@ -54,19 +54,18 @@ def test_grades_are_stored_beside_the_rollouts(finished: Path):
     before, metadata = tree(finished), read_metadata(finished)
     with RunDir.annotate(finished) as run:
         assert run.steps() == [("train", 0), ("eval", 1)]
-        assert run.last_attempt("math_verify", "train") is None
+        assert run.grade_attempts("math_verify", "train", 0) == {}
         path = run.commit_grades("train", 0, [a_grade(run.id, i) for i in range(4)])
         run.commit_grades("train", 0, [a_grade(run.id, 4)])
         run.commit_grades(
             "train", 0, [a_grade(run.id, 0, grader="mine.py:grade", grader_sha256="ab", grade_error="\ud800")]
         )
         run.commit_grades("train", 0, [a_grade(run.id, 0, attempt=1)])
-        assert run.last_attempt("math_verify", "train") == (1, None)
-        assert run.last_attempt("math_verify", "eval") is None
-        assert run.last_attempt("mine.py:grade", "train") == (0, "ab")
-        assert run.graded_keys("math_verify", "train", 0, attempt=0) == {(f"q{i}", 0) for i in range(5)}
-        assert run.graded_keys("math_verify", "train", 0, attempt=1) == {("q0", 0)}
-        assert run.graded_keys("math_verify", "eval", 1, attempt=0) == set()
+        made = run.grade_attempts("math_verify", "train", 0)
+        first, again = Attempt(0, None, failed=False), Attempt(1, None, failed=False)
+        assert made == {(f"q{i}", 0): [first] for i in range(1, 5)} | {("q0", 0): [first, again]}
+        assert run.grade_attempts("mine.py:grade", "train", 0) == {("q0", 0): [Attempt(0, "ab", failed=True)]}
+        assert run.grade_attempts("math_verify", "eval", 1) == {}
         with pytest.raises(AssertionError, match="already committed"):
             run.commit_grades("train", 0, [a_grade(run.id, 7), a_grade(run.id, 3)])
         with pytest.raises(AssertionError):
@@ -93,7 +92,7 @@ def test_grades_are_stored_beside_the_rollouts(finished: Path):
     assert findings(finished) == []
     with RunDir.resume(finished) as run:  # resuming ignores the grades
         run.commit_rollouts("train", 2, [a_rollout(run.id, step=2)])
-        assert run.graded_keys("math_verify", "train", 0, attempt=0) == {(f"q{i}", 0) for i in range(5)}
+        assert run.grade_attempts("math_verify", "train", 0) == made
     assert read_run(finished).fingerprint != info.fingerprint
 
 
@@ -107,6 +106,39 @@ def test_planning_to_grade_takes_each_step_alone(run: RunDir):
         assert [(work.step, work.done, work.left) for work in works] == [(s, 1, 1) for s in range(step + 1)]
         taken.append(calls.total())
     assert len({more - less for less, more in pairwise(taken[1:])}) == 1  # of one step alone, the keys are in memory
+
+
+@pytest.mark.parametrize(
+    ("commits", "planned"),
+    [
+        # Each commit is of one attempt: the questions, with - where the grade failed, and the grader's file.
+        (["0123"], (0, 1, 4, 0, 0)),
+        (["01 2- 3-"], (0, 1, 2, 2, 0)),
+        (["01 2-"], (0, 1, 2, 1, 1)),  # a kill, and then what has no grade, and what failed
+        (["01 2- 3-", "2 3-"], (0, 2, 3, 1, 0)),  # tried again, once with success
+        (["01 2- 3-", "2"], (0, 2, 3, 1, 0)),  # that was interrupted
+        (["012 3-", "3", "02"], (2, 3, 2, 0, 2)),  # --again was interrupted
+        (["012 3-", "3 0"], (1, 2, 2, 0, 2)),  # the same, the failed one first
+        (["012 3-", "3-", "0123-"], (2, 3, 3, 1, 0)),
+        (["0123", "0- 1- 2- 3-", "3"], (1, 3, 1, 3, 0)),  # --again met a judge that was down
+        (["01 2- 3-", "2 new"], (1, 2, 1, 0, 3)),  # by another file, of which no other grade is kept
+        (["0- 1- 2- 3-", "0- new", "0 new"], (1, 3, 1, 0, 3)),
+    ],
+)
+def test_planning_tells_what_failed_from_what_was_never_graded(run: RunDir, commits, planned):
+    run.commit_rollouts("train", 0, [a_rollout(run.id, i) for i in range(4)])
+    sha256 = None
+    for attempt, grades in enumerate(commits):
+        sha256 = "new" if grades.endswith("new") else None
+        rows = [
+            a_grade(run.id, int(q), attempt=attempt, grader_sha256=sha256, grade_error="timeout" if error else None)
+            for q, error in re.findall(r"(\d)(-?)", grades)
+        ]
+        run.commit_grades("train", 0, rows)
+    (work,) = plan_regrade(run, grader="math_verify", grader_sha256=sha256, phase="all", again=False)
+    assert (work.attempt, work.retry, work.done, work.failed, work.left) == planned
+    (anew,) = plan_regrade(run, grader="math_verify", grader_sha256=sha256, phase="all", again=True)
+    assert (anew.attempt, anew.done, anew.failed, anew.left) == (len(commits), 0, 0, 4)
 
 
 def test_a_grades_part_is_adopted_set_aside_or_reported_as_damaged(finished: Path):
@@ -127,7 +159,7 @@ def test_a_grades_part_is_adopted_set_aside_or_reported_as_damaged(finished: Pat
         assert any("math_verify-train-000000-0000.parquet" in n and "has been adopted" in n for n in run.notices)
         assert any("belong to another grader" in n for n in run.notices)
         assert any("its columns do not match" in n for n in run.notices)
-        assert run.graded_keys("math_verify", "train", 0, attempt=0) == {(f"q{i}", 0) for i in range(3)}
+        assert run.grade_attempts("math_verify", "train", 0).keys() == {(f"q{i}", 0) for i in range(3)}
     assert sorted(p.name for p in whole.parent.iterdir()) == [whole.name]
     assert manifest.read_bytes() == b"".join(lines)
     assert len(list((finished / "set-aside").iterdir())) == 2

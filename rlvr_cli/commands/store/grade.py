@@ -65,12 +65,15 @@ def run(config: GradeConfig) -> None:
         of = f" of {path.name}" if len(paths) > 1 else ""
         raise RlvrError(
             f"Not one of the {left} responses{of} could be graded: see the note above.",
-            "Correct the grader, and give the same command again: a changed file grades all of them anew.",
+            "Put right what it says, and give the same command again, which tries those that failed once more.",
         )
 
 
 def grade_run(config: GradeConfig, path: Path, pool: Graders, *, stop: StopRequest, paths: Sequence[Path]) -> int:
-    """Grade one of the runs `paths` again. Returns how many rollouts were graded, and not before.
+    """Grade one of the runs `paths` again.
+
+    Returns:
+        How many rollouts were graded now; 0 if each had a grade before, and only some had failed.
 
     Raises:
         Interrupted: a signal came; says how to go on.
@@ -81,23 +84,30 @@ def grade_run(config: GradeConfig, path: Path, pool: Graders, *, stop: StopReque
         for notice in run.notices:
             console.say(notice)
         works = plan_regrade(run, grader=grader, grader_sha256=sha256, phase=config.phase, again=config.again)
-        continued = {work.phase for work in works if work.attempt and work.done}
-        if not config.again and not any(work.left and work.phase in continued for work in works):
+        done, failed, left = (sum(getattr(work, name) for work in works) for name in ("done", "failed", "left"))
+        continued = {work.phase for work in works if work.attempt and (work.done or work.failed)}
+        if not config.again and not any((w.left or w.failed) and w.phase in continued for w in works):
             pool.recall(run.path)  # where --again goes on, a judge is asked anew, too
-        done, left = sum(w.done for w in works), sum(w.left for w in works)
-        console.say(f"grader   {grader}: {left} rollouts to grade" + (f", {done} graded already" if done else ""))
+        before = (f", {failed} of them failed before" if failed else "") + (f", {done} graded already" if done else "")
+        console.say(f"grader   {grader}: {failed + left} rollouts to grade{before}")
         try:
-            if left:
-                with console.progress("grading", done + left, done=done) as bar:
+            if failed or left:
+                with console.progress("grading", done + failed + left, done=done) as bar:
                     regrade(run, works, grader=grader, grader_sha256=sha256, pool=pool, stop=stop, progress=bar)
         except (Interrupted, KeyboardInterrupt):
-            rest = " && ".join(rest_of(config, path, run, works, paths=paths))
+            rest = " && ".join(rest_of(config, path, run, works, sha256=sha256, paths=paths))
             raise Interrupted(f"what is done is kept in {run.place}; go on with: {rest}") from None
-    return left
+    return failed + left if left or not done else 0
 
 
 def rest_of(
-    config: GradeConfig, path: Path, run: RunDir, works: Sequence[RegradeStep], *, paths: Sequence[Path]
+    config: GradeConfig,
+    path: Path,
+    run: RunDir,
+    works: Sequence[RegradeStep],
+    *,
+    sha256: str | None,
+    paths: Sequence[Path],
 ) -> list[str]:
     """The commands that grade what is left of the runs `paths` after an interruption in the run at `path`.
 
@@ -112,8 +122,8 @@ def rest_of(
     if not config.again:
         return [command(paths)]
     phases: dict[Phase, int] = {work.phase: work.attempt for work in works}
-    last = ((p, number, run.last_attempt(stored_name(config), p)) for p, number in phases.items())
-    begun = [p for p, number, attempt in last if attempt is not None and attempt.number == number]
+    going_on = plan_regrade(run, grader=stored_name(config), grader_sha256=sha256, phase=config.phase, again=False)
+    begun = [p for p in phases if any((w.phase, w.attempt) == (p, phases[p]) for w in going_on)]
     later = paths[paths.index(path) + 1 :]
     if not begun:
         return [command([path, *later], again=True)]

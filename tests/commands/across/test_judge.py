@@ -129,6 +129,22 @@ def test_stored_responses_are_graded_by_a_judge_and_their_replies_are_known_to_t
     assert findings(run) == []
 
 
+def test_a_judge_that_gave_no_grade_is_asked_again_for_that_alone(rlvr, judge, tmp_path):
+    with RunDir.create(tmp_path / "runs", "eval", name="r", metadata={}) as run:
+        rows = [a_rollout(run_id="r", example_id=f"q{i}", response=f"at {i}") for i in range(3)]
+        run.commit_rollouts("eval", 0, rows)
+    scored = scoring(length_score)
+    judge.answer = lambda body: said("", "content_filter") if response_in(body) != "at 1" else scored(body)
+    rlvr("grade", "r")
+    judge.answer = scored
+    done = rlvr("grade", "r")
+    assert "2 rollouts to grade, 2 of them failed before, 1 graded already" in done.err
+    assert "2 texts asked, 0 known" in done.err
+    assert Counter(map(response_in, judge.bodies)) == {"at 0": 2, "at 1": 1, "at 2": 2}
+    with open_runs([read_run(tmp_path / "runs/r")]) as database:
+        assert database.select("SELECT count(reward), sum(attempt)::INT FROM grades").rows == [(3, 2)]
+
+
 @pytest.mark.slow
 def test_a_judge_is_asked_the_same_of_a_stored_response_with_shots(rlvr, judge, tmp_path):
     (tmp_path / "p").write_text("Q: {question}\nA:")

@@ -216,8 +216,9 @@ def test_what_changed_is_what_a_hand_counts(made, grader, capsys):
     assert findings(made) == []
 
 
-def test_other_formats_print(graded, capsys):
-    call(graded.run, grader=graded.grader, format="csv", phase="eval")
+def test_other_formats_print(graded, tmp_path, capsys):
+    run = shutil.copytree(graded.run, tmp_path / "r")
+    call(run, grader=graded.grader, format="csv", phase="eval")
     out = capsys.readouterr().out
     assert ",kappa" in out
     assert "training groups" not in out
@@ -333,16 +334,42 @@ def test_a_failed_grade_is_null_a_cut_response_was_cut_and_the_lenient_rule_is_a
     assert [rows[rule, "c"][0] for rule in ("r1_zero", "r1_zero_lenient")] == [0.0, 1.0]
 
 
-def test_what_is_graded_is_not_graded_twice(made, grader, capsys):
-    call(made, grader=grader, phase="eval")
-    assert "9 rollouts to grade\n" in capsys.readouterr().err
-    parts = sorted((made / "grades").iterdir())
-    assert len(parts) == 2
-    call(made, grader=grader, format="json")
-    captured = capsys.readouterr()
-    assert "8 rollouts to grade, 9 graded already" in captured.err
-    assert json.loads(captured.out)["verdicts"][1]["samples"] == 8
-    assert len(list((made / "grades").iterdir())) == 3
+def test_what_is_graded_is_not_graded_twice_but_what_failed_is_tried_once_more(made, grader, tmp_path, capsys):
+    def graded(number: int, **flags) -> str:
+        capsys.readouterr()
+        call(made, grader=grader, **flags)
+        assert len(list((made / "grades").iterdir())) == number
+        return capsys.readouterr().err.partition(f"{grader}: ")[2].partition("\n")[0]
+
+    assert graded(2, phase="eval") == "9 rollouts to grade"
+    assert graded(4) == "9 rollouts to grade, 1 of them failed before, 8 graded already"
+    before = grades_of(made, "example_id, sample_index, reward, attempt")
+    assert [row for row in before if row[3]] == [("d", 0, None, 1)]
+    assert graded(5) == "1 rollouts to grade, 1 of them failed before, 16 graded already"  # no error: it has grades
+    held = dict(zip(before, grades_of(made, "example_id, sample_index, reward, attempt"), strict=True))
+    assert [new for old, new in held.items() if new != old] == [("d", 0, None, 2)]
+    assert findings(made) == []
+
+
+def test_of_a_grader_that_was_down_all_failed_grades_are_tried_again_by_the_same_command(made, tmp_path, capsys):
+    (tmp_path / "waits.py").write_text(
+        "from pathlib import Path\n"
+        "def grade(response, truth):\n"
+        "    if not (Path(__file__).parent / 'up').exists():\n"
+        "        raise OSError('down')\n"
+        "    return {'reward': float(truth in response)}\n"
+    )
+    flags = {"grader": f"{tmp_path / 'waits.py'}:grade", "phase": "train"}
+    for times in range(2):
+        with pytest.raises(RlvrError, match="Not one of the 8 responses could be graded") as caught:
+            call(made, **flags)
+        assert "the same command again, which tries those that failed once more" in caught.value.hint
+        assert grades_of(made, "DISTINCT attempt, grade_error") == [(times, "OSError")]
+    (tmp_path / "up").touch()
+    call(made, **flags)
+    assert grades_of(made, "DISTINCT attempt, grade_error") == [(2, None)]
+    call(made, **flags)
+    assert "0 rollouts to grade, 8 graded already" in capsys.readouterr().err
 
 
 def test_again_and_a_changed_file_supersede(made, grader, tmp_path, capsys):
@@ -362,7 +389,7 @@ def test_again_and_a_changed_file_supersede(made, grader, tmp_path, capsys):
     assert now["eval", "d", 0] is None
     assert findings(made) == []
     call(made, grader=grader)  # the training rollouts have grades of the old file
-    assert "8 rollouts to grade, 9 graded already" in capsys.readouterr().err
+    assert "9 rollouts to grade, 1 of them failed before, 8 graded already" in capsys.readouterr().err
 
 
 def test_an_interrupted_regrading_keeps_what_it_did(made, grader):
@@ -406,6 +433,9 @@ def spawn(forks):
     ],
 )
 def test_a_kill_at_any_point_loses_nothing(made, grader, spawn, point):
+    Path(grader.removesuffix(":grade")).write_text(
+        GRADER.replace("fails", "never")
+    )  # a grade that fails is tried again
     opening = point.startswith(("write", "rename"))  # run.json is written once before
     killed = spawn(made, grader, f"{point}:{3 if opening else 2}")
     assert killed.status == -9, killed.err
