@@ -1351,6 +1351,7 @@ EPISODES = [
     Mutation("runs that were not reached are graded as before", "commands/store/grade.py", "command(later, again=True)", "command(later)", "tests/commands/store/test_grade.py -k again"),
     Mutation("a second failure of one grade among others is an error", "commands/store/grade.py", "return failed + left if left or not done else 0", "return failed + left", "tests/commands/store/test_grade.py -k tried_once_more"),
     Mutation("a judge is not asked again for what failed", "commands/store/grade.py", "if failed or left:", "if left:", "tests/commands/across/test_judge.py -k gave_no_grade"),
+    Mutation("a grade that failed is a verdict of graders", "analysis/queries/sql/graders.sql", "reward > 0.5 AND NOT isnan(reward) AS ok", "coalesce(reward > 0.5, false) AS ok", "tests/commands/store/test_grade.py -k query_graders"),
     Mutation("phases that were not reached are graded as before", "commands/store/grade.py", 'if p in begun else {"again": True}', 'if True else {"again": True}', "tests/commands/store/test_grade.py -k again"),
     Mutation("an interrupted evaluation of several runs starts over", "commands/evaluation/several_runs.py", ' | {"run": config.run}', "", "tests/commands/test_end_to_end.py -k interrupted"),
     Mutation("runs that do not fit a page are left out unsaid", "analysis/live/server.py", "[MAX_RUNS:])", "[:0])", "tests/analysis/live/test_server.py -k do_not_fit"),

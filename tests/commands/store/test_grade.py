@@ -365,6 +365,8 @@ def test_of_a_grader_that_was_down_all_failed_grades_are_tried_again_by_the_same
             call(made, **flags)
         assert "the same command again, which tries those that failed once more" in caught.value.hint
         assert grades_of(made, "DISTINCT attempt, grade_error") == [(times, "OSError")]
+        (row,) = disagreements(made, phase="train")
+        assert [row[c] for c in ("samples", "left_out", "disagreement", "kappa")] == [0, 8, None, None]
     (tmp_path / "up").touch()
     call(made, **flags)
     assert grades_of(made, "DISTINCT attempt, grade_error") == [(2, None)]
@@ -535,34 +537,39 @@ def test_kappa():
     assert cohen_kappa(0, 0, 0, 0) is None
 
 
+def disagreements(run: Path, **parameters):
+    query = named_queries()["graders"]
+    with open_runs([read_run(run)]) as database:
+        table = database.select(query.sql, {**query.parameters, **parameters})
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
 def test_the_query_graders_counts_the_same(graded, tmp_path):
-    query, grader, run = named_queries()["graders"], graded.grader, shutil.copytree(graded.run, tmp_path / "r")
+    grader, run = graded.grader, shutil.copytree(graded.run, tmp_path / "r")
 
     def rows(**parameters):
-        with open_runs([read_run(run)]) as database:
-            table = database.select(query.sql, {**query.parameters, **parameters})
-        return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+        return disagreements(run, **parameters)
 
     assert rows(against="r1_zero") == rows() != []  # the run's own, by its name
     call(run, grader="r1_zero")  # which says wrong to all: nothing has tags
     mine, zero = rows()
     assert (mine["grader"], mine["against"], zero["grader"]) == (grader, "r1_zero", "r1_zero")
-    counts = ("samples", "both_right", "only_grader", "only_against", "neither")
-    assert [mine[c] for c in counts] == [9, 2, 2, 2, 3]
-    assert mine["disagreement"] == 4 / 9
-    assert mine["kappa"] == pytest.approx(cohen_kappa(2, 2, 2, 3))
-    assert mine["only_grader_examples"] == ["step 5, b, sample 0", "step 5, c, sample 0"]
-    assert mine["only_against_examples"] == ["step 5, b, sample 1", "step 5, d, sample 0"]
-    assert [zero[c] for c in counts] == [9, 0, 0, 4, 5]
+    counts = ("samples", "both_right", "only_grader", "only_against", "neither", "left_out")
+    assert [mine[c] for c in counts] == [7, 2, 1, 1, 3, 2]  # the run's grade of c 0 failed, and the second one of d 0
+    assert mine["disagreement"] == 2 / 7
+    assert mine["kappa"] == pytest.approx(cohen_kappa(2, 1, 1, 3))
+    assert mine["only_grader_examples"] == ["step 5, b, sample 0"]
+    assert mine["only_against_examples"] == ["step 5, b, sample 1"]
+    assert [zero[c] for c in counts] == [8, 0, 0, 4, 4, 1]
     assert zero["kappa"] == 0.0
     (two,) = rows(grader=grader, against="r1_zero")
-    assert [two[c] for c in counts] == [9, 0, 4, 0, 5]
+    assert [two[c] for c in counts] == [8, 0, 4, 0, 4, 1]
     (train,) = rows(grader=grader, phase="train", examples=1)
-    assert [train[c] for c in counts] == [8, 2, 3, 1, 2]
+    assert [train[c] for c in counts] == [8, 2, 3, 1, 2, 0]
     assert train["only_grader_examples"] == ["step 3, f, sample 0"]
     assert rows(step=0)[0]["samples"] == 1
     by_step = rows(grader=grader, by_step=True)
-    assert [(r["step"], r["samples"]) for r in by_step] == [(0, 1), (5, 8)]
+    assert [(r["step"], r["samples"], r["left_out"]) for r in by_step] == [(0, 1, 0), (5, 6, 2)]
     assert sum(r["only_grader"] for r in by_step) == mine["only_grader"]
     assert rows(grader="nobody") == []
 

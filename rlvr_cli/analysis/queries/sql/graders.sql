@@ -8,9 +8,9 @@
 -- plot: y=disagreement,kappa lines=run_id,grader,against
 
 -- $grader: a grader in `grades`, '' for all of them. $against: another grader in `grades`, or the run's own one; '' for the latter.
--- $step null: all steps. A grade that failed counts as the verdict "not right".
+-- $step null: all steps. Where one of the two grades failed there is no verdict: `left_out` counts these.
 WITH verdicts AS (
-    SELECT run_id, phase, step, example_id, sample_index, grader, coalesce(reward > 0.5 AND NOT isnan(reward), false) AS ok
+    SELECT run_id, phase, step, example_id, sample_index, grader, reward > 0.5 AND NOT isnan(reward) AS ok
     FROM grades
 ),
 judged AS (
@@ -18,7 +18,7 @@ judged AS (
         a.run_id, a.step, a.example_id, a.sample_index, a.grader,
         coalesce(b.grader, r.grader) AS against,
         a.ok AS first_ok,
-        CASE WHEN b.grader IS NULL THEN coalesce(r.reward > 0.5 AND NOT isnan(r.reward), false) ELSE b.ok END AS second_ok,
+        CASE WHEN b.grader IS NULL THEN r.reward > 0.5 AND NOT isnan(r.reward) ELSE b.ok END AS second_ok,
         'step ' || a.step || ', ' || a.example_id || ', sample ' || a.sample_index AS place
     FROM verdicts AS a
     JOIN rollouts AS r USING (run_id, phase, step, example_id, sample_index)
@@ -32,7 +32,8 @@ judged AS (
 counts AS (
     SELECT
         run_id, grader, against, CASE WHEN $by_step THEN step END AS step,
-        count(*) AS samples,
+        count(first_ok = second_ok) AS samples, -- NULL where one failed
+        count(*) - samples AS left_out,
         count(*) FILTER (first_ok AND second_ok) AS both_right,
         count(*) FILTER (first_ok AND NOT second_ok) AS only_grader,
         count(*) FILTER (second_ok AND NOT first_ok) AS only_against,
@@ -43,9 +44,9 @@ counts AS (
     GROUP BY run_id, grader, against, CASE WHEN $by_step THEN step END
 )
 SELECT
-    run_id, grader, against, step, samples, both_right, only_grader, only_against, neither,
-    (only_grader + only_against) / samples AS disagreement,
-    ((both_right + neither) / samples - chance) / nullif(1 - chance, 0) AS kappa,
+    run_id, grader, against, step, samples, both_right, only_grader, only_against, neither, left_out,
+    (only_grader + only_against) / nullif(samples, 0) AS disagreement,
+    ((both_right + neither) / nullif(samples, 0) - chance) / nullif(1 - chance, 0) AS kappa,
     only_grader_examples,
     only_against_examples
 FROM (
