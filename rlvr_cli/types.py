@@ -133,6 +133,7 @@ GraderName = Literal[  # modules of graders/
     "r1_zero", "question_only", "math_verify", "gsm8k", "countdown", "python", "reasoning_gym", "multiple_choice"
 ]  # fmt: skip
 FormatRule = Literal["literal", "lenient"]  # exactly one space between </think> and <answer>, or any white space
+WITH_FORMAT_RULE = ("r1_zero", "countdown", "reasoning_gym")  # the graders that have one
 ENVIRONMENT = "environment"  # the role of what it says, and the grader of a row whose reward it gave
 ORDERS = 2  # in which a judge sees two responses: in 0 that of A is first, in 1 that of B
 PROGRAM_SECONDS = 5.0  # that a program of the environment python may take

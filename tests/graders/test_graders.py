@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr_cli import graders
+from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.graders import GRADERS, countdown, reference_response, resolve_grader
+from rlvr_cli.graders import GRADERS, countdown, has_format_rule, reference_response, resolve_grader
 from rlvr_cli.graders.answers.extraction import candidates, last_boxed, last_number, tagged_answer
 from rlvr_cli.graders.custom import wants_example
 from rlvr_cli.graders.question_only import question_only_reward_fn
 from rlvr_cli.graders.r1_zero import FAILURE_KINDS, r1_zero_reward_fn
-from rlvr_cli.types import Example
+from rlvr_cli.types import WITH_FORMAT_RULE, Example
 
 RIGHT = {"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0}
 WRONG = {"format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0}
@@ -287,6 +289,13 @@ def test_countdown(answer, kind):
     assert verdict.format_reward == 1.0
     assert verdict.failure_kind == kind
     assert verdict.reward == float(kind is None)
+
+
+def test_the_options_know_which_graders_have_a_format_rule():
+    assert tuple(filter(has_format_rule, GRADERS)) == WITH_FORMAT_RULE
+    for grader in ("", *WITH_FORMAT_RULE):  # "": chosen by the dataset
+        assert resolve(EvalConfig, flags={"grader": grader, "format_rule": "lenient"}, command="eval").grader == grader
+    resolve(EvalConfig, flags={"grader": "gsm8k", "format_rule": "literal"}, command="eval")
 
 
 def test_countdown_has_the_r1_zero_format():

@@ -30,7 +30,7 @@ from rlvr_cli.runs.storage.files import check_can_write, os_errors_as_user_error
 from rlvr_cli.runs.storage.parquet import write_records
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.text import storable
-from rlvr_cli.types import ENVIRONMENT
+from rlvr_cli.types import ENVIRONMENT, WITH_FORMAT_RULE
 
 
 def run(config: FilterConfig) -> None:
@@ -132,7 +132,8 @@ def next_command(config: FilterConfig, described: Rows) -> str:
         words += ["--grader", grader]
     if len(prompts) == 1 and (prompt := prompts.pop()) != "r1_zero":
         words += ["--prompt", prompt]
-    for name in ("format_rule", "chat", *(["episodes"] if command == "grpo" else [])):
+    ruled = "--grader" not in words or grader in WITH_FORMAT_RULE
+    for name in (*(["format_rule"] if ruled else []), "chat", *(["episodes"] if command == "grpo" else [])):
         given = [d[name] for d in described if d.get(name)]
         if len(given) == len(described) and all(options == given[0] for options in given):
             words += given[0]

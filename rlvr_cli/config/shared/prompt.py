@@ -4,10 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from rlvr_cli.config.parsing.options import JUDGE, JUDGE_FORM, LONGEST, FileFunction, JudgeFile, flag, knob
+from rlvr_cli.config.parsing.options import (
+    JUDGE,
+    JUDGE_FORM,
+    LONGEST,
+    FileFunction,
+    JudgeFile,
+    check_effects,
+    flag,
+    knob,
+)
 from rlvr_cli.config.shared.addresses import KEY_ENV, check_address, check_key_name
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.types import ChatThinking, FormatRule, GraderName
+from rlvr_cli.types import WITH_FORMAT_RULE, ChatThinking, FormatRule, GraderName
 
 GraderChoice = Literal["", GraderName]  # "" where it is not given
 FORMAT_RULE = "Format rule of the graders with tags: literal requires exactly '</think> <answer>', lenient allows any white space between."
@@ -125,6 +134,13 @@ def check_prompt(config: PromptOptions) -> None:
     if name is not None and not config.chat:
         raise RlvrError(f"{flag(name)} needs --chat.", "Add --chat, or leave it out.")
     check_judge(config, graders=(config.grader,))
+    check_format_rule(config, config.grader)
+
+
+def check_format_rule(config: Any, grader: str) -> None:
+    """Raise NoEffect if the command line has a --format-rule for a grader without one; "" is chosen later."""
+    has_effect = config.format_rule == "literal" or grader in ("", *WITH_FORMAT_RULE)
+    check_effects(config, {"format_rule": (has_effect, f"a grader that has one: {', '.join(WITH_FORMAT_RULE)}")})
 
 
 def is_judge(grader: str) -> bool:

@@ -14,12 +14,13 @@ from rlvr_cli.config.parsing.options import (
     knob,
     options,
 )
-from rlvr_cli.config.shared.prompt import FORMAT_RULE, GraderChoice, JudgeOptions, check_judge
+from rlvr_cli.config.shared.prompt import FORMAT_RULE, GraderChoice, JudgeOptions, check_format_rule, check_judge
 from rlvr_cli.config.shared.questions import QuestionOptions
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import FormatRule
 
 PhaseChoice = Literal["all", "eval", "train"]
+OF_STORED = ("again", "phase")  # options of grades that are stored
 OF_CHECK = {"prompt", "limit", *(f.name for f in fields(QuestionOptions))}  # options that only --check has a use for
 
 
@@ -74,9 +75,14 @@ class GradeConfig(QuestionOptions, JudgeOptions, Provenance):
     def __post_init__(self) -> None:
         check_values(self)
         check_judge(self, graders=(self.grader, self.check))
+        check_format_rule(self, self.grader or self.check)
         if self.check and (self.explain is not None or self.grader):
             other = "--grader" if self.grader else "--explain"
             raise RlvrError(f"--check and {other} exclude each other.", "--check names the grader itself.")
+        other = "--check" if self.check else "--explain" if self.explain is not None else ""
+        given = [f.name for f in options(type(self)) if f.name in OF_STORED and getattr(self, f.name) != f.default]
+        if given and other:
+            raise RlvrError(f"{flag(given[0])} has no effect with {other}: no grades are stored.", "Leave it out.")
         chosen = [f.name for f in options(type(self)) if f.name in OF_CHECK and getattr(self, f.name) != f.default]
         if chosen and not self.check:
             raise RlvrError(f"{flag(chosen[0])} needs --check.", "To measure a model on a dataset: rlvr eval --dataset")

@@ -807,6 +807,9 @@ def test_the_command_for_the_traces_names_a_grader_that_it_can_have(grader, name
     described = [{"run": "r", "grader": grader, "prompt": None}]
     config = FilterConfig(source=("r",), out="o.jsonl")
     assert next_command(config, described) == f"rlvr sft --dataset o.jsonl{named}"
+    ruled = [{**each, "format_rule": ["--format-rule", "lenient"]} for each in described]
+    rule = "" if grader == "gsm8k" else " --format-rule lenient"  # of which it would be an error
+    assert next_command(config, ruled) == f"rlvr sft --dataset o.jsonl{named}{rule}"
 
 
 @pytest.mark.parametrize(
