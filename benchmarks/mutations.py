@@ -1641,6 +1641,7 @@ EPISODES = [
     *mutations_of(
         "rollouts/collect.py",
         ("the environment's tokens are counted as sampled", "SamplingStats(sum(r.num_policy_tokens for r in rollouts)", "SamplingStats(sum(r.num_response_tokens for r in rollouts)", "tests/rollouts/test_collect.py -k environment_wrote"),
+        ("a grader gets the dataset's prompt", "prompt_given(c, self.requests[c.request_index])", "self.requests[c.request_index].prompt", "tests/rollouts/test_collect.py -k ask_for"),
     ),
     *mutations_of(
         "replay/stored.py",

@@ -101,7 +101,7 @@ class _Collector:
             self.grader,
             ground_truth=lambda c: self.wanted[c.request_index][0].ground_truth,
             example=lambda c: (
-                asdict(self.wanted[c.request_index][0]) | {"prompt": self.requests[c.request_index].prompt}
+                asdict(self.wanted[c.request_index][0]) | {"prompt": prompt_given(c, self.requests[c.request_index])}
             ),
         )
         self._started = time.monotonic()
@@ -365,6 +365,11 @@ def log_generations(
     return averages
 
 
+def prompt_given(completion: Completion, request: Request) -> str:
+    """Return the prompt that the policy got: of an episode, its environment may have given another than the request's."""
+    return request.prompt if completion.prompt is None else completion.prompt
+
+
 def make_rollout(
     completion: Completion,
     grade: Grade,
@@ -388,7 +393,7 @@ def make_rollout(
         policy_version=policy_version,
         example_id=example.id,
         sample_index=sample_index,
-        prompt=request.prompt if completion.prompt is None else completion.prompt,
+        prompt=prompt_given(completion, request),
         response=completion.text,
         ground_truth=example.ground_truth,
         prompt_ids=completion.prompt_ids,

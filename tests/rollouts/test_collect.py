@@ -151,15 +151,23 @@ def test_a_grader_may_ask_for_the_example(tmp_path):
     grader.write_text(
         "def grade(response, ground_truth, example):\n"
         "    whole = example['question'] in example['prompt'] and example['ground_truth'] == ground_truth\n"
-        "    return {'reward': float(whole), 'extracted_answer': example['id']}\n"
+        "    return {'reward': float(whole), 'extracted_answer': example['id'] + example['prompt']}\n"
     )
+
+    class BegunByAnEnvironment(ScriptedSampler):
+        def sample(self, requests, params):
+            for c in super().sample(requests, params):
+                given = f"Its own: {requests[c.request_index].example.question}" if c.sample_index else None
+                yield dataclasses.replace(c, prompt=given)
+
     with (
         GraderPool(f"{grader}:grade", workers=1) as pool,
         RunDir.create(tmp_path, "eval", metadata={}) as run,
     ):
-        collect(run, ScriptedSampler(), pool)
+        collect(run, BegunByAnEnvironment(), pool)
     rows = rows_of(run)
-    assert [r["extracted_answer"] for r in rows] == [r["example_id"] for r in rows]
+    assert [r["extracted_answer"] for r in rows] == [r["example_id"] + r["prompt"] for r in rows]
+    assert rows[1]["prompt"] == "Its own: 0+1?"
     assert {r["reward"] for r in rows} == {1.0}
 
 
