@@ -449,7 +449,7 @@ def token_log_probs(scaled: Tensor, response: Response) -> Tensor:
     The normalizer is a number of their precision, as in training: in float32, one near 20 has the last bit 2e-6. So has then p, and
     1 - p of a token that is nearly certain, by the same sign wherever the same token is so.
     """
-    tokens = torch.tensor([*response.tokens], device=scaled.device)
+    tokens = torch.tensor([*response.tokens], dtype=torch.long, device=scaled.device)
     picked = scaled[torch.arange(len(tokens), device=scaled.device), tokens]
     return picked - torch.logsumexp(scaled, dim=-1)
 

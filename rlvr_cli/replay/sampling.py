@@ -44,7 +44,8 @@ def log_prob_gaps(row: Rollout, params: SamplingParams, *, logits: Tensor, ends:
         ends: the ids that end a response.
     """
     z = logits.div_(params.temperature or 1.0)
-    sampled = torch.tensor(row.response_mask or [True] * len(row.response_ids), device=z.device)
+    kept = row.response_mask or [True] * len(row.response_ids)
+    sampled = torch.tensor(kept, dtype=torch.bool, device=z.device)
     protected = _protected(row, sampled, min_tokens=params.min_tokens)
     z[:, list(ends)] = z[:, list(ends)].masked_fill(protected[:, None], -torch.inf)
     log_p = torch.log_softmax(z, dim=-1)

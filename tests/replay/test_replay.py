@@ -21,9 +21,9 @@ from rlvr_cli.config.store.check import CheckConfig
 from rlvr_cli.data.traces import SampledIds, Traces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.replay import formulas
-from rlvr_cli.replay.run import TOLERANCE, Replay, Update, _replay, allowing, replay_run
+from rlvr_cli.replay.run import TOLERANCE, Replay, Update, _replay, allowing, replay_run, token_log_probs
 from rlvr_cli.replay.sampling import broken_rule, log_prob_gaps
-from rlvr_cli.replay.stored import StoredRun, _trace, batches, read_stored
+from rlvr_cli.replay.stored import Response, StoredRun, _trace, batches, read_stored
 from rlvr_cli.runs import manifest
 from rlvr_cli.runs.readers import metadata_bytes
 from rlvr_cli.runs.run_dir import RunDir
@@ -370,6 +370,14 @@ def test_sampled_log_probabilities_worked_by_hand():
     assert gaps(flat, temperature=2.0)[0] == pytest.approx(0, abs=1e-4)
     masked = a_rollout(response_ids=(1, 1), sampled_logprobs=(math.log(2 / 7), 0.0), response_mask=(True, False))
     assert gaps(masked) == pytest.approx([0], abs=1e-6)
+
+
+@pytest.mark.parametrize("given", [{}, {"temperature": 0.0}, {"top_p": 0.5}])
+def test_a_response_without_tokens_has_no_log_probabilities(given):
+    """Such as of an episode whose environment failed as it began."""
+    row, logits = a_rollout(response_ids=(), sampled_logprobs=()), torch.zeros(0, 4, dtype=torch.float64)
+    assert log_prob_gaps(row, SamplingParams(**given), logits=logits, ends=(2,)).shape == (0,)
+    assert token_log_probs(logits, Response((1,), (), (), (), ())).shape == (0,)
 
 
 def test_rules_of_sampling():
