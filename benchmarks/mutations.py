@@ -441,6 +441,7 @@ WIRING = [
         ("a round has always four samples of a question", "group_size=config.group_size)\n        train", "group_size=4)\n        train", ON_POLICY, "dpo.group_size"),
         ("one round", "num_steps=config.n_dpo_steps", "num_steps=1", ON_POLICY, "n_dpo_steps"),
         ("pairs of cut responses", 'r.finish_reason != "length" and', "", ON_POLICY),
+        ("pairs of different prompts", "groups[r.prompt].append", "groups[r.example_id].append", "tests/commands/test_dpo.py -k same_prompt"),
         ("the reference is the policy", 'of="reference", temperature=temperature', 'of="policy", temperature=temperature', ON_POLICY),
         ("options have no effect on pairs", "check_effects_on_pairs(config, field_is_shared=field_is_shared)", "pass", "tests/commands/test_dpo.py -k without_effect"),
         ('the question of a pair has the usual field', 'question_field=config.question_field,', 'question_field="",', "tests/commands/test_dpo.py -k rows_are_read", 'dpo.question_field'),

@@ -4,7 +4,9 @@ Enters: a DpoConfig. Leaves: a run directory with metrics, rollouts, and the tra
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -90,18 +92,26 @@ def sampled_pairs(
     pairs: list[tuple[Rollout, Rollout]] = []
     paired = 0
     for first in range(0, len(rollouts), config.group_size):
-        group = [
-            {"prompt": r.prompt, "response": r.response, "reward": r.reward, "rollout": r}
-            for r in rollouts[first : first + config.group_size]
-            if r.finish_reason != "length" and r.response.strip()
-        ]
-        found = pair_up(group, count=config.pairs_per_question, seed=config.seed) if group else []
-        pairs += [(right["rollout"], wrong["rollout"]) for right, wrong in found]
+        found = pairs_of_question(config, rollouts[first : first + config.group_size])
+        pairs += found
         paired += bool(found)
     share = paired / config.n_prompts_per_rollout_batch
     trainer.metrics.add(loop.step, {"pairs/count": float(len(pairs)), "pairs/questions_share": share})
     loop.show(pairs=float(len(pairs)))
     return pairs
+
+
+def pairs_of_question(config: DpoConfig, rollouts: Sequence[Rollout]) -> list[tuple[Rollout, Rollout]]:
+    """Return pairs of a right and a wrong response to one prompt: an environment may have given the rollouts different ones."""
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for r in rollouts:
+        if r.finish_reason != "length" and r.response.strip():
+            groups[r.prompt].append({"prompt": r.prompt, "response": r.response, "reward": r.reward, "rollout": r})
+    return [
+        (right["rollout"], wrong["rollout"])
+        for group in groups.values()
+        for right, wrong in pair_up(group, count=config.pairs_per_question, seed=config.seed)
+    ]
 
 
 def run_on_pairs(config: DpoConfig) -> None:

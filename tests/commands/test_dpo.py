@@ -337,6 +337,14 @@ def test_questions_without_a_pair_are_an_update_that_is_skipped(tiny_model_dir, 
     assert metrics["pairs/count"] == [0.0, 0.0]
 
 
+def test_only_responses_to_the_same_prompt_are_a_pair(pairs, tiny_model_dir, tmp_path):
+    """An environment gives the rollouts of a question different ones where it draws them from the seed."""
+    config = DpoConfig(**options_of(pairs, tiny_model_dir, tmp_path), pairs_per_question=4)
+    sampled = [("a", 1.0), ("b", 0.0), ("c", 1.0), ("b", 1.0), ("c", 1.0)]
+    rollouts = [a_rollout(prompt=p, response=f" {i}", reward=reward) for i, (p, reward) in enumerate(sampled)]
+    assert dpo.pairs_of_question(config, rollouts) == [(rollouts[3], rollouts[1])]
+
+
 def test_rounds_have_their_rules(pairs, tiny_model_dir, tmp_path):
     for given, problem in (
         ({"n_dpo_steps": 2, "sampling_temperature": 0.0}, "--sampling-temperature 0 makes all responses to a question identical."),
