@@ -15,6 +15,7 @@ from rlvr_cli.config.shared.prompt import ShotOptions
 from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.data.datasets import Dataset, evaluation_spec, knows_its_fields, load_dataset
 from rlvr_cli.data.prompts import PromptTemplate
+from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.models.compute.bitsandbytes import check_bitsandbytes
 from rlvr_cli.models.compute.device import cuda_devices, dtype_name, faster_in_bfloat16, resolve_device
@@ -318,7 +319,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
         run.update(policy=trainer.policy.facts, planned=planned, divisions=trainer.divisions.stored)
         if inputs.questions or engine_kind(inputs.engine.name).share is None or config.samples_apart:
             run.update(sampler=sampler_facts(trainer.sampler, reason=inputs.engine.reason))
-            _check_prompts(config, inputs, trainer)
+            _check_prompts(config, inputs, trainer, environment)
         try:
             yield trainer
         except Diverged as diverged:
@@ -332,10 +333,23 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
             run.finish("diverged")
 
 
-def _check_prompts(config: TrainingConfig, inputs: Inputs, trainer: Trainer) -> None:
-    """Raise RlvrError if a prompt and the longest response to it exceed the context, before the first step."""
+def _check_prompts(
+    config: TrainingConfig, inputs: Inputs, trainer: Trainer, environment: EnvironmentPool | None
+) -> None:
+    """Raise RlvrError if a prompt leaves no room for what must fit beside it, before the first step.
+
+    An episode ends where the policy's context does; a teacher with a shorter one would have to read more than that. With which
+    prompts an environment begins is not known: the sampler refuses those that do not fit.
+    """
     own, teacher = trainer.policy.context_length or math.inf, trainer.trainers.replica.teacher
-    context = min(own, config.max_model_len or math.inf, (teacher and teacher.context_length) or math.inf)
+    sampled, scored = min(own, config.max_model_len or math.inf), (teacher and teacher.context_length) or math.inf
+    if environment is not None and environment.begins and sampled <= scored:
+        return
+    of_response, names = config.must_fit, ["sampling_max_tokens", "eval_max_tokens"]
+    if scored < sampled:
+        of_response = config.longest_response
+        names = ["max_episode_tokens"] if config.max_episode_tokens else names
+    context = min(sampled, scored)
     for examples, params in (
         (inputs.questions, config.sampling_params),
         (inputs.eval_dataset.examples if inputs.eval_dataset else [], config.eval_sampling_params),
@@ -344,8 +358,8 @@ def _check_prompts(config: TrainingConfig, inputs: Inputs, trainer: Trainer) -> 
             examples,
             inputs.template,
             lambda: trainer.tokenizer,
-            max_tokens=config.longest_response(params.max_tokens),
+            max_tokens=of_response(params.max_tokens),
             context=context,
             note=trainer.policy.context_note if context == own else "",
-            options=[flag(name) for name in ("sampling_max_tokens", "eval_max_tokens") if hasattr(config, name)],
+            options=[flag(name) for name in names if hasattr(config, name)],
         )

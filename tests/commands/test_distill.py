@@ -145,6 +145,9 @@ def test_prompts_must_fit_the_context_of_the_teacher(tiny_model_dir, teacher, tm
     (small / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 20}))
     with pytest.raises(RlvrError, match="the context holds 20"):
         trained(tiny_model_dir, small, tmp_path)
+    with pytest.raises(RlvrError, match="with 500 for the response") as raised:  # the policy's context would hold it
+        trained(tiny_model_dir, small, tmp_path, environment="calculator", max_episode_tokens=500, run="episodes")
+    assert raised.value.hint.endswith("shorter responses: --max-episode-tokens.")
 
 
 def test_a_token_that_the_teacher_lacks_is_named(tiny_model_dir, teacher, stepped, tmp_path):

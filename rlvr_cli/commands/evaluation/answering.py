@@ -58,12 +58,11 @@ def check_room(
         return
     from rlvr_cli.models.pretrained import load_tokenizer  # here: endpoints do without transformers
 
-    most = config.sampling_params.max_tokens
     check_prompts(
         examples,
         template,
         lambda: load_tokenizer(model_path(config.model)),
-        max_tokens=min(most, config.longest_response(most)),
+        max_tokens=config.must_fit(config.sampling_params.max_tokens),
         context=context,
         note=getattr(sampler, "context_note", ""),
         options=["--sampling-max-tokens"],

@@ -69,6 +69,10 @@ class EpisodeOptions(SamplingOptions, PromptOptions, ModelOptions):
         """Tokens of the longest response, of which the policy samples `max_tokens` at most."""
         return (self.max_episode_tokens or 2 * max_tokens) if self.plays_episodes else max_tokens
 
+    def must_fit(self, max_tokens: int) -> int:
+        """Tokens of a response that the context must hold beside a prompt: an episode that then fills it ends by its length."""
+        return min(max_tokens, self.longest_response(max_tokens))
+
 
 def check_episodes(config: EpisodeOptions) -> None:
     """Raise RlvrError for options that have no effect, or cannot go with episodes."""

@@ -86,7 +86,8 @@ def rlvr(place, forks):
 
 @pytest.fixture(scope="module")
 def trained(place, rlvr) -> Path:
-    done = rlvr("grpo", "--model", "qwen3", *COMMON, *GRPO, "--environment", "calculator", "--run", "g")
+    longer = ["--max-episode-tokens", 100_000]  # than the context, which ends an episode
+    done = rlvr("grpo", "--model", "qwen3", *COMMON, *longer, *GRPO, "--environment", "calculator", "--run", "g")
     assert "note: in the chat template, the next turn is the difference of two renderings\n" in done.err
     return place / "runs/g"
 

@@ -293,8 +293,11 @@ def test_limits_of_episodes_reach_the_environment_and_the_sampler(folder):
 
 
 @pytest.mark.parametrize("command", ["eval", "grpo"])
-def test_an_environment_that_always_fails_is_what_the_last_error_names(folder, command):
+def test_an_environment_that_always_fails_is_what_the_last_error_names(folder, tmp_path, command):
+    """The dataset's prompts need not fit the context: the environment may begin with its own."""
     given = {**COMMON, "environment": f"{folder}/mine.py:Broken", "runs_dir": str(folder), "run": f"{command}-broken"}
+    (tmp_path / "q.jsonl").write_text((json.dumps({"question": "long " * 5000, "answer": "5"}) + "\n") * 2)
+    given["dataset"] = f"{tmp_path}/q.jsonl"
     config = EvalConfig(**given, limit=2) if command == "eval" else GrpoConfig(**given, **TRAINED)
     line = 1 + SUMS.splitlines().index('        raise KeyError("no such game")')
     with pytest.raises(RlvrError) as caught:
@@ -606,6 +609,11 @@ def test_correct_traces_are_those_whose_last_turn_is(folder, tmp_path):
 def test_sft_evaluates_episodes(tmp_path):
     assert SftConfig(dataset="multiplication", environment="calculator").longest_response(8) == 16
     assert SftConfig(dataset="multiplication").longest_response(8) == 8
+
+
+def test_of_an_episode_only_what_the_policy_samples_must_fit_the_context():
+    assert EvalConfig(environment="calculator").must_fit(8) == 8
+    assert EvalConfig(environment="calculator", max_episode_tokens=5).must_fit(8) == 5
 
 
 def test_the_quickstart_with_a_tool_types_commands_that_exist(tmp_path):
