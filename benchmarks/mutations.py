@@ -1645,6 +1645,7 @@ EPISODES = [
     *mutations_of(
         "rollouts/collect.py",
         ("the environment's tokens are counted as sampled", "SamplingStats(sum(r.num_policy_tokens for r in rollouts)", "SamplingStats(sum(r.num_response_tokens for r in rollouts)", "tests/rollouts/test_collect.py -k environment_wrote"),
+        ("which call failed is lost", "completion.turn_facts and completion.turn_facts._asdict()", "None", "tests/rollouts/test_collect.py -k since_a_call_failed"),
         ("a grader gets the dataset's prompt", "prompt_given(c, self.requests[c.request_index])", "self.requests[c.request_index].prompt", "tests/rollouts/test_collect.py -k ask_for"),
     ),
     *mutations_of(
@@ -1653,6 +1654,7 @@ EPISODES = [
         ("a replay takes lengths of whole responses", "sum(r.response_mask or [True] * len(r.response_ids))", "len(r.response_ids)", f"{IN_A_RUN} credit_of_turns_trains"),
         ("a replay takes the reward for that of the first turn", "[0.0] * (num_turns - 1) + [reward]", "[reward] + [0.0] * (num_turns - 1)", "tests/replay/test_replay.py -k turns_of_episodes"),
     ),
+    Mutation("a later grade does not know which call failed", "rollouts/regrade.py", 'turn_facts=row["turn_facts"],', "", "tests/rollouts/test_collect.py -k since_a_call_failed"),
     Mutation("filter holds all rows that it writes", "commands/store/filter.py", "for row in rows_of(items))", "for row in [*rows_of(items)])", "tests/commands/store/test_filter.py -k not_held"),
     Mutation("a Parquet file's rows are all held", "runs/storage/parquet.py", "islice(records, rows_at_once)", "islice(records, None)", "tests/runs/storage/test_parquet.py"),
     Mutation("a column has the type of the first rows", "runs/storage/parquet.py", "pa.unify_schemas(schemas, ", "pa.unify_schemas(schemas[:1], ", "tests/runs/storage/test_parquet.py"),
@@ -1717,6 +1719,7 @@ EPISODES = [
     *mutations_of(
         "rollouts/grading.py",
         ("a format that is wrong is a missing call", "if episode and kind in WRONG_KINDS:", "if episode and kind:", "tests/rollouts/test_grading.py"),
+        ("an answer that filled an episode was never asked for", 'or facts["ends"][-1] > episode["graded_to"]', "", "tests/rollouts/test_grading.py"),
         ("any failed call is the last", "turn >= last for", "turn >= 0 for", "tests/rollouts/test_grading.py"),
         ("an environment that always failed is a grader that failed", "    if worst.failure_kind == ENVIRONMENT_ERROR:", "    if False:", f"{IN_A_RUN} always_fails"),
         ("an environment that failed is a grader that failed", "return ENVIRONMENT_ERROR", "return None", f"{IN_A_RUN} limits_of_episodes"),

@@ -408,7 +408,7 @@ def make_rollout(
             grade,
             finish_reason=completion.finish_reason,
             episode=completion.episode and completion.episode._asdict(),
-            failed=completion.turn_facts.failed if completion.turn_facts else (),
+            turn_facts=completion.turn_facts and completion.turn_facts._asdict(),
         ),
         advantage=None,
         mean_logprob=mean_or_none(sampled),

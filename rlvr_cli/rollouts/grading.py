@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from datetime import UTC, datetime
 from functools import partial
@@ -203,9 +203,13 @@ class GradingQueue:
 
 
 def grade_fields(
-    grade: Grade, *, finish_reason: str, episode: Mapping[str, Any] | None = None, failed: Sequence[int] = ()
+    grade: Grade,
+    *,
+    finish_reason: str,
+    episode: Mapping[str, Any] | None = None,
+    turn_facts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the grade as fields that `Rollout` and `Regrade` share, by name. `episode`, `failed`: see `failure_kind_of`."""
+    """Return the grade as fields that `Rollout` and `Regrade` share, by name. `episode`, `turn_facts`: see `failure_kind_of`."""
     return {
         "format_reward": grade.format_reward,
         "answer_reward": grade.answer_reward,
@@ -213,14 +217,18 @@ def grade_fields(
         "grade_error": grade.error,
         "extracted_answer": grade.extracted_answer,
         "category": grade.category,
-        "failure_kind": failure_kind_of(grade, finish_reason=finish_reason, episode=episode, failed=failed),
+        "failure_kind": failure_kind_of(grade, finish_reason=finish_reason, episode=episode, turn_facts=turn_facts),
         "grade_error_detail": grade.error_detail,
         "judgement": grade.judgement,
     }
 
 
 def failure_kind_of(
-    grade: Grade, *, finish_reason: str, episode: Mapping[str, Any] | None = None, failed: Sequence[int] = ()
+    grade: Grade,
+    *,
+    finish_reason: str,
+    episode: Mapping[str, Any] | None = None,
+    turn_facts: Mapping[str, Any] | None = None,
 ) -> str | None:
     """Return the grader's failure kind, or what explains it.
 
@@ -229,7 +237,7 @@ def failure_kind_of(
 
     Args:
         episode: the fields of an `Episode`.
-        failed: of its `TurnFacts`.
+        turn_facts: those of its `TurnFacts`; older runs have none.
     """
     kind, ended_by = grade.failure_kind, episode["ended_by"] if episode else ""
     if ended_by == "error" and grade.error is not None:
@@ -238,10 +246,12 @@ def failure_kind_of(
     if kind in UNFINISHED_KINDS or unplayed:
         return "out_of_turns" if ended_by == "turns" else "truncated" if finish_reason == "length" else kind
     if episode and kind in WRONG_KINDS:
-        last = episode["num_turns"] - (1 if ended_by in ("turns", "environment") else 2)  # that was answered
-        if last < 0:
+        facts = turn_facts or {"ends": (0,), "failed": ()}
+        called = ended_by in ("turns", "environment", "error") or facts["ends"][-1] > episode["graded_to"]
+        last = episode["num_turns"] - (1 if called else 2)  # of the turns that called
+        if last < 0 and not episode["tool_calls"]:
             return "no_tool_call"
-        if any(turn >= last for turn in failed):
+        if any(turn >= last for turn in facts["failed"]):
             return "tool_error"
     return kind
 

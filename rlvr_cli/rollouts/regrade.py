@@ -177,7 +177,7 @@ def _grade_rows(
                             grade,
                             finish_reason=row["finish_reason"],
                             episode=row["episode"],
-                            failed=row["turn_facts"]["failed"] if row["turn_facts"] else (),
+                            turn_facts=row["turn_facts"],
                         ),
                     )
                 )

@@ -150,16 +150,20 @@ def a_conversation(
     ids = tuple("".join(texts).encode())
     mask = tuple(role == "policy" for role, text in said for _ in text.encode())
     own = sum(role == "policy" for role, _ in said)
+    ends = tuple(accumulate(map(len, texts)))
+    last = max(place for place, (role, _) in enumerate(said) if role == "policy")
     episode = _EPISODE._replace(
         num_turns=own,
         num_policy_tokens=sum(mask),
         tool_calls=len(said) - own,
+        graded_from=ends[last] - len(texts[last]),
+        graded_to=ends[last],
     )
     return {
         "response": "".join(texts), "response_ids": ids, "num_response_tokens": len(ids), "response_mask": mask,
         "sampled_logprobs": tuple(-0.5 * own for own in mask), "episode": episode._replace(**changes),
         "turns": tuple(Turn(role, *place) for (role, _), place in zip(said, pairwise(tokens), strict=True)),
-        "turn_facts": TurnFacts(tuple(accumulate(map(len, texts))), failed_turns, forged_turns),
+        "turn_facts": TurnFacts(ends, failed_turns, forged_turns),
     }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import pytest
 from checks import calls_into
 from endpoint import completion as answer
 from endpoint import error, serving
-from factories import a_completion
+from factories import a_completion, a_conversation
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.data.prompts import load_prompt, prompt_of
@@ -20,6 +20,7 @@ from rlvr_cli.rollouts import collect as collecting
 from rlvr_cli.rollouts import grading
 from rlvr_cli.rollouts.collect import collect_rollouts, log_generations, sample_groups
 from rlvr_cli.rollouts.grading import choose_grader
+from rlvr_cli.rollouts.regrade import plan_regrade, regrade
 from rlvr_cli.rollouts.requests import request_seed
 from rlvr_cli.runs import manifest
 from rlvr_cli.runs.readers import read_rollouts, read_run
@@ -144,6 +145,26 @@ def test_a_row_has_the_tokens_that_an_environment_wrote(tmp_path, pool):
         named = named_queries()["entropy_by_position"]
         positions = database.select(named.sql, named.parameters).rows
     assert [(row[2], row[3], row[4]) for row in positions] == [(0, 12, 0.5), (2, 12, 1.5)]
+
+
+def test_an_answer_may_be_wrong_since_a_call_failed_as_a_later_grade_says_too(tmp_path, pool):
+    class Calls(ScriptedSampler):
+        def sample(self, requests, params):
+            for c in super().sample(requests, params):
+                told = a_conversation(("policy", c.text), ("calc", "?"), failed_turns=(0,), ended_by="length")
+                same = {name: told[name] for name in ("response_mask", "turns", "episode", "turn_facts")}
+                ids, logprobs = told["response_ids"], told["sampled_logprobs"]
+                counted = {"num_tokens": len(ids), "token_ids": ids, "logprobs": logprobs}
+                yield dataclasses.replace(c, text=told["response"], **counted, **same)
+
+    with RunDir.create(tmp_path, "eval", metadata={}) as run:
+        collect(run, Calls(), pool)
+        by = {"grader": "r1_zero", "grader_sha256": None}
+        regrade(run, plan_regrade(run, **by, phase="eval", again=True), **by, pool=pool, stop=StopRequest())
+    with open_runs([read_run(run.path)]) as database:
+        for table in ("rollouts", "grades"):
+            found = database.select(f"SELECT DISTINCT failure_kind FROM {table} WHERE reward = 0")
+            assert found.rows == [("tool_error",)], table
 
 
 def test_a_grader_may_ask_for_the_example(tmp_path):

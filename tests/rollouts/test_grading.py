@@ -16,6 +16,7 @@ from rlvr_cli.types import Grade
         ("low_reward", "policy", 1, (), "no_tool_call"),
         ("wrong_answer", "turns", 1, (), "wrong_answer"),  # it called, and that was its last turn
         ("wrong_answer", "turns", 1, (0,), "tool_error"),
+        ("wrong_answer", "error", 1, (), "wrong_answer"),  # by another grader: it called, and got no answer
         ("wrong_answer", "policy", 2, (), "wrong_answer"),
         ("wrong_answer", "policy", 2, (0,), "tool_error"),
         ("wrong_answer", "policy", 3, (0,), "wrong_answer"),  # the call after it went well
@@ -40,10 +41,34 @@ from rlvr_cli.types import Grade
 )
 def test_why_an_episode_has_no_reward(kind, ended_by, turns, failed, expected):
     grade = Grade(0.0, 0.0, 1.0 if kind is None else 0.0, failure_kind=kind)
-    fields = a_conversation(("policy", "a"), num_turns=turns, ended_by=ended_by)
-    finish = "length" if ended_by == "length" else "stop"
-    assert failure_kind_of(grade, finish_reason=finish, episode=fields["episode"]._asdict(), failed=failed) == expected
+    fields = a_conversation(("policy", "a"), failed_turns=failed, num_turns=turns, ended_by=ended_by)
+    assert kind_of(grade, fields) == expected
     assert expected in (None, "mine", *FAILURE_KINDS)
+
+
+def kind_of(grade, fields):
+    episode, facts = fields["episode"]._asdict(), fields["turn_facts"]._asdict()
+    finish = "length" if episode["ended_by"] == "length" else "stop"
+    return failure_kind_of(grade, finish_reason=finish, episode=episode, turn_facts=facts)
+
+
+@pytest.mark.parametrize(
+    ("roles", "failed", "calls", "expected"),
+    [
+        ("policy", (), 0, "no_tool_call"),
+        ("policy", (), 1, "wrong_answer"),  # it called with its last token, and no answer had room
+        ("policy", (0,), 1, "tool_error"),
+        ("policy calc", (), 1, "wrong_answer"),  # the answer filled the episode
+        ("policy calc", (0,), 1, "tool_error"),
+        ("policy calc policy", (0,), 1, "tool_error"),
+        ("policy calc policy calc", (0,), 2, "wrong_answer"),
+        ("policy environment", (), 0, "wrong_answer"),  # what an environment says is no tool's
+    ],
+)
+def test_whether_an_episode_that_ended_by_length_had_called(roles, failed, calls, expected):
+    said = [(role, "a") for role in roles.split()]
+    fields = a_conversation(*said, failed_turns=failed, tool_calls=calls, ended_by="length")
+    assert kind_of(Grade(1.0, 0.0, 0.0, failure_kind="wrong_answer"), fields) == expected
 
 
 def test_an_environment_that_failed_is_no_failure_of_the_grader():
