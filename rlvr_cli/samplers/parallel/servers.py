@@ -10,6 +10,7 @@ adapter goes the same way, under a name that no other version had, by which it i
 import contextlib
 import http.client
 import json
+import os
 import queue
 import secrets
 import tempfile
@@ -95,7 +96,7 @@ class ServersSampler(SeveralSamplers["_Server"]):
         for url in urls:
             check_address(url, option="--sampler-urls")
         super().__init__({url: _Server(url, tokenizer, model=model, timeout=timeout) for url in urls})
-        self._tokenizer, self._weights_dir = tokenizer, weights_dir
+        self._tokenizer, self._weights_dir = tokenizer, os.path.abspath(weights_dir) if weights_dir else None
         self._takes_adapters, self._adapter_folder = takes_adapters, contextlib.ExitStack()
         self._name = f"rlvr-{secrets.token_hex(4)}"  # of adapters: another run's may still be on the servers
         self.policy_version = 0
@@ -132,9 +133,7 @@ class ServersSampler(SeveralSamplers["_Server"]):
             RlvrError: a server cannot load them, or serves others.
         """
         with contextlib.ExitStack() as temporary:
-            folder = temporary.enter_context(
-                tempfile.TemporaryDirectory(prefix="rlvr-weights-", dir=self._weights_dir or None)
-            )
+            folder = temporary.enter_context(tempfile.TemporaryDirectory(prefix="rlvr-weights-", dir=self._weights_dir))
             Path(folder).chmod(0o755)  # the servers may be another user's
             (policy.write_adapter if self._takes_adapters else partial(_write_weights, policy))(Path(folder))
             for url, server in list(self.members.items()):
