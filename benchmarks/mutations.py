@@ -1022,6 +1022,8 @@ MATHEMATICS = [
         ("what a follower fails of is said in place of this one's error", "with suppress(RlvrError):", "with suppress(KeyError):", "tests/training/parallel/test_weight_sync.py -k failed_too"),
         ("followers are not told to give memory back", '"sleep_mode": self._sleep_mode', '"sleep_mode": False', "tests/training/parallel/test_weight_sync.py -k follower"),
     ),
+    Mutation("another user cannot read a checkpoint", "training/checkpoints.py", "    follow_umask(path.parent)\n", "", "tests/training/test_checkpoints.py -k a_damaged_file_is_named"),
+    Mutation("another user cannot read a saved model", "models/pretrained.py", "        follow_umask(fresh)\n", "", "tests/models/test_policy.py -k inverse"),
     *mutations_of(
         "samplers/parallel/servers.py",
         ("a server whose engine died ends the run", "and server.lives():", "and True:", "tests/samplers/parallel/test_servers.py -k engine_is_gone"),
@@ -1033,6 +1035,7 @@ MATHEMATICS = [
         ("a server that hangs is waited for", "if self._missed >= MISSED:", "if False:", "tests/samplers/parallel/test_servers.py -k hangs_is_left_out"),
         ("old keys and values stay on a server", '        self._ask("/reset_prefix_cache", {})\n', "", "tests/samplers/parallel/test_servers.py -k hangs_when_weights"),
         ("a server is given up at once", "self._missed = 0 if self.lives() else self._missed + 1", "self._missed += 1", "tests/samplers/parallel/test_servers.py -k takes_its_time"),
+        ("another user's server cannot read the weights", "            follow_umask(Path(folder))\n", "", "tests/samplers/parallel/test_servers.py -k proven"),
         ("adapters stay on the servers", "        self.unload_adapter()\n", "", "tests/samplers/parallel/test_servers.py -k under_a_name"),
     ),
     *mutations_of(

@@ -200,6 +200,7 @@ def replaced(directory: str | Path) -> Iterator[Path]:
     fresh.mkdir()
     try:
         yield fresh
+        follow_umask(fresh)
         for path in (*fresh.rglob("*"), fresh):
             _flush(path)
         if directory.exists():
@@ -209,6 +210,21 @@ def replaced(directory: str | Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     shutil.rmtree(stale, ignore_errors=True)
+
+
+def follow_umask(directory: Path) -> None:
+    """Give the weights in a directory the mode of any new file there: safetensors makes its files for their owner alone.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    any_file = directory / ".mode"
+    any_file.touch()
+    mode = any_file.stat().st_mode
+    any_file.unlink()
+    for path in directory.glob("*.safetensors"):
+        if path.stat().st_mode != mode:  # some file systems have no modes, and refuse to change them
+            path.chmod(mode)
 
 
 def fetch_model(model_id: str) -> None:

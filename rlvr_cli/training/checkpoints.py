@@ -36,6 +36,7 @@ from torch import Tensor
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.models.policy import Policy, distinct_tensors, first_not_finite
+from rlvr_cli.models.pretrained import follow_umask
 from rlvr_cli.runs.storage.files import (
     atomic_write,
     fsync_directory,
@@ -321,6 +322,7 @@ def _publish(temporary: Path, path: Path) -> None:
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     with _rust_errors_as_os_errors():
         save_file(dict(tensors), path)
+    follow_umask(path.parent)
     with path.open("rb") as file:
         os.fsync(file.fileno())
 

@@ -415,6 +415,7 @@ def test_save_and_load_are_inverse(tiny_model_dir, tmp_path, dtype):
         "adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
     assert [p.name for p in tmp_path.iterdir()] == ["adapter"]  # nothing temporary is left
+    assert len({path.stat().st_mode for path in (tmp_path / "adapter").iterdir()}) == 1
     settings = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
     assert settings["base_model_name_or_path"] == str(tiny_model_dir)
     assert (settings["r"], settings["lora_alpha"], settings["inference_mode"]) == (4, 8, True)

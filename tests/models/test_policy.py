@@ -257,6 +257,8 @@ def test_save_and_load_are_inverse(tiny_model, tiny_tokenizer, tmp_path, capfd):
     assert json.loads((target / "generation_config.json").read_text())["eos_token_id"] == 0
     assert [p.name for p in target.parent.iterdir()] == ["model"]  # nothing temporary is left
     assert target.stat().st_mode & 0o777 == target.parent.stat().st_mode & 0o777
+    (tmp_path / "any file").touch()
+    assert {path.stat().st_mode for path in target.iterdir()} == {(tmp_path / "any file").stat().st_mode}
     assert capfd.readouterr() == ("", "")  # progress bars are the caller's
 
 

@@ -355,6 +355,7 @@ def test_a_damaged_file_is_named_and_the_older_checkpoint_loaded(
     whole = shutil.copytree(newest, run / "whole")
     files = [p.relative_to(whole) for p in whole.rglob("*") if p.is_file()]
     assert {"optimizer.safetensors", "tensors.safetensors", "state.json", "model/config.json"} <= set(map(str, files))
+    assert len({(newest / file).stat().st_mode for file in files}) == 1
     for file in files:
         damage(newest / file)
         loaded, (notice,) = trainer.load(run)

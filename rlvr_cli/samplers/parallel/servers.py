@@ -27,7 +27,7 @@ from rlvr_cli.config.shared.addresses import PLACEHOLDER_KEY, check_address
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.device import dtype_name
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.models.pretrained import load_tokenizer
+from rlvr_cli.models.pretrained import follow_umask, load_tokenizer
 from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.open import EngineSettings
 from rlvr_cli.samplers.openai import CHECK_SECONDS, FRAME_BYTES, WHOLE_DISTRIBUTION, OpenAISampler, TimedOut
@@ -136,6 +136,7 @@ class ServersSampler(SeveralSamplers["_Server"]):
             folder = temporary.enter_context(tempfile.TemporaryDirectory(prefix="rlvr-weights-", dir=self._weights_dir))
             Path(folder).chmod(0o755)  # the servers may be another user's
             (policy.write_adapter if self._takes_adapters else partial(_write_weights, policy))(Path(folder))
+            follow_umask(Path(folder))
             for url, server in list(self.members.items()):
                 try:
                     if self._takes_adapters:

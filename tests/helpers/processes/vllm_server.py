@@ -43,6 +43,8 @@ class StandIn:
         slow: seconds that a response takes; a probe's takes none.
         context: the most tokens that it says to take.
         odd: what it answers on a path instead; `odd_after` completions.
+        loads: the folders of weights and adapters that it was to load.
+        modes: those of the files in them.
     """
 
     url: str
@@ -60,6 +62,7 @@ class StandIn:
     odd_after: int = 0
     answered: int = 0
     loads: list[str] = field(default_factory=list)
+    modes: set[int] = field(default_factory=set)
     adapters: dict[str, Any] = field(default_factory=dict)
     most_adapters: int = 0
     endpoint: Any = None
@@ -81,10 +84,14 @@ def _one(model: Path) -> Iterator[StandIn]:
     served = dict.fromkeys(("the-model", str(model)), (base, TransformersSampler(base)))
     lock = threading.Lock()
 
+    def note_load(folder: Path) -> None:
+        server.loads.append(str(folder))
+        server.modes |= {path.stat().st_mode for path in folder.glob("*")}
+
     def load_adapter(name: str, folder: str) -> Reply:
         if name in server.adapters:
             return error(400, f"The lora adapter '{name}' has already been loaded.")
-        server.loads.append(folder)
+        note_load(Path(folder))
         adapted = load_policy(folder, device="cpu")
         server.adapters[name] = (
             (base, served["the-model"][1]) if server.stale else (adapted, TransformersSampler(adapted))
@@ -158,7 +165,7 @@ def _one(model: Path) -> Iterator[StandIn]:
                 return Reply({"data": [{"id": "the-model", "root": str(model), "max_model_len": server.context}]})
             if path == "/collective_rpc":
                 folder = Path(body["kwargs"]["weights_path"])
-                server.loads.append(str(folder))
+                note_load(folder)
                 if not folder.is_dir():
                     return error(500, f"no such directory: {folder}")
                 if not server.stale:

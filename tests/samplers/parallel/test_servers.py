@@ -345,6 +345,7 @@ def test_new_weights_reach_every_server_and_are_proven(servers, policy, tmp_path
     assert any(after[key].token_ids != before[key].token_ids for key in before)
     for server in servers:
         assert [Path(load).parent for load in server.loads] == [tmp_path]
+        assert len(server.modes) == 1, "the server may be another user's"
     assert list(tmp_path.iterdir()) == [], "the weights are removed when they are loaded"
 
 
@@ -401,6 +402,7 @@ def test_an_adapter_goes_to_every_server_under_a_name_of_its_version(servers, po
             (name,) = server.adapters
             assert name.endswith(f"-{version}")
             assert {body["model"] for body in server.endpoint.bodies[-4:]} == {name}
+            assert len(server.modes) == 1
         before = after
     assert len(list(tmp_path.iterdir())) == 1, "the one that is served"
     other = sampler_of(servers, policy, takes_adapters=True)
