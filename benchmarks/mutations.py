@@ -1022,6 +1022,8 @@ MATHEMATICS = [
         ("what a follower fails of is said in place of this one's error", "with suppress(RlvrError):", "with suppress(KeyError):", "tests/training/parallel/test_weight_sync.py -k failed_too"),
         ("followers are not told to give memory back", '"sleep_mode": self._sleep_mode', '"sleep_mode": False', "tests/training/parallel/test_weight_sync.py -k follower"),
     ),
+    Mutation("a signal does not end the wait for a teacher's server", "samplers/served_teacher.py", "with stoppable():", "with contextlib.nullcontext():", "tests/reliability/test_endpoints.py -k teachers_server"),
+    Mutation("answers of a teacher's server stand in the order in which they came", "samplers/served_teacher.py", "[found[place] for place in range(len(rows))]", "[*found.values()]", "tests/samplers/test_served_teacher.py -k keeps_its_place"),
     Mutation("another user cannot read a checkpoint", "training/checkpoints.py", "    follow_umask(path.parent)\n", "", "tests/training/test_checkpoints.py -k a_damaged_file_is_named"),
     Mutation("another user cannot read a saved model", "models/pretrained.py", "        follow_umask(fresh)\n", "", "tests/models/test_policy.py -k inverse"),
     *mutations_of(

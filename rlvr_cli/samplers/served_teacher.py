@@ -5,12 +5,14 @@ Enters: prompts and responses, as token ids. Leaves: the log-probability of each
 
 import contextlib
 import json
+import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.openai import FRAME_BYTES, TOKEN_BYTES
 from rlvr_cli.samplers.parallel.servers import NoAnswer, NotNow, ask_server, odd_answer
 
@@ -58,13 +60,37 @@ class ServedTeacher:
 
         Raises:
             RlvrError: the server does not answer, or without a log-probability of each token.
+            Interrupted: a signal came; requests under way are left to themselves.
         """
-        with ThreadPoolExecutor(min(CONCURRENCY, max(len(rows), 1))) as pool:
-            found = []
-            for row in pool.map(self._of_row, rows):
-                found.append(row)
+        places: queue.SimpleQueue[int] = queue.SimpleQueue()
+        answered: queue.SimpleQueue[tuple[int, list[float] | Exception]] = queue.SimpleQueue()
+        ended = threading.Event()
+
+        def ask() -> None:
+            with contextlib.suppress(queue.Empty):
+                while not ended.is_set():
+                    place = places.get_nowait()
+                    try:
+                        answered.put((place, self._of_row(rows[place])))
+                    except Exception as error:  # the other thread raises it
+                        answered.put((place, error))
+
+        for place in range(len(rows)):
+            places.put(place)
+        for _ in range(min(CONCURRENCY, len(rows))):
+            threading.Thread(target=ask, daemon=True).start()  # a pool's would have to end before the process does
+        found: dict[int, list[float]] = {}
+        try:
+            while len(found) < len(rows):
+                with stoppable():
+                    place, said = answered.get()
+                if isinstance(said, Exception):
+                    raise said
+                found[place] = said
                 progress()
-            return found
+        finally:
+            ended.set()
+        return [found[place] for place in range(len(rows))]
 
     def _of_row(self, row: tuple[Sequence[int], Sequence[int]]) -> list[float]:
         prompt, response = row

@@ -20,6 +20,7 @@ import pytest
 
 from endpoint import Endpoint, Reply, completion, serving
 from forks import Call, Done, Forks, processes_in
+from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.runs.readers import read_rollouts, read_run
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
@@ -307,6 +308,13 @@ ENDLESS: dict[str, Reply] = {
 WITHIN = 60.0  # seconds from a signal to the end, on a loaded machine; the figures say how long it was
 
 
+def await_requests(forks: Forks, call: Call, endpoint: Endpoint, *, more_than: int) -> None:
+    deadline = time.monotonic() + 30
+    while len(endpoint.bodies) <= more_than and forks.status(call) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.3)
+
+
 def stopped_by(
     forks: Forks, root: Path, fault: Reply, *, number: signal.Signals, healthy: int
 ) -> tuple[list[str], float]:
@@ -322,10 +330,7 @@ def stopped_by(
 
     with serving(answer) as endpoint:
         call = begin(forks, endpoint, root, "--request-timeout", "3000")
-        deadline = time.monotonic() + 30
-        while len(endpoint.bodies) <= healthy and forks.status(call) is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        time.sleep(0.3)
+        await_requests(forks, call, endpoint, more_than=healthy)
         sent = time.monotonic()
         forks.send(call, number)
         done = forks.wait(call, limit=30)
@@ -344,6 +349,22 @@ def stopped_by(
 def test_one_signal_ends_a_wait_for_an_endpoint(forks: Forks, tmp_path: Path):
     problems, _ = stopped_by(forks, tmp_path, ENDLESS["hang"], number=signal.SIGTERM, healthy=4)
     assert not problems
+
+
+def test_one_signal_ends_a_wait_for_a_teachers_server(forks: Forks, tmp_path: Path):
+    command = (
+        "distill --divergence sampled --dataset arithmetic:4 --rollout-batch-size 4 --group-size 1 --sampling-max-tokens 4 "
+        "--n-distill-steps 1 --eval-every 0 --eval-examples 1 --run r"
+    ).split()
+    models = Reply({"data": [{"id": "t"}]})
+    with serving(lambda body: Reply(wait=3600) if body else models, lists=True) as endpoint:
+        url, teacher = endpoint.url.removesuffix("/v1"), builtin_model_path()
+        call = forks.start(*command, "--teacher", teacher, "--teacher-url", url, cwd=tmp_path)
+        await_requests(forks, call, endpoint, more_than=1)
+        forks.send(call, signal.SIGINT)
+        done = forks.wait(call, limit=10)
+    assert (done.status, done.hung) == (130, False), done.said
+    assert "resume with: rlvr distill --resume" in done.err
 
 
 @pytest.mark.full

@@ -1,5 +1,7 @@
 """A teacher on a vLLM server."""
 
+import threading
+
 import pytest
 import torch
 
@@ -90,3 +92,18 @@ def test_a_server_that_may_answer_later_is_asked_again(monkeypatch, trouble):
         teacher = ServedTeacher(endpoint.url.removesuffix("/v1"), "t")
         assert teacher.log_probs(ROWS[:1]) == [[-1.0, -1.0]]
     assert next(replies, None) is None
+
+
+def test_what_is_answered_late_keeps_its_place():
+    other_is_done = threading.Event()
+
+    def answer(body: dict) -> Reply:
+        if not body:
+            return Reply({"data": [{"id": "t"}]})
+        token = body["prompt"][1]
+        said = {"choices": [{"prompt_logprobs": [None, {str(token): {"logprob": -float(token)}}]}]}
+        return Reply(said, after=other_is_done if token == 7 else None)
+
+    with serving(answer, lists=True) as endpoint:
+        teacher = ServedTeacher(endpoint.url.removesuffix("/v1"), "t")
+        assert teacher.log_probs([([1], [7]), ([1], [8])], progress=other_is_done.set) == [[-7.0], [-8.0]]
