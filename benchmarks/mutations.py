@@ -538,7 +538,7 @@ WIRING = [
     *mutations_of(
         "commands/eval.py",
         ("an evaluation with default sampling", "params=config.sampling_params,", "params=type(config)().sampling_params,", EVALUATED, "eval.sampling_temperature"),
-        ("one sample per question", "num_samples=config.num_samples,\n                grader", "num_samples=1,\n                grader", EVALUATED, "num_samples"),
+        ("one sample per question", "num_samples=config.num_samples,\n                    grader", "num_samples=1,\n                    grader", EVALUATED, "num_samples"),
         ("an evaluation of seed 0", "seed=config.seed,", "seed=0,", EVALUATED, "eval.seed"),
         ("an evaluation of every question", "limit=config.limit,", "limit=None,", EVALUATED, "limit"),
         ("every dataset is the first", "shared.datasets[config.dataset]", "next(iter(shared.datasets.values()))", "tests/commands/test_end_to_end.py -k each_dataset", "eval.dataset"),
@@ -1024,6 +1024,16 @@ MATHEMATICS = [
     ),
     Mutation("a signal does not end the wait for a teacher's server", "samplers/served_teacher.py", "with stoppable():", "with contextlib.nullcontext():", "tests/reliability/test_endpoints.py -k teachers_server"),
     Mutation("answers of a teacher's server stand in the order in which they came", "samplers/served_teacher.py", "[found[place] for place in range(len(rows))]", "[*found.values()]", "tests/samplers/test_served_teacher.py -k keeps_its_place"),
+    Mutation("an evaluation's sampler is not recorded", "commands/eval.py", "with recorded(sampler(), run, reason=engine.reason):", "with ExitStack():", "tests/reliability/test_endpoints.py -k refusal_that_concerns_all"),
+    Mutation("a search's sampler is not recorded", "commands/discover.py", ", recorded(proposer, opened, reason=engine.reason):", ":", "tests/commands/test_discover.py -k model_climbs"),
+    Mutation("a training run's sampler is not recorded", "training/session.py", "if samples else nullcontext():", "if False else nullcontext():", "tests/samplers/parallel/test_servers.py -k grpo_trains_on_what_servers_sample"),
+    *mutations_of(
+        "samplers/open.py",
+        ("what a sampler learns of its endpoint is not recorded", "        raise\n    record()\n", "        raise\n", "tests/commands/test_discover.py -k model_climbs"),
+        ("what a sampler learned before an error is not recorded", "        with suppress(RlvrError):  # what ended the block is said\n            record()\n", "", "tests/reliability/test_endpoints.py -k refusal_that_concerns_all"),
+        ("a run that goes on loses its notes", '[*stored.get("notes", ()), *sampler.notes]', "sampler.notes", "tests/reliability/test_endpoints.py -k refusal_that_concerns_all"),
+        ("a run that goes on forgets that it had no seeds", '"none" if stored.get("seeding") == "none" else sampler.seeding', "sampler.seeding", "tests/reliability/test_endpoints.py -k refusal_that_concerns_all"),
+    ),
     Mutation("another user cannot read a checkpoint", "training/checkpoints.py", "    follow_umask(path.parent)\n", "", "tests/training/test_checkpoints.py -k a_damaged_file_is_named"),
     Mutation("another user cannot read a saved model", "models/pretrained.py", "        follow_umask(fresh)\n", "", "tests/models/test_policy.py -k inverse"),
     *mutations_of(

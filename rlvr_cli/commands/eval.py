@@ -24,7 +24,7 @@ from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import check_stops, load_questions, load_template
 from rlvr_cli.runs.provenance import name_of, open_run, resumed_config
 from rlvr_cli.samplers.episodes.open import open_environment
-from rlvr_cli.samplers.open import choose_engine, open_sampler, sampler_facts, settings_of
+from rlvr_cli.samplers.open import choose_engine, open_sampler, recorded, settings_of
 from rlvr_cli.terminal import console
 from rlvr_cli.trackers.children import tracked
 from rlvr_cli.training.parallel.placement import sampler_devices
@@ -113,23 +113,24 @@ def evaluate(
         if is_first:
             say_ending(shared.config, shared.ending)
         total = len(dataset.examples) * config.num_samples
-        run.update(sampler=sampler_facts(sampler(), reason=engine.reason), planned={"samples": total})
-        if is_first:
-            for each in shared.datasets.values():
-                check_room(shared.config, sampler(), each.examples, shared.template, environment=environment)
-        with console.progress("sampling", total, done=run.num_rollouts("eval", 0)) as bar:
-            log_generations(
-                run,
-                phase="eval",
-                step=0,
-                examples=dataset.examples,
-                template=shared.template,
-                sampler=answering(config, sampler(), ending=shared.ending, environment=environment),
-                params=config.sampling_params,
-                num_samples=config.num_samples,
-                grader=pool,
-                seed=config.seed,
-                stop=stop,
-                progress=bar,
-            )
+        run.update(planned={"samples": total})
+        with recorded(sampler(), run, reason=engine.reason):
+            if is_first:
+                for each in shared.datasets.values():
+                    check_room(shared.config, sampler(), each.examples, shared.template, environment=environment)
+            with console.progress("sampling", total, done=run.num_rollouts("eval", 0)) as bar:
+                log_generations(
+                    run,
+                    phase="eval",
+                    step=0,
+                    examples=dataset.examples,
+                    template=shared.template,
+                    sampler=answering(config, sampler(), ending=shared.ending, environment=environment),
+                    params=config.sampling_params,
+                    num_samples=config.num_samples,
+                    grader=pool,
+                    seed=config.seed,
+                    stop=stop,
+                    progress=bar,
+                )
     return run.path

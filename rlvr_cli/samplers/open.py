@@ -6,21 +6,22 @@ What an engine needs is imported when it is opened, so that endpoints do without
 
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.config.shared.addresses import KEY_ENV, endpoint_key
 from rlvr_cli.config.shared.model import ModelOptions
-from rlvr_cli.errors import RlvrError, missing_extra
+from rlvr_cli.errors import Interrupted, RlvrError, missing_extra
 from rlvr_cli.parallel.start import reserve
 from rlvr_cli.process import importing
 from rlvr_cli.types import Sampler
 
 if TYPE_CHECKING:
     from rlvr_cli.models.policy import Policy
+    from rlvr_cli.runs.run_dir import RunDir
 
 UTILIZATION = 0.85  # of a GPU of its own, that vLLM takes by default: the handout's value
 
@@ -182,11 +183,32 @@ def open_sampler(engine: str, settings: EngineSettings, *, devices: Sequence[str
     return resolve_name("rlvr_cli.samplers.parallel.processes:SamplingProcesses")(engine, options, devices=devices)
 
 
-def sampler_facts(sampler: Sampler, *, reason: str) -> dict[str, Any]:
-    """Return what run.json stores about a sampler: its engine and why it was chosen, its seeding and its notes."""
-    return {
-        "engine": sampler.engine,
-        "reason": reason,
-        "seeding": sampler.seeding,
-        "notes": list(sampler.notes),
-    }
+@contextmanager
+def recorded(sampler: Sampler, run: "RunDir", *, reason: str) -> Iterator[None]:
+    """Store in run.json, before the block and after it, what a sampler is: its engine and why it was chosen, its seeding and its notes.
+
+    What an endpoint does not take shows only as it answers. Of a run that goes on, the earlier notes stay: its rows are theirs.
+
+    Raises:
+        RlvrError: run.json cannot be written.
+    """
+
+    def record() -> None:
+        stored = run.metadata.get("sampler") or {}
+        facts = {
+            "engine": sampler.engine,
+            "reason": reason,
+            "seeding": "none" if stored.get("seeding") == "none" else sampler.seeding,
+            "notes": [*dict.fromkeys([*stored.get("notes", ()), *sampler.notes])],
+        }
+        if facts != stored:
+            run.update(sampler=facts)
+
+    record()
+    try:
+        yield
+    except (Interrupted, RlvrError):
+        with suppress(RlvrError):  # what ended the block is said
+            record()
+        raise
+    record()

@@ -226,13 +226,18 @@ def asked(forks: Forks, folder: Path, served: Endpoint, words: str = "", **how) 
 
 def test_a_model_climbs_by_what_the_verifier_says(forks: Forks, tmp_path: Path):
     pytest.importorskip("aiohttp")
-    with serving(climber) as served:
+
+    def unseeded(body: dict) -> Reply:
+        return error(400, "Unrecognized request argument supplied: seed") if "seed" in body else climber(body)
+
+    with serving(unseeded) as served:
         done = asked(forks, tmp_path, served, "--rounds 9 --target 582 --run climb")
     assert done.status == 0, done.said
+    assert read_run(tmp_path / "runs/climb").metadata["sampler"]["seeding"] == "none"
     rows = attempts_of(tmp_path / "runs/climb")
     assert [row["reward"] for row in rows] == [0, 220, 582], "it stops at the target"
     assert [row["num_prompt_tokens"] + row["num_response_tokens"] for row in rows] == [10, 10, 10]
-    assert len(served.bodies) == 3
+    assert len(served.bodies) == 1 + 3
     assert len(json.loads((tmp_path / "runs/climb/best/points.json").read_text())) == 582
     assert "start from: 22" in (tmp_path / "runs/climb/report.md").read_text()
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from endpoint import Endpoint, Reply, completion, serving
+from endpoint import Endpoint, Reply, completion, error, serving
 from forks import Call, Done, Forks, processes_in
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.runs.readers import read_rollouts, read_run
@@ -33,6 +33,10 @@ DEEP = "[" * 200_000
 
 def good(body: dict) -> Reply:
     return completion("4 </answer>", stop_reason="</answer>")
+
+
+def without_seed(answer: Callable[[dict], Reply], body: dict) -> Reply:
+    return error(400, "Unrecognized request argument supplied: seed") if "seed" in body else answer(body)
 
 
 def with_usage(**usage: Any) -> Reply:
@@ -287,13 +291,16 @@ def test_every_fault_of_an_endpoint(forks: Forks, tmp_path: Path, figures: dict)
 @pytest.mark.parametrize("status", [401, *(pytest.param(n, marks=pytest.mark.full) for n in (403, 404))])
 def test_a_refusal_that_concerns_all_ends_the_run_with_what_was_answered(forks: Forks, tmp_path: Path, status: int):
     stub = Stub(Reply({"error": {"message": "not you"}}, status), healthy=3)
-    with serving(stub) as endpoint:
+    unseeded = {"seeding": "none", "notes": ["The endpoint does not take seed: its samples cannot be reproduced."]}
+    with serving(lambda body: stub(body) if stub.well else without_seed(stub, body)) as endpoint:
         done = forks.wait(begin(forks, endpoint, tmp_path))
         assert list(complain(done, stub, tmp_path, status=1, stored=stub.paid.total())) == []
         assert "not you" in done.err
+        assert read_run(tmp_path / "runs/r").metadata["sampler"].items() >= unseeded.items()
         stub.well = True
         done = forks.run("eval", "--resume", "r", cwd=tmp_path)
         assert list(complain(done, stub, tmp_path, status=0, stored=QUESTIONS)) == []
+        assert read_run(tmp_path / "runs/r").metadata["sampler"].items() >= unseeded.items(), "the earlier rows stay so"
 
 
 # One signal ends a call, whatever the endpoint does.
