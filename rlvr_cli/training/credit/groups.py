@@ -38,14 +38,14 @@ def group_metrics(
         by_turn: see `groups_with_signal`.
     """
     groups = [rollouts[first : first + group_size] for first in range(0, len(rollouts), group_size)]
-    means = [sum(r.reward or 0.0 for r in group) / group_size for group in groups]
+    right = [[(r.reward or 0.0) > 0.5 for r in group] for group in groups]
     metrics = {"groups/sampled": float(len(groups)), "groups/used": float(len(groups)), "sampling/rounds": 1.0}
     if not groups:
         return metrics
     metrics |= rollout_metrics(rollouts) | {
         "groups/signal_share": sum(groups_with_signal(rollouts, group_size=group_size, by_turn=by_turn)) / len(groups),
-        "groups/all_correct_share": sum(mean == 1 for mean in means) / len(groups),
-        "groups/all_wrong_share": sum(mean == 0 for mean in means) / len(groups),
+        "groups/all_correct_share": sum(map(all, right)) / len(groups),
+        "groups/all_wrong_share": sum(not any(of_group) for of_group in right) / len(groups),
         "sampling/lag": float(step - min(r.policy_version for r in rollouts)),  # updates since the policy that sampled
     }
     if shaped:

@@ -448,8 +448,15 @@ def test_groups(ask):
     (found,) = ask("groups", rows)
     assert found == {
         "run_id": "r", "step": 4, "groups": 4, "size": 2.0, "signal": 0.25, "zero_variance": 0.75, "all_correct": 0.25,
-        "all_wrong": 0.25, "mean_abs_advantage": 0.25, "grade_errors": 2,
+        "all_wrong": 0.5, "mean_abs_advantage": 0.25, "grade_errors": 2,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrong", "right"), [(-1.0, 1.0), (0.25, 0.75)])
+def test_groups_are_right_or_wrong_as_the_rewards_are_above_a_half(ask, wrong, right):
+    groups = {"right": (right, right), "wrong": (wrong, wrong), "failed": (wrong, None), "mixed": (wrong, right)}
+    rows = [row(e, i, r, phase="train") for e, of in groups.items() for i, r in enumerate(of)]
+    assert columns(ask("groups", rows), "all_correct", "all_wrong") == [(0.25, 0.5)]
 
 
 def test_groups_of_dynamic_sampling_and_of_turns(ask):

@@ -147,6 +147,15 @@ def test_a_group_of_equal_sums_has_a_signal_if_its_turns_differ():
     assert shares == [pytest.approx(1 / 3), 0.0]
 
 
+@pytest.mark.parametrize("rewards", [(0.0, 1.0), (-1.0, 1.0), (0.25, 0.75)])
+def test_a_group_is_all_right_or_all_wrong_whatever_the_rewards_of_right_and_wrong_are(rewards):
+    """One group is right, two are wrong, one of these with a failed grade; the mean of the mixed one tells nothing."""
+    wrong, right = rewards
+    groups = [right, right, wrong, wrong, wrong, None, wrong, right]
+    found = group_metrics([a_rollout(reward=r) for r in groups], step=0, group_size=2, shaped=False, by_turn=False)
+    assert (found["groups/all_correct_share"], found["groups/all_wrong_share"]) == (0.25, 0.5)
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [

@@ -48,8 +48,8 @@ SELECT
     avg(samples) AS size,
     avg(has_signal::INT) AS signal,
     avg((NOT has_signal)::INT) AS zero_variance,
-    avg((least = 1 AND most = 1)::INT) AS all_correct,
-    avg((least = 0 AND most = 0)::INT) AS all_wrong,
+    avg((least > 0.5)::INT) AS all_correct,
+    avg((most <= 0.5)::INT) AS all_wrong,
     sum(advantage) FILTER (has_signal OR NOT drops) / sum(advantages) FILTER (has_signal OR NOT drops) AS mean_abs_advantage,
     sum(grade_errors)::BIGINT AS grade_errors
 FROM told
