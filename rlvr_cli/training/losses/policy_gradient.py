@@ -316,7 +316,7 @@ LOSSES: dict[str, Loss] = {
     "cispo": Loss(
         _cispo,
         lambda *, cispo_cap: f"-min(rho_i,t, {cispo_cap:g}) A_i log p_i,t",
-        where="rho = p/p_old, with no gradient through it",
+        where="rho = p/p_old, with no gradient through the min",
         options=("cispo_cap",),
         uses_ratio=True,
         skip_zero_advantage=True,
