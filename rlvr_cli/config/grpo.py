@@ -357,7 +357,14 @@ class GrpoConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
             )
         clips, corrects = self.loss_type in ("grpo_clip", "gspo"), self.importance_truncation is not None
         sums = self.length_normalization == "masked_normalize"
+        compares, compared = self.loss_type != "no_baseline", "a --loss-type with a baseline"
         needs = {
+            "use_std_normalization": (compares, compared),
+            "std_normalization": (compares, compared),
+            "advantage_eps": (
+                compares and self.std_over != "none",
+                "--std-normalization group or batch" if compares else compared,
+            ),
             "kl_type": (self.kl_coef > 0, "--kl-coef"),
             "cliprange": (clips, "--loss-type grpo_clip or gspo"),
             "cliprange_high": (clips, "--loss-type grpo_clip or gspo"),
