@@ -1619,7 +1619,7 @@ EPISODES = [
         ("a grader's reward is lost among turns", "rollout.grader == ENVIRONMENT and ", "", f"{TURNS} -k graders_reward"),
         ("rewards of turns count where grading failed", "    if rollout.reward is not None:", "    if True:", f"{TURNS} -k graders_reward"),
         ("rewards of turns are those before they were stored", "torch.tensor(given, dtype=torch.float32)", "torch.tensor(given, dtype=torch.float64)", f"{TURNS} -k same_bytes"),
-        ("terms of the shaped reward are lost", "(r.shaped_reward or 0.0) - (r.reward or 0.0)", "0.0", f"{TURNS} -k comes_with_the_last"),
+        ("terms of the shaped reward are lost", "terms=[t or 0.0 for t in own]", "terms=()", f"{TURNS} -k comes_with_the_last"),
         ("the advantage of an episode is the mean over its turns", "(turn.end - turn.start) * advantage", "rollout.num_policy_tokens / len(advantages) * advantage", f"{TURNS} -k each_token"),
     ),
     *mutations_of(

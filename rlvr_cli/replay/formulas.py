@@ -67,25 +67,33 @@ def learning_rate(update: int, options: Mapping[str, Any], *, num_updates: int, 
     return peak * (0.55 + 0.45 * math.cos(math.pi * min(update - warm_up, falling) / falling))
 
 
-def shaped_rewards(
+def reward_terms(
     rewards: Sequence[float],
     lengths: Sequence[int],
     formats: Sequence[float],
     options: Mapping[str, Any],
     *,
     number: int,
-) -> list[float]:
-    """The rewards of one group in the rollout batch `number`, with what their format and length add; not their language."""
-    shaped = [r + options["format_weight"] * f for r, f in zip(rewards, formats, strict=True)]
+) -> list[list[float]]:
+    """What is added to the rewards of one group in the rollout batch `number`: a list for the format, and for the length; not the language."""
+    terms = [[options["format_weight"] * f for f in formats]]
     if options["length_reward"] and number >= options["length_reward_after"] and max(rewards) > 0.5:
         least, most = min(lengths), max(lengths)
-        for i, length in enumerate(lengths):
-            shorter = 0.5 - (length - least) / (most - least) if most > least else 0.0
-            shaped[i] += options["length_reward"] * (shorter if rewards[i] > 0.5 else min(shorter, 0.0))
+        shorter = [0.5 - (n - least) / (most - least) if most > least else 0.0 for n in lengths]
+        right = [s if r > 0.5 else min(s, 0.0) for s, r in zip(shorter, rewards, strict=True)]
+        terms.append([options["length_reward"] * r for r in right])
     if options["overlong"] == "soft_punish":
         limit = options["sampling_max_tokens"]
         buffer = options["overlong_buffer"] or max(limit // 5, 1)
-        shaped = [r - min(max(n - (limit - buffer), 0) / buffer, 1.0) for r, n in zip(shaped, lengths, strict=True)]
+        terms.append([-min(max(n - (limit - buffer), 0) / buffer, 1.0) for n in lengths])
+    return terms
+
+
+def shaped_rewards(rewards: Sequence[float], terms: Sequence[Sequence[float]]) -> list[float]:
+    """The rewards of one group, with the terms that are added to them."""
+    shaped = list(rewards)
+    for added in terms:
+        shaped = [r + term for r, term in zip(shaped, added, strict=True)]
     return shaped
 
 
@@ -103,9 +111,9 @@ def advantages(rewards: Sequence[float], options: Mapping[str, Any]) -> list[flo
     return [d / (math.sqrt(variance) + options["advantage_eps"]) for d in deviations]
 
 
-def turn_returns(turn_rewards: Sequence[float]) -> list[float]:
-    """The sum of the rewards of an episode's turns, from each turn on."""
-    return [math.fsum(turn_rewards[turn:]) for turn in range(len(turn_rewards))]
+def turn_returns(turn_rewards: Sequence[float], terms: Sequence[float] = ()) -> list[float]:
+    """The sum of the rewards of an episode's turns, from each turn on, and of the terms, which are of the whole response."""
+    return [math.fsum([*turn_rewards[turn:], *terms]) for turn in range(len(turn_rewards))]
 
 
 def turn_advantages(returns: Sequence[Sequence[float]], options: Mapping[str, Any]) -> list[list[float]]:

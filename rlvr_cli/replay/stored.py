@@ -251,14 +251,13 @@ def _credited(own: dict[str, Any], group: list[Rollout], *, number: int) -> list
         return []
     formats = [r.format_reward or 0.0 for r in group]
     lengths = [sum(r.response_mask or [True] * len(r.response_ids)) for r in group]
-    shaped = formulas.shaped_rewards(rewards, lengths, formats, own, number=number)
+    terms = formulas.reward_terms(rewards, lengths, formats, own, number=number)
     # What the language adds is taken as it is stored, like the grader's reward.
-    shaped = [r + (row.language_term or 0.0) for r, row in zip(shaped, group, strict=True)]
+    terms.append([row.language_term or 0.0 for row in group])
     if not of_turns:
-        return [[advantage] for advantage in formulas.advantages(shaped, own)]
-    for of_row, total, reward in zip(turns, shaped, rewards, strict=True):
-        of_row[-1] += total - reward
-    return formulas.turn_advantages([formulas.turn_returns(t) for t in turns], own)
+        return [[advantage] for advantage in formulas.advantages(formulas.shaped_rewards(rewards, terms), own)]
+    returns = [formulas.turn_returns(t, added) for t, added in zip(turns, zip(*terms, strict=True), strict=True)]
+    return formulas.turn_advantages(returns, own)
 
 
 def _students(own: dict[str, Any], rollouts: list[Rollout], *, number: int) -> Batch:

@@ -228,7 +228,9 @@ def test_the_plan_says_the_objective(tmp_path, facts, loss_type, normalization):
     assert formula.removeprefix("-") in objective
     assert by_hand.get(loss_type, "") in objective
     assert loss.where in objective
-    assert ("with no gradient through the min" in objective) == (loss_type == "cispo"), "there is one through that of a KL penalty"
+    assert ("with no gradient through the min" in objective) == (loss_type == "cispo"), (
+        "there is one through that of a KL penalty"
+    )
     scales = {"masked_mean": "(1/|o_i|)", "masked_normalize": "(1/(256*1024))", "token_mean": "(1/T)"}
     assert ("(1/256) sum_i [" if loss.per_row else scales[normalization]) in objective
     assert f"0.1 {'mean_t ' if loss.per_row else ''}k3(p_ref, p)" in objective

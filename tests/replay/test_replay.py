@@ -249,6 +249,18 @@ def test_the_turns_of_episodes_have_their_rewards_from_there_on(tmp_path):
     assert [r.advantages for r in batch.responses] == [[0.5] * 6, [-0.5] * 5]
 
 
+def test_equal_terms_make_no_advantage_of_a_turn(tmp_path):
+    episodes = [an_episode(1, 1, 1, turn_rewards=(first, 0.0), format_reward=0.1) for first in (1.0, 0.0)]
+    own = {"run_id": "r", "phase": "train"}
+    with RunDir.create(tmp_path, "grpo", name="r", metadata={}) as run:
+        run.commit_rollouts("train", 0, [replace(r, sample_index=i, **own) for i, r in enumerate(episodes)])
+    options = asdict(
+        GrpoConfig(environment="calculator", credit="turn", group_size=2, advantage_eps=0, format_weight=1.0)
+    )
+    (batch,) = batches(StoredRun(tmp_path / "r", "grpo", options, "auto", {}, [{}], {}), None)
+    assert [r.advantages for r in batch.responses] == [[pytest.approx(sign * 0.5**0.5), 0, 0] for sign in (1, -1)]
+
+
 def test_a_replay_reads_the_manifest_once(tmp_path):
     with RunDir.create(tmp_path, "grpo", name="r", metadata={}) as run:
         for step in range(3):
@@ -278,7 +290,8 @@ def test_the_formulas_worked_by_hand():
     punished = plain | {"overlong": "soft_punish", "sampling_max_tokens": 10, "overlong_buffer": 4}
 
     def shaped(rewards, lengths, options, number=0):
-        return formulas.shaped_rewards(rewards, lengths, [0.5] * len(rewards), options, number=number)
+        terms = formulas.reward_terms(rewards, lengths, [0.5] * len(rewards), options, number=number)
+        return formulas.shaped_rewards(rewards, terms)
 
     assert shaped([1.0, 1.0, 1.0], [6, 7, 10], punished) == [1.0, 0.75, 0.0]
     assert shaped([1.0, 0.0], [6, 7], plain | {"format_weight": 0.5}) == [1.25, 0.25]

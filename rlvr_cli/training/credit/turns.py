@@ -15,13 +15,13 @@ from rlvr_cli.training.credit.advantages import GroupOptions, group_advantages
 from rlvr_cli.types import ENVIRONMENT, Rollout
 
 
-def turn_returns(rollout: Rollout, *, added: float = 0.0) -> list[float]:
+def turn_returns(rollout: Rollout, *, terms: Sequence[float] = ()) -> list[float]:
     """The sum of the rewards from each turn of the policy on, that turn's included.
 
     An environment's rewards are those of their turns, and a grader's reward is that of the last turn. Where grading failed, all are 0.
 
     Args:
-        added: to the reward of the last turn: the terms of a shaped reward, which are of the whole response.
+        terms: of a shaped reward, added to the reward of the last turn, as they are of the whole response.
     """
     rewards = [0.0] * len(rollout.policy_turns)
     if rollout.reward is not None:
@@ -30,7 +30,7 @@ def turn_returns(rollout: Rollout, *, added: float = 0.0) -> list[float]:
             rewards = torch.tensor(given, dtype=torch.float32).tolist()  # as they are stored
         else:
             rewards[-1] = rollout.reward
-    return [math.fsum((*rewards[turn:], added)) for turn in range(len(rewards))]
+    return [math.fsum([*rewards[turn:], *terms]) for turn in range(len(rewards))]
 
 
 def turn_advantages(returns: Sequence[Sequence[float]], **how: Unpack[GroupOptions]) -> list[list[float]]:
@@ -58,11 +58,12 @@ def with_turn_advantages(rollouts: Sequence[Rollout], **how: Unpack[GroupOptions
     """Return the rollouts with the advantages of their turns, and with the mean of these over the policy's tokens as their own.
 
     Args:
-        rollouts: of whole groups, each contiguous, with their shaped rewards.
+        rollouts: of whole groups, each contiguous, with the terms of their shaped rewards.
         how: see `turn_advantages`.
     """
-    added = [(r.shaped_reward or 0.0) - (r.reward or 0.0) for r in rollouts]
-    returns = [turn_returns(r, added=terms) for r, terms in zip(rollouts, added, strict=True)]
+    # The difference of shaped reward and reward would be rounded otherwise for each reward.
+    terms = [(r.format_term, r.length_term, r.language_term, r.overlong_term) for r in rollouts]
+    returns = [turn_returns(r, terms=[t or 0.0 for t in own]) for r, own in zip(rollouts, terms, strict=True)]
     credited = []
     for rollout, advantages in zip(rollouts, turn_advantages(returns, **how), strict=True):
         turns = zip(rollout.policy_turns, advantages, strict=True)

@@ -45,7 +45,7 @@ def pair(**changes):
 def test_rewards_from_a_turn_on():
     assert [turn_returns(r) for r in pair()] == [[1, 1], [1, 0]]
     assert turn_returns(an_episode(1, 1, 1, 1, 1, turn_rewards=(0.5, None, 0.25))) == [0.75, 0.25, 0.25]
-    assert turn_returns(an_episode(1, 1, 1, turn_rewards=(0.5, 0.25)), added=-0.5) == [0.25, -0.25]
+    assert turn_returns(an_episode(1, 1, 1, turn_rewards=(0.5, 0.25)), terms=(-0.25, -0.25)) == [0.25, -0.25]
 
 
 def test_a_graders_reward_is_that_of_the_last_turn():
@@ -134,6 +134,14 @@ def test_what_shapes_the_reward_comes_with_the_last_turn():
     first, second = credited([long, short], **how)
     assert (first.shaped_reward, second.shaped_reward) == (0.5, 1.0)  # 6 tokens of the policy are 2 too many of 4
     assert (first.turn_advantages, second.turn_advantages) == ((-0.25, -0.25), (0.25, 0.25))
+
+
+def test_equal_terms_make_no_advantage_whatever_the_reward_before_them():
+    """1 + 0.1 - 1 is not 0.1; without an eps the difference would be divided by itself."""
+    episodes = [an_episode(2, 1, 2, turn_rewards=(first, 0.0), format_reward=0.1) for first in (1.0, 0.0)]
+    first, second = credited(episodes, format_weight=1.0)
+    assert (first.turn_advantages[1], second.turn_advantages[1]) == (0.0, 0.0)
+    assert first.turn_advantages[0] > 0.7
 
 
 def test_a_group_of_equal_sums_has_a_signal_if_its_turns_differ():
