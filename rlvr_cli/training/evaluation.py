@@ -70,7 +70,7 @@ class Evaluator:
         seconds = time.monotonic() - started
         console.say(
             f"evaluation     after {updates} updates: reward {averages['reward/mean']:.3f}, "
-            f"length {averages['length/mean']:.0f}, {len(examples)} questions in {seconds:.1f} s"
+            f"length {averages['length/mean']:.0f}, {averages['reward/samples']:.0f} questions in {seconds:.1f} s"
         )
         if not updates:
             check_grade_errors(

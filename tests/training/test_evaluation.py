@@ -87,7 +87,7 @@ def test_a_resumed_run_knows_how_long_a_stored_evaluation_took(tmp_path, pool):
     assert SECONDS <= resumed.seconds_per_question <= first.seconds_per_question
 
 
-def test_a_last_evaluation_of_more_questions_counts_for_each_of_them(tmp_path, pool):
+def test_a_last_evaluation_of_more_questions_counts_for_each_of_them(tmp_path, pool, capsys):
     fewer = {"eval_examples": 1, "final_eval_examples": len(EXAMPLES)}
     with RunDir.create(tmp_path, "grpo", metadata={}) as run:
         first = session(run, pool, **fewer)
@@ -95,6 +95,9 @@ def test_a_last_evaluation_of_more_questions_counts_for_each_of_them(tmp_path, p
     with RunDir.resume(run.path) as run:
         resumed = session(run, pool, **fewer)
         resumed.evaluate(SlowSampler(), 3)
+    assert capsys.readouterr().err.count(f", {len(EXAMPLES)} questions in ") == 2, (
+        "the averages are of all that are stored"
+    )
     assert SECONDS <= resumed.seconds_per_question <= first.seconds_per_question
 
 
