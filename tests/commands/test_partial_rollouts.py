@@ -333,6 +333,18 @@ def test_a_stop_string_across_a_border_ends_the_response(train, tmp_path, tiny_m
     }
 
 
+def test_a_grader_that_fails_stops_the_run_at_the_first_groups_that_end(train, tmp_path):
+    """The batches before them have nothing to grade; one process does these, and the next one those that end."""
+    (tmp_path / "e.jsonl").write_text('{"question": "e?", "answer": "e"}\n')
+    (tmp_path / "g.py").write_text("def grade(response, truth):\n    return {'e': 1.0}[truth]\n")
+    failing = {"grader": f"{tmp_path}/g.py:grade", "eval_dataset": str(tmp_path / "e.jsonl")}
+    run = train(**failing, n_grpo_steps=1)
+    assert rows_of(run) == []
+    with pytest.raises(RlvrError, match="responses of the first batch could not be graded"):
+        grpo.run(resolve(GrpoConfig, flags={"resume": str(run), "n_grpo_steps": 7}, command="grpo"))
+    assert len({row.step for row in rows_of(run)}) == 1
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [

@@ -83,7 +83,7 @@ class Sampling:
             credit: None: that of the command.
 
         Raises:
-            RlvrError: before the first update, more of them than --max-grade-errors could not be graded.
+            RlvrError: before the first batch that was trained on, more of them than --max-grade-errors could not be graded.
         """
         trainer = self.trainer
         rollouts = sample_groups(
@@ -99,7 +99,7 @@ class Sampling:
             seed=trainer.config.seed,
             stop=trainer.stop,
         )
-        if not trainer.updates:
+        if trainer.updates == trainer.cursor.get("empty", 0):
             check_grade_errors(
                 (GradeError(r.grade_error, r.grade_error_detail, r.failure_kind) for r in rollouts),
                 at_most=trainer.config.max_grade_errors,
