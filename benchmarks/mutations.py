@@ -346,6 +346,8 @@ WIRING = [
     ),
     *mutations_of(
         "training/session.py",
+        ("a run is made shorter than it is", "    if done > total:", "    if False:", f"{GRPO} -k made_shorter"),
+        ("a step that has begun does not count", ' + bool(cursor.get("updates_of_batch"))', "", f"{GRPO} -k made_shorter"),
         ("a resumed run computes in what suits this machine", "    if config.resume:\n        began", "    if False:\n        began", "tests/training/test_session.py -k began_with", "compute_dtype"),
         ("a run from a GPU goes on in its precision on any CPU", 'if began.get("device", "cpu") == "cpu":', "if True:", "tests/training/test_session.py -k elsewhere", "compute_dtype"),
         ("the trainer chooses a precision of its own", "replace(config, compute_dtype=inputs.compute_dtype),", "config,", "tests/training/test_session.py -k began_with", "compute_dtype"),

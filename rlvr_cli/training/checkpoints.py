@@ -179,6 +179,16 @@ def load_checkpoint(
     return Checkpoint(path, record["step"], record["state"], tensors), notices
 
 
+def newest_position(run: Path) -> tuple[int, dict[str, int]]:
+    """The updates and the data cursor of the newest checkpoint, as its state.json has them; 0 and none without one that can be read."""
+    folder = run / _FOLDER
+    for step, path in _steps(folder) if folder.is_dir() else []:
+        with suppress(RlvrError, ValueError, LookupError, TypeError):
+            state = json.loads(read_regular(run, f"{_FOLDER}/{path.name}/{_STATE}"))["state"]
+            return step, {name: int(value) for name, value in state["position"].items()}
+    return 0, {}
+
+
 def check_checkpoints(run: Path) -> tuple[int, list[str]]:
     """Read every byte of the checkpoints. Returns the number of intact checkpoints' files, and one problem per damaged one.
 

@@ -35,6 +35,7 @@ from rlvr_cli.samplers.open import Engine, choose_engine, engine_kind, recorded
 from rlvr_cli.terminal import console
 from rlvr_cli.text import printable
 from rlvr_cli.trackers.children import tracked
+from rlvr_cli.training.checkpoints import newest_position
 from rlvr_cli.training.divergence import Diverged
 from rlvr_cli.training.loop import BY_BATCH
 from rlvr_cli.training.parallel.placement import Placement, place, place_on
@@ -292,7 +293,12 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
     A sampler with more to do than evaluations, or with a copy of the weights, is described in the run too, and all its prompts
     must fit the context.
     A run that diverges ends as such: its model is saved and evaluated, and the block is left without an error.
+
+    Raises:
+        RlvrError: a run that is resumed is to be shorter than it is already; nothing was written.
     """
+    if config.resume:
+        _check_length(config, command=command, num_updates=num_updates)
     schedule = {"schedule": BY_BATCH} if config.batches_vary else {}
     with (
         inputs.pool,
@@ -332,6 +338,22 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
                 trainer.finish()
                 run.update(diverged={"updates": trainer.updates, "why": str(diverged)})
                 run.finish("diverged")
+
+
+def _check_length(config: TrainingConfig, *, command: str, num_updates: int) -> None:
+    """Raise RlvrError if the run has gone further than it is to go."""
+    path = resolve_run(config.resume, config.runs_dir)
+    done, cursor = newest_position(path)
+    unit, total, option = "update", num_updates, f"n_{command}_steps"
+    if "steps" in cursor:
+        unit, total = "step", getattr(config, option)
+        done = cursor["steps"] + bool(cursor.get("updates_of_batch"))
+    if done > total:
+        counted = bool(getattr(config, option))  # else the passes over a dataset say how long it is
+        raise RlvrError(
+            f"{path.name} has come to {unit} {done} already, and is to end after {unit} {total}.",
+            f"{flag(option)} must be at least {done}." if counted else "Give a larger --sft-epochs.",
+        )
 
 
 def _check_prompts(

@@ -256,6 +256,21 @@ def test_the_clock_goes_on_with_the_updates_of_a_batch(clipped):
             assert len({*clock}) > 7, "each update has its own time"
 
 
+@pytest.mark.parametrize("position", [{"steps": 3, "updates_of_batch": 0}, {"steps": 2, "updates_of_batch": 1}])
+def test_a_run_is_not_made_shorter_than_it_is(ahead, tmp_path, position):
+    """A step counts from its first update on; nothing of what is refused is stored."""
+    run = shutil.copytree(ahead.path, tmp_path / "r")
+    state = run / "checkpoints/step-000006/state.json"
+    content = json.loads(state.read_text())
+    content["state"]["position"] |= position
+    state.write_text(json.dumps(content))
+    before = (run / "run.json").read_bytes()
+    with pytest.raises(RlvrError, match="r has come to step 3 already, and is to end after step 2") as refused:
+        go_on(tmp_path, n_grpo_steps=2)
+    assert refused.value.hint == "--n-grpo-steps must be at least 3."
+    assert (run / "run.json").read_bytes() == before
+
+
 def test_the_number_of_steps_is_fixed_by_a_cosine(clipped):
     with pytest.raises(RlvrError, match="cosine learning-rate schedule for --n-grpo-steps 2"):
         go_on(clipped.path.parent, resume="clipped", n_grpo_steps=3)

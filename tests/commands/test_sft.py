@@ -196,6 +196,11 @@ def test_passes_for_a_run_of_so_many_updates_are_refused(tmp_path, forks):
     longer = forks.run("sft", "--resume", "r", "--sft-epochs", "2", "--n-sft-steps", "0", cwd=tmp_path, status=0).err
     assert "no effect" not in longer
     assert read_run(tmp_path / "runs/r").metadata["updates"] == 4
+    fewer = {"resume": str(tmp_path / "runs/r"), "sft_epochs": 1}
+    with pytest.raises(RlvrError, match="has come to update 4 already, and is to end after update 2") as refused:
+        sft.run(resolve(SftConfig, flags=fewer, command="sft"))
+    assert refused.value.hint == "Give a larger --sft-epochs."
+    assert read_run(tmp_path / "runs/r").metadata["config"]["sft_epochs"] == 2
     same = ("--n-sft-steps", "5", "--sft-epochs", "2")  # as scripts have it that `rlvr sweep --emit slurm` made
     forks.run("sft", "--resume", "r", *same, "--dry-run", cwd=tmp_path, status=0)
 
