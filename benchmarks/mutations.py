@@ -573,7 +573,10 @@ WIRING = [
         ("skipped updates never stop a run", ">= self.config.max_skipped_updates", ">= 10**9", "tests/training/test_resume.py -k not_finite_end_the_run", "max_skipped_updates"),
         ("a run that diverged goes on", 'if why and self.config.stop_when == "diverged"', "if False", "tests/training/test_resume.py -k run_that_diverges", "stop_when"),
         ("what an interrupted run measured is forgotten", "self.divergence.add(phase, step, values)", "pass", "tests/training/test_resume.py -k run_that_diverges", "stop_when"),
-        ("no time limit", "TimeLimit(config.time_limit_seconds,", "TimeLimit(float('inf'),", f"{GRPO} -k out_of_time", "time_limit"),
+        ("no time limit", "            config.time_limit_seconds,", "            float('inf'),", f"{GRPO} -k out_of_time", "time_limit"),
+        ("a resumed run forgets how many updates a step has", 'most_updates=measured.get("most_updates", 0)', "most_updates=0", f"{GRPO} -k needs_time"),
+        ("a resumed run forgets how long a checkpoint takes", 'seconds=measured.get("checkpoint_seconds", 0.0)', "seconds=0.0", f"{GRPO} -k needs_time"),
+        ("what is saved in the end takes no time", "seconds_besides=evaluations + saving", "seconds_besides=evaluations", f"{GRPO} -k needs_time"),
         ("the last evaluation is of an earlier policy", "self.sync_weights(self.updates)  # before", "pass  # before", replays("grpo-ahead"), "async_steps"),
     ),
     *mutations_of(
@@ -637,7 +640,8 @@ WIRING = [
     ),
     *mutations_of(
         "training/evaluation.py",
-        ("an evaluation that is due takes no time", "if evaluates is None:", "if True:", "tests/training/test_evaluation.py -k whatever_the_updates"),
+        ("an evaluation that is due takes no time", "due = int(evaluates or 0)", "due = 0", "tests/training/test_evaluation.py -k that_are_due"),
+        ("of the evaluations of a step one takes time", "due = ahead // every - (updates - 1) // every", "due = int(ahead // every > (updates - 1) // every)", "tests/training/test_evaluation.py -k that_are_due"),
         ("a resumed run forgets how long evaluations take", "each = seconds / new if new == len(examples) else self._stored_seconds_per_question(updates)", "each = seconds / new if new == len(examples) else 0.0", "tests/training/test_evaluation.py -k knows_how_long"),
         ("no grade of an evaluation may stop a run", "        if not updates:\n", "        if False:\n", FAILING, "max_grade_errors"),
         ("no evaluation between first and last", "return updates == 0 or bool(every and updates % every == 0)", "return updates == 0", replays("grpo-on-policy"), "grpo.eval_every sft.eval_every dpo.eval_every ppo.eval_every distill.eval_every"),

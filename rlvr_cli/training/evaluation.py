@@ -98,15 +98,14 @@ class Evaluator:
         return min(final or self.config.eval_examples, self.eval_dataset.rows)
 
     def expected_seconds(self, updates: int, *, most_updates: int, evaluates: bool | None = None) -> float:
-        """Expected seconds of the last evaluation, plus those of one that is due in the next step.
+        """Expected seconds of the last evaluation, plus those of the ones that are due in the next step.
 
         Args:
-            evaluates: whether one is due; None: if it is within the next `most_updates` updates.
+            evaluates: whether one is due; None: as many as the next `most_updates` updates reach.
         """
-        questions = self.num_questions(last=True)
         every, ahead = self.config.eval_every, updates + max(most_updates, 1) - 1
-        if evaluates is None:
-            evaluates = bool(every) and ahead // every > (updates - 1) // every
-        if evaluates:
-            questions += self.num_questions(last=False)
+        due = int(evaluates or 0)
+        if evaluates is None and every:
+            due = ahead // every - (updates - 1) // every
+        questions = self.num_questions(last=True) + due * self.num_questions(last=False)
         return questions * self.seconds_per_question

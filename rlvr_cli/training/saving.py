@@ -19,16 +19,23 @@ from rlvr_cli.training.parallel.trainers import Trainers
 
 
 class Saver:
-    """Saves checkpoints of a run, none twice."""
+    """Saves checkpoints of a run, none twice.
 
-    def __init__(self, config: TrainingConfig, run: RunDir, *, updates: int, cursor: dict[str, int]) -> None:
+    Attributes:
+        seconds: that the last checkpoint took.
+    """
+
+    def __init__(
+        self, config: TrainingConfig, run: RunDir, *, updates: int, cursor: dict[str, int], seconds: float
+    ) -> None:
         """
         Args:
             updates, cursor: of the checkpoint that was loaded.
+            seconds: that the one before it took.
         """
         self._config, self._run = config, run
         self._saved = (updates, cursor)
-        self._saved_at, self._seconds = time.monotonic(), 0.0
+        self._saved_at, self.seconds = time.monotonic(), seconds
 
     def is_due(self, updates: int) -> bool:
         """Whether enough updates and seconds have passed since the last checkpoint.
@@ -36,7 +43,7 @@ class Saver:
         The seconds are those asked for, else such that checkpoints take at most a twentieth of the time.
         """
         every, minutes = self._config.checkpoint_every, self._config.checkpoint_minutes
-        apart = 60 * minutes if minutes is not None else 20 * self._seconds if self._seconds > 1 else 0.0
+        apart = 60 * minutes if minutes is not None else 20 * self.seconds if self.seconds > 1 else 0.0
         return bool(every) and updates - self._saved[0] >= every and time.monotonic() - self._saved_at >= apart
 
     def has(self, updates: int, cursor: dict[str, int]) -> bool:
@@ -64,8 +71,8 @@ class Saver:
                 tensors=tensors,
             )
         self._saved, self._saved_at = (updates, cursor), time.monotonic()
-        self._seconds = time.perf_counter() - started
-        return self._seconds
+        self.seconds = time.perf_counter() - started
+        return self.seconds
 
     def save_model(self, trainers: Trainers) -> None:
         """Save the final model."""

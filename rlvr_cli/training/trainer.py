@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -128,13 +128,13 @@ class Trainer:
         checkpoint, notices = load_checkpoint(self.run.path, policy=self.policy, optimizer=replica.optimizer)
         if replica.kernels_note:
             notices.append(replica.kernels_note)
-        longest_step = 0.0
+        measured: dict[str, Any] = {}
         if checkpoint is not None:
             state = checkpoint.state
             self.updates, self.cursor, self.tensors = checkpoint.step, state["position"], checkpoint.tensors
             if "lagging" in self.cursor:
                 self.weights.snapshot = Snapshot.from_tensors(self.tensors, version=self.cursor["lagging"])
-            longest_step = state["longest_step"]
+            measured = state
             if self.evaluator is not None:
                 self.evaluator.seconds_per_question = state["evaluation_seconds"]
             for phase, step, values in self.run.metrics_before(self.updates):
@@ -148,8 +148,19 @@ class Trainer:
             every=config.checkpoint_every,
             merged=config.lora_merge,
         )
-        self.clock = TimeLimit(config.time_limit_seconds, updates=self.updates, longest_step=longest_step)
-        self.saver = Saver(config, self.run, updates=self.updates, cursor=self.cursor)
+        self.clock = TimeLimit(
+            config.time_limit_seconds,
+            updates=self.updates,
+            longest_step=measured.get("longest_step", 0.0),
+            most_updates=measured.get("most_updates", 0),
+        )
+        self.saver = Saver(
+            config,
+            self.run,
+            updates=self.updates,
+            cursor=self.cursor,
+            seconds=measured.get("checkpoint_seconds", 0.0),
+        )
         self.divisions = Divisions(self.run, updates=self.updates)
         return notices
 
@@ -384,7 +395,7 @@ class Trainer:
             return (self.weights.sync_rollouts if rollouts else self.weights.sync)(version)
 
     def has_time(self, *, evaluates: bool | None = None) -> bool:
-        """Whether another step and the last evaluation fit into the time limit. Call it before each step.
+        """Whether another step, what is saved in the end and the last evaluation fit into the time limit. Call it before each step.
 
         Args:
             evaluates: whether the step has an evaluation; None: if its updates reach one.
@@ -395,7 +406,10 @@ class Trainer:
             evaluations = self.evaluator.expected_seconds(
                 self.updates, most_updates=self.clock.most_updates, evaluates=evaluates
             )
-        if self.clock.has_room(self.run.wall_seconds, evaluation_seconds=evaluations):
+        saving = (
+            2 * self.saver.seconds
+        )  # the last checkpoint; of the model, which is a part of it, they are not known before
+        if self.clock.has_room(self.run.wall_seconds, seconds_besides=evaluations + saving):
             return True
         console.say(
             f"time limit {self.config.time_limit}: stopping after {self.updates} updates, to leave time for the last evaluation"
@@ -415,6 +429,8 @@ class Trainer:
             tensors=self.tensors,
             state={
                 "longest_step": self.clock.longest_step,
+                "most_updates": self.clock.most_updates,
+                "checkpoint_seconds": self.saver.seconds,
                 "evaluation_seconds": self.evaluator.seconds_per_question if self.evaluator else 0.0,
             },
         )

@@ -32,6 +32,7 @@ from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.tokens.tokenization import collate
 from rlvr_cli.runs import run_dir
 from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.training import checkpoints
 from rlvr_cli.training.updates.scores import compute_log_probs
 
 SMALL = {
@@ -524,6 +525,22 @@ def test_a_run_out_of_time_keeps_what_it_has_learned(train, monkeypatch):
     go_on(path.parent)
     assert read_run(path).metadata["updates"] == updates
     assert model.read_bytes() == learned
+
+
+@pytest.mark.parametrize(
+    "known", [{"checkpoint_seconds": 1e4}, {"most_updates": 10**4, "evaluation_seconds": 1.0}, {"longest_step": 1e4}]
+)
+def test_a_resumed_run_knows_what_it_needs_time_for(hopeless, tmp_path, known, capsys):
+    """What was measured is in the checkpoint; the next step, its evaluations and what is saved then do not fit into the hour."""
+    run = shutil.copytree(hopeless.path, tmp_path / "r")
+    state = run / "checkpoints/step-000002/state.json"
+    record = json.loads(state.read_text())
+    del record["sha256"]
+    assert record["state"].keys() >= known.keys()
+    record["state"] |= known
+    state.write_bytes(checkpoints._encoded(record))
+    go_on(tmp_path, n_grpo_steps=3, time_limit="1h")
+    assert "time limit 1h: stopping after 2 updates" in capsys.readouterr().err
 
 
 def test_a_prompt_that_does_not_fit_is_named_before_anything_is_sampled(train, tmp_path):

@@ -101,9 +101,13 @@ def test_a_last_evaluation_of_more_questions_counts_for_each_of_them(tmp_path, p
     assert SECONDS <= resumed.seconds_per_question <= first.seconds_per_question
 
 
-def test_an_evaluation_that_is_due_in_the_next_step_counts_whatever_the_updates(tmp_path, pool):
+def test_all_evaluations_that_are_due_in_the_next_step_count(tmp_path, pool):
+    """Those before its first update and between its updates; the one after its last update belongs to the step that follows."""
     with RunDir.create(tmp_path, "ei", metadata={}) as run:
-        evaluator = session(run, pool, eval_every=2)
-    evaluator.seconds_per_question = 1.0
-    expected = [evaluator.expected_seconds(7, most_updates=9, evaluates=due) for due in (False, True, None)]
-    assert expected == [6.0, 12.0, 12.0]
+        often, never = (session(run, pool, eval_every=every) for every in (2, 0))
+    often.seconds_per_question = never.seconds_per_question = 1.0
+    assert [often.expected_seconds(7, most_updates=9, evaluates=due) for due in (False, True)] == [6.0, 12.0]
+    due = {(7, 9): 4, (16, 16): 8, (0, 1): 1, (7, 1): 0, (7, 0): 0, (8, 0): 1}  # updates before the step, and in it
+    expected = {(before, most): often.expected_seconds(before, most_updates=most) for before, most in due}
+    assert expected == {step: 6.0 * (1 + n) for step, n in due.items()}
+    assert never.expected_seconds(7, most_updates=9) == 6.0

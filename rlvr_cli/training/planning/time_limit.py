@@ -3,7 +3,7 @@
 import math
 import time
 
-RESERVE = 1.2  # safety factor on the expected time of the evaluations
+RESERVE = 1.2  # safety factor on the expected time of what comes besides the updates
 
 
 class TimeLimit:
@@ -14,15 +14,17 @@ class TimeLimit:
         most_updates: the most updates that a step has had so far.
     """
 
-    def __init__(self, seconds: float = math.inf, *, updates: int = 0, longest_step: float = 0.0) -> None:
+    def __init__(
+        self, seconds: float = math.inf, *, updates: int = 0, longest_step: float = 0.0, most_updates: int = 0
+    ) -> None:
         """
         Args:
             seconds: time limit of the whole run.
-            updates, longest_step: their values when the run was interrupted, if it was.
+            updates, longest_step, most_updates: their values when the run was interrupted, if it was.
         """
         self.seconds = seconds
         self.longest_step = longest_step
-        self.most_updates = 0
+        self.most_updates = most_updates
         self._updates_before = updates
         self._step_started: float | None = None
 
@@ -40,9 +42,13 @@ class TimeLimit:
         if self._step_started is not None:
             self._step_started += seconds
 
-    def has_room(self, used: float, *, evaluation_seconds: float) -> bool:
-        """Whether, after `used` seconds, a step as long as the longest so far and the evaluations still to come would fit."""
-        return used + self.longest_step + RESERVE * evaluation_seconds < self.seconds
+    def has_room(self, used: float, *, seconds_besides: float) -> bool:
+        """Whether, after `used` seconds, a step as long as the longest so far would fit.
+
+        Args:
+            seconds_besides: of the evaluations still to come, and of saving the run in the end.
+        """
+        return used + self.longest_step + RESERVE * seconds_besides < self.seconds
 
     @property
     def step_seconds(self) -> float:
