@@ -276,7 +276,7 @@ WIRING = [
         ("a merged model always", 'folder == "model-merged" and not self._config.lora_merge', "False", "tests/commands/across/test_lora.py -k without_lora_merge", "lora_merge"),
         ("no checkpoint but the last", "return bool(every) and updates", "return False and updates", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_every"),
         ("checkpoints without a pause", "apart = 60 * minutes if", "apart = 0.0 if", "tests/replay/test_wiring.py -k checkpoints", "checkpoint_minutes"),
-        ("long checkpoints without a pause", "20 * self._seconds if", "0 * self._seconds if", "tests/training/test_resume.py -k long_time"),
+        ("long checkpoints without a pause", "20 * self.seconds if", "0 * self.seconds if", "tests/training/test_resume.py -k long_time"),
     ),
     *mutations_of(
         "training/credit/shaping.py",
