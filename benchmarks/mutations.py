@@ -2138,7 +2138,8 @@ SUPPLEMENT = [
         ("the thinking chooses", "answer = after_thinking(response)", "answer = response", f"{CHOICES} -k not_the_thinking"),
         ("a box with a text leaves the choice to other words", "_with_text(text, options) or letters", "letters", f"{CHOICES} -k not_the_thinking"),
         ("a box has nothing but the letter", "return match[1] if match and not _ANOTHER.search(declared, match.end()) else None", "return None", f"{CHOICES} -k hold_the_options_text"),
-        ("an option that is merely named counts as much as the right one", r"|\b(?:option|choice)[\s*]+{_IS})", ")", f"{CHOICES} -k test_grades"),
+        ("an option that is merely named counts as much as the right one", r"|{_CORRECT}[\s*]+{_IS})", ")", f"{CHOICES} -k test_grades"),
+        ("the worst option is an answer", "|accurate)", "|accurate|worst)", f"{CHOICES} -k test_grades"),
         ("names of a program are options", r"choice))(?![_\[])", "choice))", f"{CHOICES} -k inside_of_a_word"),
     ),
     *mutations_of(

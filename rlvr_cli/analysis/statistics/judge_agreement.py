@@ -27,7 +27,7 @@ Place = tuple[Any, ...]  # the values of `_PLACE`
 _PLACE = ("run_id", "step", "example_id", "sample_index")
 _WANTED = f"""
     WITH wanted AS (SELECT {", ".join(f"unnest(${name}) AS {name}" for name in _PLACE)})
-    SELECT {", ".join(_PLACE)}, prompt, response, ground_truth, episode
+    SELECT {", ".join(_PLACE)}, prompt, own_prompt, response, ground_truth, episode
     FROM rollouts SEMI JOIN wanted USING ({", ".join(_PLACE)}) WHERE phase = $phase
 """
 _RIGHT, _WRONG = ("1", "1.0", "true", "yes", "right", "correct"), ("0", "0.0", "false", "no", "wrong", "incorrect")
