@@ -391,9 +391,12 @@ def latest_run(root: Path | str) -> Path:
     """
     runs = _runs(root)
     if not runs:
+        below = folders_of_runs(root)
         raise RlvrError(
-            f"There is no run in {shown(root)}.",
-            "Create one, for instance with `rlvr eval`, or give the directory of runs with --runs-dir.",
+            f"There is no run in {shown(root)} itself." if below else f"There is no run in {shown(root)}.",
+            f"Name runs of a folder in it: '{below[0]}/*'"
+            if below
+            else "Create one, for instance with `rlvr eval`, or give the directory of runs with --runs-dir.",
         )
     readable: list[tuple[str, str, Path]] = []
     unreadable: list[RlvrError] = []
@@ -408,13 +411,14 @@ def latest_run(root: Path | str) -> Path:
 
 
 def resolve_run(name_or_path: str | Path, root: Path | str) -> Path:
-    """Return the path of the run with that name in `root`, or else of the run directory at that path.
+    """Return the path of the run with that name in `root`, such as `r` or `sweep/r`, or else of the run directory at that path.
 
     Raises:
         RlvrError: there is neither; the hint lists the most similar names, or else the newest runs.
     """
     name = str(name_or_path)
-    for path in (*([run_at(root, name)] if RUN_NAME.fullmatch(name) else []), run_at("", name)):
+    is_below = not {"", ".", ".."} & set(name.split("/"))
+    for path in (*([run_at(root, name)] if is_below else []), run_at("", name)):
         if os.path.lexists(path / RUN_FILE):
             return path
         if os.path.lexists(path / MANIFEST):
@@ -544,13 +548,20 @@ def is_run(name_or_path: str, root: Path | str) -> bool:
 
 
 def all_runs(root: Path | str) -> list[Path]:
-    """Return the runs in a directory, damaged ones too. Raises RlvrError if there is no such directory."""
+    """Return the runs in a directory, each once, damaged ones too. Raises RlvrError if there is no such directory."""
     if is_address(str(root)):
         return views_below(str(root))
     root = Path(root)
     if not root.is_dir():
         raise RlvrError(f"There is no directory {shown(root)}.", "Give the directory of runs with --runs-dir.")
-    return [path for path in sorted(root.iterdir()) if path.name[0] != "." and _is_run_directory(path)]
+    found = [path for path in root.iterdir() if path.name[0] != "." and _is_run_directory(path)]
+    found.sort(key=Path.is_symlink, reverse=True)  # of a directory and a link to it the directory is kept
+    return sorted({path.resolve(): path for path in found}.values())
+
+
+def folders_of_runs(root: Path | str) -> list[str]:
+    """Return the names of the folders in a directory that hold runs, such as those of sweeps."""
+    return sorted({path.parent.parent.name for path in Path(root).glob(f"*/*/{RUN_FILE}")})
 
 
 def recent_runs(root: Path | str) -> list[Path]:

@@ -22,6 +22,7 @@ from rlvr_cli.runs.lock import holder_of
 from rlvr_cli.runs.manifest import MANIFEST, METRICS, ROLLOUTS, RUN_FILE, Entry
 from rlvr_cli.runs.provenance import name_of
 from rlvr_cli.runs.readers import ENDED, RunInfo, parsed_table, read_metrics, read_run
+from rlvr_cli.runs.several import telling_names
 from rlvr_cli.runs.storage.sources import source_of
 from rlvr_cli.runs.storage.sums import check_sums
 from rlvr_cli.types import Metric, Table
@@ -134,8 +135,9 @@ def list_runs(paths: Sequence[Path], *, sizes: bool = False, known: Known | None
     read = _read_runs(paths) if known is None else known.read(paths)
     differing = _differing([one.metadata for one in read.values() if one.metadata is not None])
     return [
-        read[path].row | {"differs": _differs(read[path], differing), "bytes": _size(path) if sizes else None}
-        for path in paths
+        read[path].row
+        | {"run_id": name, "differs": _differs(read[path], differing), "bytes": _size(path) if sizes else None}
+        for path, name in zip(paths, telling_names(paths), strict=True)
     ]
 
 
@@ -167,7 +169,7 @@ def _read_runs(paths: Sequence[Path]) -> dict[Path, _Read]:
                 del infos[path]
     read = {}
     for path in paths:
-        row: dict[str, Any] = dict.fromkeys(COLUMNS) | {"run_id": path.name, "status": "broken"}
+        row: dict[str, Any] = dict.fromkeys(COLUMNS) | {"status": "broken"}
         try:
             if path in infos:
                 row |= _described(infos[path], measured.get(path))
@@ -242,7 +244,6 @@ def _described(info: RunInfo, measured: _Measured | None) -> dict[str, Any]:
     facts = metadata.get("facts") or {}
     done, planned, unit = _progress(info)
     row = {
-        "run_id": info.id,
         "command": metadata["command"],
         "status": _status(info),
         "done": done,

@@ -4,6 +4,7 @@ Enters: a RunsConfig. Leaves: a row for each run on stdout; on stderr what is wr
 As a table and in Markdown it has the columns for reading, as JSON and CSV all of `analysis.queries.run_list.COLUMNS`.
 """
 
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 
 from rlvr_cli.analysis.queries.run_list import cut_differences, list_runs, select_runs
 from rlvr_cli.config.store.runs import RunsConfig
-from rlvr_cli.runs.readers import all_runs, resolve_runs
+from rlvr_cli.runs.readers import all_runs, folders_of_runs, resolve_runs
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.types import Table
 
@@ -50,7 +51,7 @@ def run(config: RunsConfig) -> None:
     if len(shown) < len(rows):
         console.say(f"only the first {config.limit} of {len(rows)} runs are shown; --limit 0 shows all of them")
     if not rows:
-        console.say("no run fits" if paths else f"there is no run in {config.runs_dir}")
+        console.say("no run fits" if paths else _nothing_in(config.runs_dir))
 
 
 def named_runs(config: RunsConfig) -> Sequence[Path]:
@@ -60,6 +61,13 @@ def named_runs(config: RunsConfig) -> Sequence[Path]:
     named = resolve_runs(config.runs, config.runs_dir)
     console.report_passed_over(named.others)
     return named.runs
+
+
+def _nothing_in(root: str) -> str:
+    """There is no run in a directory, in words; which command lists those of its folders."""
+    below = [f"{root}/{name}/*" for name in folders_of_runs(root)]
+    listed = f" itself; those of its folders: {shlex.join(['rlvr', 'runs', *below])}" if below else ""
+    return f"there is no run in {root}{listed}"
 
 
 def _cells(row: Mapping[str, Any], *, now: datetime, sizes: bool) -> Iterator[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -310,7 +311,7 @@ def test_patterns_and_runs_of_one_name(tmp_path, capsys, monkeypatch):
         return sorted((row["run_id"], row["accuracy"]) for row in json.loads(capsys.readouterr().out))
 
     assert names("abl-*") == names("runs/abl-*") == [("abl-1", 0.0), ("abl-2", 0.0)]
-    assert names("runs/abl-1", "old/*") == [("abl-1", 0.0), ("abl-1", 1.0)]
+    assert names("runs/abl-1", "old/*") == [("old/abl-1", 1.0), ("runs/abl-1", 0.0)]
     with pytest.raises(RlvrError, match=r"No run matches 'x\*'"):
         names("x*")
 
@@ -320,3 +321,29 @@ def test_no_directory_of_runs_is_an_error(tmp_path):
         invoke(["runs", "--runs-dir", str(tmp_path / "none")])
     (tmp_path / "empty").mkdir()
     invoke(["runs", "--runs-dir", str(tmp_path / "empty")])
+
+
+def test_runs_of_sweeps_alone_are_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for sweep in ("mine", "own"):
+        make(tmp_path / "runs" / sweep, "g-0.5-s0")
+    invoke(["runs"])
+    said = capsys.readouterr().err
+    assert said == "there is no run in runs itself; those of its folders: rlvr runs 'runs/mine/*' 'runs/own/*'\n"
+    invoke([*shlex.split(said.partition(": rlvr ")[2]), "--format", "csv"])
+    assert re.findall("^[a-z]+/g-0.5-s0", capsys.readouterr().out, re.MULTILINE) == ["own/g-0.5-s0", "mine/g-0.5-s0"]
+    with pytest.raises(RlvrError, match=r"There is no run in runs itself.\nName runs of a folder in it: 'mine/\*'"):
+        invoke(["analyze"])
+    invoke(["analyze", "mine/g-0.5-s0"])
+    assert "run runs/mine/g-0.5-s0 (finished)" in capsys.readouterr().err
+    for name in ("../runs/mine/g", "./mine/g-0.5-s0", "mine/./g-0.5-s0", "mine/g"):
+        with pytest.raises(RlvrError, match="There is no run"):
+            invoke(["check", name])
+
+
+def test_a_run_is_listed_under_the_name_of_its_directory_and_once(tmp_path, run_command):
+    make(tmp_path, "a").rename(tmp_path / "moved")
+    for link in ("a-link", "z-link"):
+        (tmp_path / link).symlink_to("moved")
+    (tmp_path / "elsewhere").symlink_to(make(tmp_path / "other", "b"))
+    assert [row["run_id"] for row in json.loads(run_command(format="json", sort="name").out)] == ["elsewhere", "moved"]
