@@ -18,8 +18,10 @@ from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.statistics.at_k import at_k_table, given_ks
 from rlvr_cli.analysis.summary import OF_ANSWERS, RunSummary, summarize, with_accuracy
 from rlvr_cli.config.parsing.options import nearest
+from rlvr_cli.config.parsing.sources import environment_values, read_options, resolve
 from rlvr_cli.errors import RlvrError, missing_extra
-from rlvr_cli.runs.readers import RunInfo, read_run, resolve_runs
+from rlvr_cli.runs.readers import RunInfo, resolve_runs
+from rlvr_cli.runs.several import read_runs
 from rlvr_cli.terminal import tables
 from rlvr_cli.types import Table
 
@@ -32,11 +34,12 @@ OF_TABLES = ("compare", "judge_agreement")  # the command line makes several tab
 SHOWN_ROWS = 20  # of `Rows` in a notebook
 
 
-def open_run(run: str | Path, *, runs_dir: str | Path = "runs") -> "Runs":
+def open_run(run: str | Path, *, runs_dir: str | Path | None = None) -> "Runs":
     """Open a run, which may be in progress.
 
     Args:
         run: its directory, or its name in `runs_dir`.
+        runs_dir: None for that of the command line: `RLVR_RUNS_DIR`, or else runs.
 
     Raises:
         RlvrError: it is no run, or is damaged.
@@ -44,9 +47,10 @@ def open_run(run: str | Path, *, runs_dir: str | Path = "runs") -> "Runs":
     return open_runs(run, runs_dir=runs_dir)
 
 
-def open_runs(*runs: str | Path, runs_dir: str | Path = "runs") -> "Runs":
+def open_runs(*runs: str | Path, runs_dir: str | Path | None = None) -> "Runs":
     """Open several runs as one database; a name may be a pattern: `open_runs("abl-*")`. Raises as `open_run`."""
-    paths = resolve_runs([str(run) for run in runs], runs_dir).runs
+    root = environment_values().get("runs_dir", "runs") if runs_dir is None else runs_dir
+    paths = resolve_runs([str(run) for run in runs], root).runs
     if not paths:
         raise RlvrError("No run is named.", 'Name some, or all: open_runs("*")')
     opened = Runs(paths)
@@ -63,7 +67,7 @@ class Runs:
 
     def infos(self) -> list[RunInfo]:
         """Return what each run contains by now. Raises RlvrError if one is damaged."""
-        return [read_run(path) for path in self.paths]
+        return read_runs(self.paths)
 
     def sql(self, query: str, **parameters: Any) -> "Rows":
         """Answer one SELECT on the tables `rollouts`, `segments`, `grades`, `metrics` and `runs`, or a named query of `rlvr analyze --list`.
@@ -125,7 +129,7 @@ class Runs:
 
         Args:
             query: a named query, or a SELECT.
-            options: of `rlvr analyze`: ``step=40``, ``set=("k=8",)``.
+            options: of `rlvr analyze`: ``step=40``, ``set="k=8"``, ``panels=("eval_reward", "entropy")``.
 
         Raises:
             RlvrError: as `rlvr analyze`.
@@ -146,13 +150,11 @@ class Figure:
     def save(self, path: str | Path) -> None:
         """Draw it into a .png or .svg file. Raises RlvrError if that cannot be written."""
         from rlvr_cli.commands.store import analyze
-        from rlvr_cli.config.parsing.sources import resolve
         from rlvr_cli.config.store.analyze import AnalyzeConfig
 
-        flags = {**self.options, "query": self.query, "runs": tuple(self.runs), "plot": str(path)}
-        unknown = sorted(flags.keys() - {option.name for option in analyze_options()})
-        if unknown:
-            raise RlvrError(f"rlvr analyze has no option {unknown[0]!r}.", "rlvr analyze --help-all lists the options.")
+        named = {name: value for name, value in self.options.items() if value is not None}
+        given = read_options(named, AnalyzeConfig, command="analyze", where="plot")
+        flags = {**given, "query": self.query, "runs": tuple(self.runs), "plot": str(path)}
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             analyze.run(resolve(AnalyzeConfig, flags=flags, command="analyze"))
 
@@ -161,14 +163,6 @@ class Figure:
             path = Path(folder, "figure.svg")
             self.save(path)
             return path.read_text(encoding="utf-8")
-
-
-def analyze_options() -> list[Any]:
-    """Return the options of `rlvr analyze`."""
-    from rlvr_cli.config.parsing.options import options
-    from rlvr_cli.config.store.analyze import AnalyzeConfig
-
-    return options(AnalyzeConfig)
 
 
 class Rows:

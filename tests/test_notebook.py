@@ -133,10 +133,46 @@ def test_curves_are_the_pictures_of_the_command_line(here, capsys):
     assert figure._repr_svg_() == (here / "curves.svg").read_text()
     assert "<svg" in figure._repr_svg_()
     assert capsys.readouterr() == ("", "")
-    with pytest.raises(RlvrError, match="has no option 'colour'"):
-        rlvr_cli.open_run("a-1").curves(colour="red")
     with pytest.raises(RlvrError, match="Cannot write"):
         figure.save("missing/curves.png")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"colour": "red"}, "plot: 'colour' is not an option of rlvr analyze"),
+        ({"titel": "x"}, r"Did you mean 'title'\?"),
+        ({"step": "a"}, "plot: step is 'a'; expected int"),
+        ({"set": "k"}, "--set k has no value"),
+        ({"panels": "none"}, "There is no panel 'none'"),
+    ],
+)
+def test_options_of_a_picture_are_those_of_the_command(here, options, says):
+    with pytest.raises(RlvrError, match=says):
+        rlvr_cli.open_run("a-1").curves(**options)
+
+
+def test_a_text_is_one_value_of_an_option_that_takes_several(here):
+    assert rlvr_cli.open_run("a-1").plot("pass_at_k", set="k=1", step=None).options["set"] == "k=1"
+
+
+def test_the_directory_of_runs_is_that_of_the_environment(here, monkeypatch):
+    Path("runs").rename("elsewhere")
+    monkeypatch.setenv("RLVR_RUNS_DIR", "elsewhere")
+    assert rlvr_cli.open_runs("a-1", "a-2").paths == [Path("elsewhere/a-1"), Path("elsewhere/a-2")]
+    assert rlvr_cli.open_run("a-1").paths == [Path("elsewhere/a-1")]
+    with pytest.raises(RlvrError, match="neither in runs nor"):
+        rlvr_cli.open_run("a-1", runs_dir="runs")
+
+
+def test_several_runs_of_one_name(here):
+    Path("runs").rename("old")
+    with RunDir.create("runs", "grpo", name="a-1", metadata={}) as run:
+        run.commit_rollouts("eval", 0, [a_rollout(run_id="a-1", reward=1.0)])
+    runs = rlvr_cli.open_runs("a-1", "old/a-1")
+    sums = list(runs.sql("SELECT run_id, sum(reward) AS s FROM rollouts GROUP BY 1 ORDER BY 1"))
+    assert sums == [{"run_id": "old/a-1", "s": 1.0}, {"run_id": "runs/a-1", "s": 1.0}]
+    assert [s.run_id for s in runs.summary()] == ["runs/a-1", "old/a-1"]
 
 
 def test_the_examples_of_the_docs(here):
