@@ -49,7 +49,7 @@ def run(config: PairwiseConfig) -> None:
             judge.recall(opened.path)
             compare(opened, judge, pairs, seed=config.judge_seed, stop=stop)
         console.say(f"judge    {judge.price}")
-    report(opened.path, names=(a.id, b.id), output=config.format)
+    report(opened.path, output=config.format)
 
 
 def compare(opened: RunDir, judge: JudgePool, pairs: Sequence[Comparison], *, seed: int, stop: StopRequest) -> None:
@@ -86,9 +86,9 @@ def compare(opened: RunDir, judge: JudgePool, pairs: Sequence[Comparison], *, se
     opened.commit_metrics(0, "eval", generation_metrics(row for part in parts for row in part.to_pylist()))
 
 
-def report(path: Path, *, names: Sequence[str], output: str) -> None:
+def report(path: Path, *, output: str) -> None:
     """Print who wins. Raises RlvrError if the judge failed on every pair."""
-    table, sentence = pairwise_table(read_run(path), names=names, timeout_seconds=AT_END_SECONDS)
+    table, sentence = pairwise_table(read_run(path), timeout_seconds=AT_END_SECONDS)
     tables.print_tables([table], output=output)
     console.say(sentence)
     hint = "Correct the rubric or the judge, and compare again under another --run."

@@ -1,6 +1,7 @@
 """`rlvr pairwise`: both orders of each pair are asked, wins and position bias are what a hand counts, and a run goes on."""
 
 import json
+import shutil
 
 import pytest
 
@@ -105,6 +106,13 @@ def test_the_summary_of_a_comparison_is_its_table_and_wins_and_ties_are_no_accur
     assert "do not have: r." in forks.run("analyze", "compare", "r", "first", cwd=tmp_path, status=1).err
     (table,) = summary_tables([read_run(tmp_path / "runs/r")], timeout_seconds=60, left_out=[])
     assert dict(zip(table.columns, table.rows[0], strict=True))["a_wins"] == pytest.approx(3 / 5)
+
+
+def test_runs_of_one_name_are_called_as_they_were_typed(pairwise, tmp_path):
+    shutil.copytree(tmp_path / "runs/first", tmp_path / "old/first")
+    done = pairwise("first", "old/first", "--run", "r")
+    (row,) = json.loads(done.out)
+    assert (row["a"], row["b"]) == ("first", "old/first")
 
 
 def test_eval_pairwise_is_the_same_command(pairwise, forks, judge, tmp_path):

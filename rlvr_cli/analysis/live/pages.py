@@ -21,7 +21,8 @@ from rlvr_cli.analysis.statistics.comparison import compare
 from rlvr_cli.analysis.summary import check_accuracy
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import holder_of
-from rlvr_cli.runs.readers import RunInfo, read_run
+from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.runs.several import read_runs
 
 MOST_SHOWN = 120  # characters of what differs, in the list of runs
 FOLDER = Path(__file__).parent
@@ -101,7 +102,7 @@ def report_page(values: Mapping[str, Any], doing: Mapping[str, str], *, state: s
 
 def read_report(paths: Mapping[str, Path]) -> dict[str, Any]:
     """What the page of some runs shows of what they have committed. Raises RlvrError if one cannot be read."""
-    infos = [read_run(path) for path in paths.values()]
+    infos = read_runs(paths.values())
     with (
         open_runs([_evaluations_of(info) for info in infos], timeout_seconds=SECONDS) as database,
         open_runs(infos, timeout_seconds=SECONDS) as of_alarms,

@@ -69,7 +69,7 @@ class Databases:
     @contextmanager
     def lease(self, infos: Sequence[RunInfo]) -> Iterator[Database]:
         """Lend a database over the rollouts of these runs."""
-        key = tuple((info.path, info.fingerprint, tuple(info.parts)) for info in infos)
+        key = tuple((info.id, info.path, info.fingerprint, tuple(info.parts)) for info in infos)
         with self._lock:
             idle = self._idle.pop(key, [])
             database, stack = idle.pop() if idle else (None, ExitStack())

@@ -35,8 +35,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rlvr_cli.analysis.live import pages, rollouts
 from rlvr_cli.analysis.queries.run_list import Known
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.readers import RunInfo, read_run, recent_runs
+from rlvr_cli.runs.readers import RunInfo, recent_runs
 from rlvr_cli.runs.remote.views import look_again, newest
+from rlvr_cli.runs.several import read_runs, telling_names
 from rlvr_cli.runs.storage.files import shown
 
 MAX_RUNS = 16  # in one page
@@ -62,9 +63,7 @@ class Library:
 
     def __init__(self, root: Path | str | None, runs: Sequence[Path] = ()) -> None:
         self._root = root
-        self._runs = {path.name: path for path in runs}
-        if len(self._runs) < len(runs):
-            raise RlvrError("Two of the runs have the same name.", "Show one of them at a time.")
+        self._runs = dict(zip(telling_names(runs), runs, strict=True))
         self.title = "Runs" if root is None else f"Runs in {root}"
         self.order = "as named" if root is None else "last written first"
 
@@ -213,7 +212,7 @@ def open_app(
         request: Request,
     ) -> Response:
         try:
-            infos = [read_run(path) for path in library.chosen(request.query_params).values()]
+            infos = read_runs(library.chosen(request.query_params).values())
             return JSONResponse(answer(databases, infos, request.query_params))
         except RlvrError as error:
             status = 404 if isinstance(error, Unknown) else 400

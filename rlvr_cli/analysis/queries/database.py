@@ -142,9 +142,7 @@ def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0, spills:
     ids = [r.id for r in runs]
     if len(set(ids)) < len(ids):
         twice = next(i for i in ids if ids.count(i) > 1)
-        raise RlvrError(
-            f"Two of the runs are named {twice}.", "Their rows would be mixed up: analyze one of them at a time."
-        )
+        raise RlvrError(f"Two of the runs are named {twice}: their rows would be mixed up.", "Name each run once.")
     with (
         tempfile.TemporaryDirectory(prefix="rlvr-") as folder,
         removed_if_given_up(Path(folder)),
@@ -479,22 +477,24 @@ def _create_views(connection: "duckdb.DuckDBPyConnection", runs: Sequence[RunInf
     connection.execute(_POLICY_TOKENS)
     connection.execute(_KIND_OF_FAILURE)
     connection.execute(_COMPETING_START)
-    sampled = {
-        "rollouts": (Rollout, [p for r in runs for p in r.parts]),
-        "segments": (Segment, [p for r in runs for p in r.segments]),
+    key = "run_id, grader, phase, step, example_id, sample_index"
+    last = f"QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY attempt DESC) = 1"
+    views: dict[str, tuple[type, Mapping[str, list[Path]], str]] = {
+        "rollouts": (Rollout, {r.id: r.parts for r in runs}, ""),
+        "segments": (Segment, {r.id: r.segments for r in runs}, ""),
+        "grades": (Regrade, {r.id: r.grades for r in runs}, last),
     }
-    for name, (record, parts) in sampled.items():
-        if parts:
-            connection.execute(f"CREATE VIEW {name} AS {_rows_in(parts, record, connection, versions)}")
-        else:
+    are_renamed = any(r.id != r.metadata.get("run_id", r.id) for r in runs)
+    for name, (record, parts, kept) in views.items():
+        if not any(parts.values()):
             connection.execute(f"CREATE TABLE {name} ({_typed(columns_of(record))})")
-    grades = [p for r in runs for p in r.grades]
-    if grades:
-        key = "run_id, grader, phase, step, example_id, sample_index"
-        last = f"QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY attempt DESC) = 1"
-        connection.execute(f"CREATE VIEW grades AS {_rows_in(grades, Regrade, connection, versions)} {last}")
-    else:
-        connection.execute(f"CREATE TABLE grades ({_typed(columns_of(Regrade))})")
+            continue
+        rows = _rows_in([path for paths in parts.values() for path in paths], record, connection, versions)
+        if are_renamed:
+            each = [(run, _rows_in(paths, record, connection, versions)) for run, paths in parts.items() if paths]
+            renamed = [f"SELECT * REPLACE ({_literal(run)} AS run_id) FROM ({own})" for run, own in each]
+            rows = " UNION ALL BY NAME ".join(renamed)
+        connection.execute(f"CREATE VIEW {name} AS SELECT * FROM ({rows}) {kept}")
     metrics = [
         f"SELECT {_literal(r.id)} AS run_id, * FROM ({_rows_in([r.metrics], Metric, connection, versions)})"
         for r in runs

@@ -25,19 +25,16 @@ _COLUMNS = (
 
 def comparison_tables(run: RunInfo, *, timeout_seconds: float) -> list[Table]:
     """The summary of a comparison: its table alone, since its rewards count wins, and a tie is none."""
-    names = [str(fact_of(run.metadata, which, "run")) for which in ("a", "b")]
-    return [pairwise_table(run, names=names, timeout_seconds=timeout_seconds)[0]]
+    return [pairwise_table(run, timeout_seconds=timeout_seconds)[0]]
 
 
-def pairwise_table(run: RunInfo, *, names: Sequence[str], timeout_seconds: float) -> tuple[Table, str]:
+def pairwise_table(run: RunInfo, *, timeout_seconds: float) -> tuple[Table, str]:
     """The table of a comparison, and its result in a sentence.
 
     A pair counts once, as the mean of its two orders, so that a preference for what is shown first cancels; a tie is half a win. The
     interval of the share of wins is over questions.
-
-    Args:
-        names: of the two runs, A and B.
     """
+    names = _names(run)
     with open_runs([run], timeout_seconds=timeout_seconds) as database:
         rows = database.select(_ROWS, {"orders": ORDERS}).rows
     pairs: dict[tuple[str, int], list[float | None]] = defaultdict(list)
@@ -61,6 +58,15 @@ def pairwise_table(run: RunInfo, *, names: Sequence[str], timeout_seconds: float
         *(*_cells(first), len(pairs) - len(whole)),
     )
     return Table(_COLUMNS, [row], title="comparison"), _sentence(names, wins, first)
+
+
+def _names(run: RunInfo) -> Sequence[str]:
+    """The names of the two runs, A and B; where both have the same, as they were typed."""
+    names = [str(fact_of(run.metadata, which, "run")) for which in ("a", "b")]
+    typed = (run.metadata.get("config") or {}).get("runs")
+    if names[0] == names[1] and isinstance(typed, list) and len(typed) == len(names):
+        return [str(name) for name in typed]
+    return names
 
 
 def _cells(found: Estimate | None) -> tuple[float | None, float | None, float | None]:

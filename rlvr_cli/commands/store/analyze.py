@@ -27,7 +27,7 @@ from rlvr_cli.commands.store.analyzing.asked import (
     names_runs,
     query_page,
     query_rows,
-    read_runs,
+    read_and_name,
 )
 from rlvr_cli.commands.store.analyzing.compared import compare_arms, compare_judge
 from rlvr_cli.commands.store.analyzing.picture import check_arms, drawn_query, plot
@@ -82,7 +82,7 @@ def answer(query: NamedQuery, config: AnalyzeConfig, parameters: Mapping[str, An
     arms, others = split_arms(config.runs, config.runs_dir)
     console.report_passed_over(others)
     arms = arms or [[latest_run(config.runs_dir)]]
-    infos = read_runs([path for arm in arms for path in arm])
+    infos = read_and_name([path for arm in arms for path in arm])
     if query.name == "summary":
         return summarize_runs(infos, config, parameters)
     if query.name in OF_ANSWERS:

@@ -25,6 +25,7 @@ from rlvr_cli.rollouts.trial_grades import question_cases, stored_cases, trial_t
 from rlvr_cli.runs.readers import latest_run, read_run, resolve_runs
 from rlvr_cli.runs.remote.views import look_again, newest
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.several import telling_names
 from rlvr_cli.runs.storage.sources import place_of
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.types import Graders, Phase
@@ -59,7 +60,8 @@ def run(config: GradeConfig) -> None:
     if len(paths) == 1:
         tables.print_tables(changes[paths[0]], output=config.format)
     else:
-        tables.print_tables(combined_tables((path.name, its) for path, its in changes.items()), output=config.format)
+        named = zip(telling_names(paths), changes.values(), strict=True)
+        tables.print_tables(combined_tables(named), output=config.format)
     if ungraded:
         path, left = ungraded[0]
         of = f" of {path.name}" if len(paths) > 1 else ""

@@ -405,9 +405,18 @@ def test_only_runs_of_the_directory_can_be_named(root, tmp_path):
         assert "secret" not in client.get("/").text
 
 
-def test_two_runs_of_one_name_cannot_be_told_apart(root, tmp_path):
-    with pytest.raises(RlvrError, match="Two of the runs have the same name"):
-        Library(None, [root / "a", make_run(tmp_path, "a")])
+def test_runs_of_one_name_are_told_apart(root, tmp_path):
+    other, here = make_run(tmp_path / "new", "a", steps=1), f"{root.name}/a"
+    with open_app(Library(None, [root / "a", other]), token="") as app:
+        client, both = TestClient(app, base_url="http://127.0.0.1"), {"run": [here, "new/a"]}
+        assert set(re.findall('data-run="([^"]*)"', client.get("/").text)) == {here, "new/a"}
+        assert client.get("/view", params=both).status_code == 200
+        assert client.get("/facets", params=both).json()["run_id"] == sorted(["new/a", here])
+        found = client.get("/rollouts", params={**both, "run_id": '"new/a"'}).json()["rows"]
+        assert {row["run_id"] for row in found} == {"new/a"}
+        alone = client.get("/rollouts", params={"run": "new/a"}).json()["rows"]  # is named by its id again
+        assert [{**row, "run_id": "new/a"} for row in alone] == found
+        assert {row["run_id"] for row in alone} == {"a"}
 
 
 # The rollouts

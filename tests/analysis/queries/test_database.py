@@ -11,13 +11,14 @@ from typing import Annotated, NamedTuple
 import pytest
 
 from checks import tree_hash
-from factories import a_grade, a_rollout
+from factories import a_grade, a_rollout, a_segment
 from rlvr_cli.analysis.queries.database import _rows_in, open_examples, open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries, parse_query
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.manifest import entry_of
 from rlvr_cli.runs.readers import RunInfo, read_run
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.several import read_runs
 from rlvr_cli.runs.storage.schemas import arrow_schema
 from rlvr_cli.types import SCHEMA_VERSION, Example, Float32, Int32, Regrade, Rollout, Since
 
@@ -80,6 +81,33 @@ def database(root):
 def test_rollouts_of_several_runs_are_one_view(database):
     table = database.select("SELECT run_id, count(*), count(reward), sum(reward) FROM rollouts GROUP BY 1 ORDER BY 1")
     assert table.rows == [("a", 4, 3, 2.0), ("b", 1, 1, 0.0)]
+
+
+def test_runs_of_one_name_are_two_in_every_view(root, tmp_path):
+    with RunDir.create(tmp_path / "new", "grpo", name="a", metadata={}) as run:
+        run.commit_rollouts("train", 0, [rollout("a", "x", phase="train"), rollout("a", "y", 1, phase="train")])
+        run.commit_segments(0, [a_segment(run_id="a")])
+        for attempt in (1, 2):
+            run.commit_grades("train", 0, [a_grade(run_id="a", phase="train", example_id="x", attempt=attempt)])
+        run.commit_metrics(0, "train", {"loss": 1.5})
+    old = root.name + "/a"
+    with open_runs(read_runs([tmp_path / "new/a", root / "a"])) as database:
+        counts = {
+            view: database.select(f"SELECT run_id, count(*) FROM {view} GROUP BY ALL ORDER BY ALL").rows
+            for view in ("rollouts", "segments", "grades", "metrics", "runs")
+        }
+        assert counts == {
+            "rollouts": [("new/a", 2), (old, 4)],
+            "segments": [("new/a", 1)],
+            "grades": [("new/a", 1)],
+            "metrics": [("new/a", 1), (old, 1)],
+            "runs": [("new/a", 1), (old, 1)],
+        }
+        first = database.select("SELECT * FROM rollouts")
+    with open_runs([read_run(tmp_path / "new/a")]) as alone:
+        assert alone.select("SELECT * FROM rollouts").columns == first.columns
+    with pytest.raises(RlvrError, match="named a: their rows would be mixed up"), open_runs([read_run(root / "a")] * 2):
+        pass
 
 
 def test_metrics_have_the_run_they_are_of(database):

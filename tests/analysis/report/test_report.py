@@ -524,6 +524,12 @@ def test_the_page_of_two_runs_says_how_they_differ(tmp_path):
     assert again.read_bytes() == path.read_bytes()
 
 
+def test_the_page_of_runs_of_one_name(tmp_path):
+    old, new = (make_run(tmp_path / folder, "a", [rollout("a", "q", 0)]) for folder in ("old", "new"))
+    parsed = read(write_report([old, new, old], tmp_path / "out.html"))
+    assert parsed.all("title")[0][1] == "rlvr: old/a, new/a"
+
+
 def test_no_command_is_said_to_have_more_memory():
     left_out = []
     with said_if_too_much(left_out, "Summary", "It is", "rlvr analyze summary a"):

@@ -482,6 +482,28 @@ def test_compare_arms_of_seeds(analyze, tmp_path):
     ]
 
 
+def test_runs_of_one_name_are_compared(analyze, tmp_path):
+    for folder in ("st", "st-long"):
+        for name in ("x-s0", "x-s1"):
+            with RunDir.create(tmp_path / folder, "eval", name=name, metadata={}) as run:
+                run.commit_rollouts("eval", 0, [rollout(name, q, float(folder == "st-long")) for q in "xyz"])
+    flags = {"runs": ("st/x-s*", "st-long/x-s*"), "runs_dir": str(tmp_path), "format": "json"}
+    tables = json.loads(analyze(query="compare", **flags).out)
+    assert [(r["runs"], r["accuracy"]) for r in tables["arms"]] == [
+        ("st/x-s0, st/x-s1", 0.0),
+        ("st-long/x-s0, st-long/x-s1", 1.0),
+    ]
+    rows = json.loads(analyze(query="pass_at_k", **flags).out)
+    assert [(r["run_id"], r["pass_at_k"]) for r in rows] == [
+        *((f"st/x-s{i}", 0.0) for i in (0, 1)),
+        *((f"st-long/x-s{i}", 1.0) for i in (0, 1)),
+    ]
+    summary = json.loads(analyze(**flags).out)
+    assert [r["run_id"] for r in summary["run"]] == [r["run_id"] for r in rows]
+    said = analyze(query="compare", **{**flags, "runs": ("st/x-s0", "st-long/x-s0", "st-long/x-s1")})
+    assert [r["arm"] for r in json.loads(said.out)["arms"]] == ["st/x-s0", "st-long/x-s0", "st-long/x-s1"]
+
+
 def test_compare_each_of_several_with_the_first(analyze, tmp_path):
     """Of 12 questions a solves none, b 8 (exact p = 2/2^8), c and d 6 (2/2^6): alone they differ from a, of three only b does."""
     for name, solved in (("a", 0), ("b", 8), ("c", 6), ("d", 6)):

@@ -303,6 +303,9 @@ def test_several_runs(made, call, tmp_path):
     assert call("*", phase="all", overwrite=True)[0] == call(("r", "s"), phase="all", overwrite=True)[0]
     with pytest.raises(RlvrError, match="s has no train rollouts"):
         call(("r", "s"), overwrite=True)
+    rows, _ = call((made, shutil.copytree(made, tmp_path / "old/r")), phase="all", overwrite=True)
+    assert {r["run"] for r in rows} == {"runs/r", "old/r"}
+    assert len({r["id"] for r in rows}) == len(rows)
 
 
 @pytest.mark.parametrize("runs", [("r", "s"), slow(("s", "r"))])

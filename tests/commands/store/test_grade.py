@@ -585,8 +585,11 @@ def test_several_runs_are_graded_by_one_command(made, tmp_path, capsys):
     assert places == [("r", "eval", 0), ("r", "eval", 5), ("r", "train", 3), ("other", "eval", 0)]
     assert len(grades_of(run.path)) == 2
     assert len(grades_of(made)) == 17
+    flags["run"] = ("r", "oth*", str(shutil.copytree(run.path, tmp_path / "copies/other")))
     grade(resolve(GradeConfig, flags=flags, command="grade"))
-    assert "0 rollouts to grade, 2 graded already" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "0 rollouts to grade, 2 graded already" in said.err
+    assert [row["run_id"] for row in json.loads(said.out)["accuracy"]][2:] == ["runs/r", "runs/other", "copies/other"]
 
 
 def test_explain_needs_no_run_and_makes_none(tmp_path, monkeypatch, capsys, grader):

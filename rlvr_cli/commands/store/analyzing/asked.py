@@ -21,10 +21,10 @@ from rlvr_cli.runs.readers import (
     is_pattern,
     is_run,
     latest_run,
-    read_run,
     resolve_runs,
     run_names,
 )
+from rlvr_cli.runs.several import read_runs
 from rlvr_cli.runs.storage.files import shown
 from rlvr_cli.terminal import console, help
 
@@ -93,9 +93,9 @@ def named_runs(config: AnalyzeConfig) -> Sequence[Path]:
     return named.runs or [latest_run(config.runs_dir)]
 
 
-def read_runs(paths: Sequence[Path]) -> list[RunInfo]:
+def read_and_name(paths: Sequence[Path]) -> list[RunInfo]:
     """Read the runs in these directories, each once, and print their names."""
-    infos = list({path.resolve(): read_run(path) for path in paths}.values())
+    infos = read_runs(paths)
     for info in infos:
         console.say(f"run {shown(info.path)} ({info.metadata['status']})")
         for notice in info.notices:

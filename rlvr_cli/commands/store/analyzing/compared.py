@@ -10,7 +10,7 @@ from typing import Any
 from rlvr_cli.analysis.pictures.arms import arm_names, split_arms
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.summary import check_accuracy
-from rlvr_cli.commands.store.analyzing.asked import named_runs, read_runs
+from rlvr_cli.commands.store.analyzing.asked import named_runs, read_and_name
 from rlvr_cli.config.store.analyze import AnalyzeConfig
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.readers import is_pattern
@@ -39,15 +39,15 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
         )
     arms, others = split_arms(config.runs, config.runs_dir, patterns_are_arms=True)
     console.report_passed_over(others)
-    infos = [read_runs(arm) for arm in arms]
-    runs = [info for arm in infos for info in arm]
-    if not all(infos) or len({info.path.resolve() for info in runs}) < sum(map(len, arms)):
+    runs = read_and_name([path for arm in arms for path in arm])
+    if not all(arms) or len(runs) < sum(map(len, arms)):
         raise RlvrError(
             "compare needs at least one run in each arm, and each run only once.",
             "To compare steps of one run: rlvr analyze migration RUN",
         )
     check_accuracy(runs)
-    ids = [[info.id for info in arm] for arm in infos]
+    named = iter(runs)
+    ids = [[next(named).id for _ in arm] for arm in arms]
     where = {"phase": parameters["phase"], "step": parameters["step"]}
     with open_runs(runs, timeout_seconds=config.timeout_seconds) as database:
         if len(arms) == 2:
@@ -74,7 +74,7 @@ def compare_judge(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
         raise UsageError(
             "--labels and --rule exclude each other: beside labels no grader is compared.", "Leave one of them out."
         )
-    with open_runs(read_runs(named_runs(config)), timeout_seconds=config.timeout_seconds) as database:
+    with open_runs(read_and_name(named_runs(config)), timeout_seconds=config.timeout_seconds) as database:
         found = agreement_tables(database, parameters, labels=config.labels, limit=config.limit)
     tables.print_tables(found, output=config.format)
     if found[-1].more:

@@ -41,7 +41,8 @@ from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.data.prompts import stored_prompts
 from rlvr_cli.data.traces import told_as_run_too
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.readers import RunInfo, fact_of, read_run, resolve_runs
+from rlvr_cli.runs.readers import RunInfo, fact_of, resolve_runs
+from rlvr_cli.runs.several import read_runs
 from rlvr_cli.terminal import console
 
 
@@ -50,7 +51,7 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str], opened: ExitStack
     named = resolve_runs(config.source, config.runs_dir)
     _check_options_of_runs(config)
     console.report_passed_over(named.others)
-    infos = [read_run(path) for path in named.runs]
+    infos = read_runs(named.runs)
     for notice in (notice for info in infos for notice in info.notices):
         console.say(notice)
     database = opened.enter_context(open_runs(infos, timeout_seconds=config.timeout_seconds))
