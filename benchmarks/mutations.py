@@ -1700,7 +1700,7 @@ EPISODES = [
     Mutation("a text is taken letter by letter in a notebook", "notebook.py", "flags = {**given, ", "flags = {**named, ", "tests/test_notebook.py -k text_is_one_value"),
     Mutation("a notebook takes runs of one name for one", "notebook.py", "return read_runs(self.paths)", "return [read_runs([path])[0] for path in self.paths]", "tests/test_notebook.py -k several_runs"),
     *(
-        Mutation(f"runs of one name are one: {file}", file, text, fault, f"tests/{tests}")
+        Mutation(f"runs of one name are one: {file}, {text.strip()[:30]}", file, text, fault, f"tests/{tests}")
         for file, text, fault, tests in (
             ("runs/several.py", "info.id for info in infos}) == len(infos)", "info.path for info in infos}) == len(infos)", "runs/test_several.py"),
             ("analysis/queries/database.py", "        if are_renamed:", "        if False:", "analysis/queries/test_database.py -k one_name"),
@@ -1717,6 +1717,7 @@ EPISODES = [
         )
     ),
     Mutation("a run of a sweep has no name", "runs/readers.py", 'is_below = not {"", ".", ".."} & set(name.split("/"))', 'is_below = "/" not in name', "tests/commands/store/test_runs.py -k sweeps"),
+    Mutation("a run of a sweep is found once, and then no more", "runs/provenance.py", "resume=place_of(path))", "resume=config.resume)", "tests/runs/test_provenance.py -k sweep"),
     Mutation("a link to a run is another run", "runs/readers.py", "sorted({path.resolve(): path for path in found}.values())", "sorted(found)", "tests/commands/store/test_runs.py -k and_once"),
     Mutation("a link hides the run", "runs/readers.py", "key=Path.is_symlink, reverse=True)", "key=Path.is_symlink)", "tests/commands/store/test_runs.py -k and_once"),
     Mutation("of two columns of one name one is lost", "notebook.py", ".rename_columns(tables.unique(table.column_names))", "", "tests/test_notebook.py -k one_name"),

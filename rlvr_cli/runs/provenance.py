@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from rlvr_cli.runs.remote.behind import check_can_upload
 from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.runs.run_dir import RunDir, check_new_name
 from rlvr_cli.runs.storage.files import check_can_write, is_full_disk
-from rlvr_cli.runs.storage.sources import source_of
+from rlvr_cli.runs.storage.sources import place_of, source_of
 from rlvr_cli.terminal import console
 from rlvr_cli.text import environment_secrets, redacted, storable
 
@@ -67,6 +67,8 @@ def resumed_config(config: C, *, command: str, one_run: bool = True, writes: boo
             f"{metadata['run_id']} was not started by rlvr {command} and has no stored options to resume with.",
             "Start a new run.",
         )
+    # The run's own directory of runs, which the config has from here on, may be another one.
+    config = replace(config, resume=place_of(path))
     return resume(config, metadata["config"], run=metadata["run_id"])
 
 

@@ -112,6 +112,19 @@ def test_limits_given_to_a_resumed_run_are_stored_and_the_next_resume_has_them(t
     assert stored(resume="r", time_limit="") == ("", "diverged")
 
 
+def test_a_run_of_a_sweep_goes_on_by_its_name_below_the_directory_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its own directory of runs is that of the sweep."""
+    monkeypatch.chdir(tmp_path)
+    began = resolve(SftConfig, flags={"run": "a", "runs_dir": "runs/mine"}, command="sft")
+    with open_run(began, command="sft", facts={}):
+        pass
+    config = resumed_config(resolve(SftConfig, flags={"resume": "mine/a"}, command="sft"), command="sft")
+    with open_run(config, command="sft", facts={}) as run:
+        assert run.path == Path("runs/mine/a")
+
+
 def test_a_secret_of_the_environment_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Whichever option holds it; a placeholder is no secret."""
     monkeypatch.setenv("MY_SERVICE_KEY", "abc-1234567890")
