@@ -50,7 +50,7 @@ ENDS = {
     "of a sweep": (sweep, sweep_table, "_ACCURACY", lambda stage: sweep.results(stage, [])),
     "of a stage": (sweep, sweep_table, "_ACCURACY", sweep.reached_by),
     "report of a sweep": (sweep, alarms, "_CURVES", lambda stage: sweep.results(stage, [])),
-    "of pairs": (comparing, pairwise, "_ROWS", lambda s: comparing.report(s.folder / "r", names="ab", output="json")),
+    "of pairs": (comparing, pairwise, "_ROWS", lambda s: comparing.report(s.folder / "r", output="json")),
 }
 
 
