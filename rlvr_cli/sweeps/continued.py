@@ -7,11 +7,11 @@ RlvrError that names the first one in which it is another run.
 import functools
 import os
 from collections.abc import Mapping
-from dataclasses import Field
+from dataclasses import Field, replace
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.config.parsing.options import Provenance, flag, options
+from rlvr_cli.config.parsing.options import NoEffect, Provenance, flag, options
 from rlvr_cli.config.parsing.sources import BOUNDS, LENGTH
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_identity, model_path
@@ -59,6 +59,8 @@ def changed_options(metadata: Mapping[str, Any], config: Provenance, *, command:
             continue
         is_model = option.metadata["completes"] == "model"
         if not option.metadata["free_on_resume"] or (is_model and not _is_same_model(metadata, name, now)):
+            if _is_left_out(metadata, config, name, before):
+                continue
             raise _other(where, flag(name), before, now)
         if name in lengths:
             _check_longer(where, flag(name), before, now)
@@ -100,6 +102,19 @@ def _is_never_given(name: str, metadata: Mapping[str, Any], config: Provenance) 
     preset = getattr(config, "preset", "")
     taken = {"default", f"preset {preset}"} if stored.get("preset", "") == preset else {"default"}
     return {before, config.sources.get(name)} <= taken
+
+
+def _is_left_out(metadata: Mapping[str, Any], config: Provenance, name: str, value: Any) -> bool:
+    """Whether the run was given an option that a sweep leaves out now, as one without effect, which the run's version did not refuse."""
+    if (metadata.get("sources") or {}).get(name) != "flag" or config.sources.get(name) != "default":
+        return False
+    try:
+        replace(config, **{name: value}, sources={**config.sources, name: "flag"})
+    except NoEffect as error:
+        return error.option == name
+    except RlvrError:
+        pass
+    return False
 
 
 def _began_in(stored: Mapping[str, Any], run: Path) -> str:

@@ -59,6 +59,14 @@ def test_a_default_of_another_version_is_no_other_option():
         changed(stored, sources=sources, loss_type="grpo_clip", cliprange=0.3)
 
 
+def test_an_option_that_this_version_refuses_as_without_effect_is_no_other_option():
+    stored = {"loss_type": "no_baseline", "std_normalization": "batch"}
+    sources = dict.fromkeys(stored, "flag")
+    assert changed(stored, sources=sources, loss_type="no_baseline") == {}
+    with pytest.raises(RlvrError, match="--std-normalization was batch, and is now not given"):
+        changed(stored | {"loss_type": "grpo_clip"}, sources=sources, loss_type="grpo_clip")
+
+
 def stored_before(**flags):
     """The options of a run and their sources as an earlier version stored them: with the preset's clip range, whatever the loss."""
     config = resolve(GrpoConfig, flags=flags, command="grpo")
