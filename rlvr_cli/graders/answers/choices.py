@@ -20,10 +20,14 @@ _QUOTE = r"""["'`_{\[\u2018\u201c]"""
 # Not the first letter of a word, A's or A_1, and behind a quote not a word, as in "A virus"; but 'A' and "A. a virus".
 _QUOTED = rf"""(?<={_QUOTE}.)(?=[.,:)*"`\]}}\u201d]|['_\u2019]+(?!\w))"""
 _LETTER = rf"{_OPEN}([A-J])(?:{_QUOTED}|(?<!{_QUOTE}.)(?![\w'\u2019-]))"
-_IS = r"(?:is|would\s+be)(?:\s+(?:clearly|therefore|option|choice))*"
-_CORRECT = r"\b(?:the|my|correct|right|best|final|likely|suitable|appropriate|accurate)\s+(?:option|choice)"  # not the worst one
+_IS = r"is(?:\s+(?:clearly|therefore|option|choice))*"
+# Not the worst, the least likely or the second best one, and not "A or B" or "A if".
+_CORRECT = (
+    r"(?<!\bleast )(?<!\bsecond )(?<!\bnext )\b(?:the|my|correct|right|best|final|likely|suitable|appropriate|accurate)\s+"
+    rf"(?:option|choice)[\s*]+{_IS}(?=[^\w]*[A-J]\b(?!\s+(?:or|if)\b))"
+)
 _STATED = (  # but not names of a program, such as option_A and answer["A"]
-    re.compile(rf"(?i:\banswer(?:[\s*]+{_IS})?|{_CORRECT}[\s*]+{_IS})(?![_\[])[\s*]*+:?{_LETTER}"),
+    re.compile(rf"(?i:\banswer(?:[\s*]+{_IS})?|{_CORRECT})(?![_\[])[\s*]*+:?{_LETTER}"),
     re.compile(rf"(?i:\b(?:option|choice))(?![_\[])\s*+:?{_LETTER}"),
 )
 _WHOLE = re.compile(rf"{_OPEN}([A-J]){_CLOSE}")

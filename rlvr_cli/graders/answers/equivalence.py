@@ -392,17 +392,38 @@ def _approximated(relation: Relation, *, in_answer: bool) -> list[Node]:
         return [rounded]
     if not (in_answer or relation.named) or not isinstance(exact, Value) or not isinstance(rounded, Value):
         return []
-    a, b, last_digit = exact.formula.value(0), rounded.formula.value(0), _last_digit(rounded)
+    a, b = exact.formula.value(0), rounded.formula.value(0)
     if a is None or b is None or to_complex(a) is None or to_complex(b) is None:
         return []
-    return [exact, rounded] if abs(a - b) < last_digit and abs(a - b) <= 0.02 * abs(a) else []
+    difference, are_complex = abs(a - b), bool(a.imag or b.imag)
+    return (
+        [exact, rounded]
+        if difference <= 0.02 * abs(a) and difference < _precision(exact, rounded, are_complex=are_complex)
+        else []
+    )
 
 
-def _last_digit(number: Value) -> Fraction:
-    r"""What one more in its last digit is: 1/1000 of 0.833, 100 of `1.5 \times 10^3`; 0 of what is no decimal number."""
+def _precision(exact: Value, rounded: Value, *, are_complex: bool) -> Fraction | float:
+    r"""By how much two sides joined by `\approx` may differ: by less than one unit of the last digit of the right one, or else of the left one.
+
+    Zeros at the end of a whole number are digits unless the other side is a formula, as of `400\pi \approx 1260`. Two formulas must be equal,
+    up to what computing them loses; the digits in a complex number are not looked for.
+    """
+    of_exact, of_rounded = _last_digit(exact), _last_digit(rounded)
+    digit = of_exact if of_rounded is None else of_rounded
+    if digit is None:
+        return math.inf if are_complex else 1e-9
+    if digit == 1 and of_exact is None:
+        number = rounded.formula.key
+        return Fraction(10) ** (len(number) - len(number.rstrip("0")))
+    return digit
+
+
+def _last_digit(number: Value) -> Fraction | None:
+    r"""What one more in its last digit is: 1/1000 of 0.833, 100 of `1.5 \times 10^3`; None of what is no decimal number."""
     match = _DECIMAL.fullmatch(number.formula.key)
     if match is None:
-        return Fraction(0)
+        return None
     return Fraction(10) ** (int(re.sub("[ {}]", "", match[2] or "0")) - len(match[1] or ""))
 
 

@@ -119,8 +119,6 @@ def readings(text: str) -> tuple[Node, ...]:
 
 def _read_all(text: str, found: list[Node]) -> None:
     every = _tokens(text)
-    if len(_SENTENCE.split(text.strip())) == 1 and (stated := _without_reason(text)) != text:
-        return _read_all(stated, found)
     if [token.text for token in every] == ["{", "}"]:
         found.append(EMPTY)
     tokens = trimmed(every)
@@ -779,7 +777,13 @@ def _may_be_unit(tokens: Tokens, index: int) -> bool:
     if token.text in ("2", "3") and before.text in ("^", "{"):
         return True
     if [t.text for t in tokens[index - 3 : index + 1]] in (["^", "{", "2", "}"], ["^", "{", "3", "}"]):
-        return True
+        if index < 5:
+            return False
+        unit, before = (
+            tokens[index - 4],
+            tokens[index - 5],
+        )  # a letter only behind a number: h in `\pi h^{2}` is a quantity
+        return len(unit.text) > 1 or unit.kind == "text" or before.kind == "num"
     if token.text in _BEFORE_UNIT:
         following = [t for t in tokens[index + 1 :] if t.text not in ("{", "}", "(", ")", ".")]
         return (
@@ -794,19 +798,18 @@ def _may_be_unit(tokens: Tokens, index: int) -> bool:
 
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z$\\(\d])")
-_ANSWERS = re.compile(r"\banswer(?:\s+is(?!\s+not)\b|:)", re.I)
-_REASON = re.compile(
-    r"(?:,?\s(?:because|since)|,\s+as)\s(?!.*\b(?:so|thus|hence|therefore|answer|is|are|get|gives|equals)\b)", re.S
+_REASONED = re.compile(  # not before a conclusion: "since x > 0, x = 20", "because he buys 8 he now has 20"
+    r"(.*\banswer(?:\s+is(?!\s+not\b)|:)\s+[^,;]*?\d[^,;]*?),?\s(?:because|since)\s"
+    r"(?!.*(?:,|\b(?:so|thus|hence|therefore|answer|we|he|she|it|they)\b))",
+    re.I | re.S,
 )
+_CHECK = re.compile(r"(?:to\s+)?(?:check|verif)", re.I)
 
 
 def _sentences(text: str) -> list[Node]:
-    """Read the last sentence that says `answer is`, else the last one that states an object.
-
-    What it states follows its last `is` or its last `=`, or is the only object in it.
-    """
+    """Read the last sentence that states an object: those after its last `is` and its last `=`, or its only one. One that checks comes last."""
     last = [sentence for sentence in _SENTENCE.split(text.strip())[:-4:-1] if not sentence.startswith("I hope")]
-    for sentence in sorted(last, key=lambda sentence: not _ANSWERS.search(sentence)):
+    for sentence in sorted(last, key=lambda sentence: _CHECK.match(sentence) is not None):
         found = _stated(trimmed(list(tokens_of(_without_reason(sentence)))))
         if found:
             return found
@@ -814,9 +817,9 @@ def _sentences(text: str) -> list[Node]:
 
 
 def _without_reason(sentence: str) -> str:
-    """A sentence up to `because`, `since` or `, as`, if there is a number before it and no conclusion after it."""
-    stated = _REASON.split(sentence, maxsplit=1)[0]
-    return stated if any(map(str.isdigit, stated)) else sentence
+    """A sentence that says `answer is` and a number, up to `because` or `since`."""
+    match = _REASONED.match(sentence)
+    return sentence if match is None else match[1]
 
 
 def _stated(tokens: Tokens) -> list[Node]:
