@@ -107,11 +107,12 @@ def pairs_of_question(config: DpoConfig, rollouts: Sequence[Rollout]) -> list[tu
     for r in rollouts:
         if r.finish_reason != "length" and r.response.strip():
             groups[r.prompt].append({"prompt": r.prompt, "response": r.response, "reward": r.reward, "rollout": r})
-    return [
+    pairs = [
         (right["rollout"], wrong["rollout"])
         for group in groups.values()
         for right, wrong in pair_up(group, count=config.pairs_per_question, seed=config.seed)
     ]
+    return pairs[: config.pairs_per_question]
 
 
 def run_on_pairs(config: DpoConfig) -> None:

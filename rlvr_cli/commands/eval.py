@@ -17,6 +17,7 @@ from rlvr_cli.commands.evaluation.several_runs import command_of, config_of_each
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.environments.pool import EnvironmentPool
+from rlvr_cli.errors import QuestionsRefused
 from rlvr_cli.models.identity import model_facts
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import log_generations
@@ -61,6 +62,7 @@ def run(config: EvalConfig) -> None:
     all_runs = command_of(config) if len(configs) > 1 else ""
     check_budgets(config, ending)  # before a run is made
     evaluated: dict[Path, Dataset] = {}
+    refused: list[QuestionsRefused] = []
     with StopRequest() as stop, open_environment(config) as environment, ExitStack() as opened:
 
         @cache
@@ -68,12 +70,19 @@ def run(config: EvalConfig) -> None:
             return opened.enter_context(closing(open_sampler(engine.name, settings_of(config), devices=devices)))
 
         for one in configs:
-            is_first = not evaluated
-            path = evaluate(
-                shared, one, sampler, environment=environment, is_first=is_first, stop=stop, all_runs=all_runs
-            )
-            evaluated[path] = datasets[one.dataset]
-    print_result(config, evaluated)
+            is_first = one is configs[0]
+            try:
+                path = evaluate(
+                    shared, one, sampler, environment=environment, is_first=is_first, stop=stop, all_runs=all_runs
+                )
+            except QuestionsRefused as error:  # and not those of the next runs
+                refused.append(error)
+            else:
+                evaluated[path] = datasets[one.dataset]
+    if evaluated:
+        print_result(config, evaluated)
+    if refused:
+        raise refused[0]
     for path in evaluated:
         check_graded(path, config)
 

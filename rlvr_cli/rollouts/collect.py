@@ -357,6 +357,7 @@ def log_generations(
                 collect_rollouts(run, phase=phase, step=step, examples=some, num_samples=so_far, **collecting)
             except QuestionsRefused as error:  # and not those of the next slices
                 refused.append(error)
+                break
     if refused:
         raise QuestionsRefused(" ".join(error.problem for error in refused), refused[0].hint)
     rows = (row for part in run.parts(phase, step, columns=AVERAGED) for row in part.to_pylist())

@@ -365,7 +365,8 @@ class OpenAISampler:
                 worker.cancel()
             await asyncio.shield(end())  # connections are closed, also when the caller stops meanwhile
         if failures:
-            raise _failed(failures, of=requested + skipped, skipped=skipped, at=urlsplit(self.base_url).netloc)
+            at, reached = urlsplit(self.base_url).netloc, self._knows_endpoint
+            raise _failed(failures, of=requested + skipped, skipped=skipped, at=at, reached=reached)
 
     def connect(self) -> EndpointClient:
         """Return a client for `answer`, in a running event loop; to be closed."""
@@ -534,23 +535,35 @@ def _protected(answer: Answer, min_tokens: int) -> int:
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-def _failed(failures: Sequence[tuple[_Item, Unanswered]], *, of: int, skipped: int, at: str) -> RlvrError:
+def _failed(
+    failures: Sequence[tuple[_Item, Unanswered]], *, of: int, skipped: int, at: str, reached: bool
+) -> RlvrError:
     """The error that samples failed.
 
     Args:
         of: the number of samples.
         skipped: so many of them were not requested.
         at: the endpoint's host.
+        reached: whether it has answered any.
     """
     item, failure = failures[0]
+    others = [*dict.fromkeys(each.called for each, _ in failures if each.called != item.called)]
+    named = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
     problem = (
         f"{len(failures)} of {of} samples failed at {at}"
         + (f", and {skipped} were not requested" if skipped else "")
-        + f". {item.called}: {printable(failure.problem, keep='')}"
+        + f". {item.called}: {printable(failure.problem, keep='').rstrip('.')}."
+        + (f" Also failed: {named}." if others else "")
     )
     if not skipped and all(each.kind == "refused" and not each.concerns_all for _, each in failures):
-        hint = "It would be refused again: leave the question out, or shorten it, in a new run. Completed samples are kept."
-        return QuestionsRefused(problem, hint)
+        what = (
+            "leave out, or shorten, what is named"
+            if reached
+            else "correct what the endpoint refuses, or leave the questions out"
+        )
+        return QuestionsRefused(
+            problem, f"It would be refused again: {what}, in a new run. Completed samples are kept."
+        )
     rest = "Completed samples are kept: resume the run to request the rest"
     if all(each.kind == "timeout" for _, each in failures):
         return TimedOut(problem, f"{rest}, with a larger --request-timeout if they take longer.")

@@ -180,12 +180,11 @@ def load_checkpoint(
 
 
 def newest_position(run: Path) -> tuple[int, dict[str, int]]:
-    """The updates and the data cursor of the newest checkpoint, as its state.json has them; 0 and none without one that can be read."""
+    """The updates and the data cursor of the newest checkpoint with an intact state.json; 0 and none without one."""
     folder = run / _FOLDER
     for step, path in _steps(folder) if folder.is_dir() else []:
-        with suppress(RlvrError, ValueError, LookupError, TypeError):
-            state = json.loads(read_regular(run, f"{_FOLDER}/{path.name}/{_STATE}"))["state"]
-            return step, {name: int(value) for name, value in state["position"].items()}
+        with suppress(RlvrError):
+            return step, _record(run, path, step=step)[0]["state"]["position"]
     return 0, {}
 
 
@@ -436,14 +435,9 @@ def _newest_intact(run: Path) -> tuple[tuple[Path, dict[str, Any]] | None, list[
     return None, problems
 
 
-def _verified(run: Path, path: Path, *, step: int) -> dict[str, Any]:
-    """Return the state.json of a checkpoint, after comparing every file with its checksum.
-
-    Raises:
-        RlvrError: a file is damaged, missing or unexpected; names it.
-    """
-    within = f"{_FOLDER}/{path.name}"
-    data = read_regular(run, f"{within}/{_STATE}")
+def _record(run: Path, path: Path, *, step: int) -> tuple[dict[str, Any], bytes]:
+    """Return the state.json of a checkpoint, and its bytes. Raises RlvrError if it is damaged."""
+    data = read_regular(run, f"{_FOLDER}/{path.name}/{_STATE}")
     try:
         record = json.loads(data)
         whole = isinstance(record, dict) and record.pop("sha256", None) and data == _encoded(record)
@@ -456,6 +450,17 @@ def _verified(run: Path, path: Path, *, step: int) -> dict[str, Any]:
         raise _damaged(path / _STATE, "it is not as it was written")
     if record["schema_version"] < 1 or record["step"] != step:
         raise _damaged(path / _STATE, "its schema_version or step is not the one that belongs here")
+    return record, data
+
+
+def _verified(run: Path, path: Path, *, step: int) -> dict[str, Any]:
+    """Return the state.json of a checkpoint, after comparing every file with its checksum.
+
+    Raises:
+        RlvrError: a file is damaged, missing or unexpected; names it.
+    """
+    within = f"{_FOLDER}/{path.name}"
+    record, data = _record(run, path, step=step)
     recorded = {**record["files"], _STATE: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
     present = _names_in(path)
     for name in sorted({*recorded, *present}):

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -343,6 +344,9 @@ def test_only_responses_to_the_same_prompt_are_a_pair(pairs, tiny_model_dir, tmp
     sampled = [("a", 1.0), ("b", 0.0), ("c", 1.0), ("b", 1.0), ("c", 1.0)]
     rollouts = [a_rollout(prompt=p, response=f" {i}", reward=reward) for i, (p, reward) in enumerate(sampled)]
     assert dpo.pairs_of_question(config, rollouts) == [(rollouts[3], rollouts[1])]
+    more = [*rollouts, a_rollout(prompt="a", response=" 9", reward=0.0)]
+    assert len(dpo.pairs_of_question(config, more)) == 2
+    assert len(dpo.pairs_of_question(replace(config, pairs_per_question=1), more)) == 1
 
 
 def test_rounds_have_their_rules(pairs, tiny_model_dir, tmp_path):

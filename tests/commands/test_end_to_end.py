@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from checks import findings
+from endpoint import completion, error, serving
 from marks import slow
 from rlvr_cli.commands import eval as evaluation
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.data.datasets import load_dataset
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import QuestionsRefused, RlvrError
 from rlvr_cli.rollouts import collect as collecting
 from rlvr_cli.runs.readers import read_rollouts, read_run
 
@@ -424,3 +425,17 @@ def test_sft_trains_on_a_runs_rollouts(tmp_path, rlvr):
         "--dry-run",
     )
     assert re.search(rf"\b{len(correct)} of \d+ traces of r\b", done.err)
+
+
+def test_a_question_that_an_endpoint_refuses_keeps_no_other_dataset_from_being_asked(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        rows = [json.dumps({"question": f"{name}{i}?", "answer": "4"}) + "\n" for i in range(2)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+    with serving(lambda body: error(400, "no") if "a1?" in body["prompt"] else completion("4 </answer>")) as endpoint:
+        flags = {"model": "m", "base_url": endpoint.url, "dataset": "a.jsonl,b.jsonl", "run": "r", "grader_workers": 1}
+        with pytest.raises(QuestionsRefused, match="Question a-2: 400"):
+            evaluation.run(resolve(EvalConfig, flags=flags, command="eval"))
+    assert [read_rollouts(tmp_path / f"runs/r-{name}").num_rows for name in "ab"] == [1, 2]
+    assert "r-b" in capsys.readouterr().out

@@ -264,12 +264,22 @@ def test_a_run_is_not_made_shorter_than_it_is(ahead, tmp_path, position):
     state = run / "checkpoints/step-000006/state.json"
     content = json.loads(state.read_text())
     content["state"]["position"] |= position
-    state.write_text(json.dumps(content))
+    del content["sha256"]
+    state.write_bytes(checkpoints._encoded(content))
     before = (run / "run.json").read_bytes()
     with pytest.raises(RlvrError, match="r has come to step 3 already, and is to end after step 2") as refused:
         go_on(tmp_path, n_grpo_steps=2)
     assert refused.value.hint == "--n-grpo-steps must be at least 3."
     assert (run / "run.json").read_bytes() == before
+
+
+def test_a_grader_that_fails_after_a_batch_without_signal_is_not_one_that_never_worked(train, tmp_path):
+    (tmp_path / "q.jsonl").write_text('{"question": "a?", "answer": "a"}\n{"question": "b?", "answer": "b"}\n')
+    (tmp_path / "g.py").write_text("def grade(response, truth):\n    return {'a': 0.0}[truth]\n")
+    data = {"dataset": str(tmp_path / "q.jsonl"), "grader": f"{tmp_path}/g.py:grade", "question_order": "file"}
+    how = {"dynamic_sampling": True, "max_sampling_rounds": 1, "sampling_max_tokens": 8, "n_grpo_steps": 2}
+    size = {"rollout_batch_size": 4, "train_batch_size": 4, "gradient_accumulation_steps": 1}
+    assert [row["grade_error"] is None for row in train(**data, **how, **size).rows] == [True] * 4 + [False] * 4
 
 
 def test_the_number_of_steps_is_fixed_by_a_cosine(clipped):

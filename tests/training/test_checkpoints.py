@@ -686,6 +686,18 @@ def test_killed_at_any_point_an_intact_checkpoint_loads(
         assert names_in(run) == [f"step-{loaded.step:06d}", f"step-{loaded.step + 1:06d}"], point
 
 
+def test_the_newest_position_is_one_that_would_be_loaded(trainer: Trainer, tmp_path: Path):
+    for step in (1, 2):
+        trainer.save(tmp_path, step, state={"position": {"steps": step}})
+    assert checkpoints.newest_position(tmp_path) == (2, {"steps": 2})
+    state = tmp_path / "checkpoints/step-000002/state.json"
+    for damaged in (state.read_text().replace('"steps": 2', '"steps": 98'), "[" * 9999):
+        state.write_text(damaged)
+        assert checkpoints.newest_position(tmp_path) == (1, {"steps": 1})
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert checkpoints.newest_position(tmp_path) == (0, {})
+
+
 def save_and_die(run: Path, model: Path, *, step: int, point: str) -> NoReturn:
     """Go on from the newest checkpoint and save one, in a process of its own."""
     status = 1

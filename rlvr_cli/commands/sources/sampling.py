@@ -83,7 +83,7 @@ class Sampling:
             credit: None: that of the command.
 
         Raises:
-            RlvrError: before the first batch that was trained on, more of them than --max-grade-errors could not be graded.
+            RlvrError: of the first batch that has any, more of them than --max-grade-errors could not be graded.
         """
         trainer = self.trainer
         rollouts = sample_groups(
@@ -99,7 +99,7 @@ class Sampling:
             seed=trainer.config.seed,
             stop=trainer.stop,
         )
-        if trainer.updates == trainer.cursor.get("empty", 0):
+        if trainer.updates == trainer.cursor.get("empty", 0) and not self._has_batch_before(place):
             check_grade_errors(
                 (GradeError(r.grade_error, r.grade_error_detail, r.failure_kind) for r in rollouts),
                 at_most=trainer.config.max_grade_errors,
@@ -108,6 +108,9 @@ class Sampling:
                 environment=environment_spec(trainer.config).title,
             )
         return rollouts
+
+    def _has_batch_before(self, place: Place) -> bool:
+        return any(phase == "train" and step < place.step for phase, step in self.trainer.run.steps())
 
     def record(
         self,
