@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.config.parsing.sources import environment_values, preset_names
+from rlvr_cli.config.parsing.sources import at_home, environment_values, preset_names
 from rlvr_cli.errors import RlvrError
 
 Candidates = Iterator[tuple[str, str]]
@@ -26,7 +26,7 @@ def complete_value(kind: str, *, command: str, given: Mapping[str, Any], typed: 
         given: the values of the options before this one.
         typed: the text typed so far.
     """
-    runs_dir = Path(os.path.expanduser(given.get("runs_dir") or environment_values().get("runs_dir", "runs")))
+    runs_dir = Path(at_home(given.get("runs_dir")) or environment_values().get("runs_dir", "runs"))
     with suppress(RlvrError, OSError):  # an error message would appear in the middle of the command line
         return [
             (value, about) for value, about in _candidates(kind, command, runs_dir, typed) if value.startswith(typed)

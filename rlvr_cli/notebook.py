@@ -18,7 +18,7 @@ from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.statistics.at_k import at_k_table, given_ks
 from rlvr_cli.analysis.summary import OF_ANSWERS, RunSummary, summarize, with_accuracy
 from rlvr_cli.config.parsing.options import nearest
-from rlvr_cli.config.parsing.sources import environment_values, read_options, resolve
+from rlvr_cli.config.parsing.sources import at_home, environment_values, read_options, resolve
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.runs.readers import RunInfo, resolve_runs
 from rlvr_cli.runs.several import read_runs
@@ -50,7 +50,7 @@ def open_run(run: str | Path, *, runs_dir: str | Path | None = None) -> "Runs":
 def open_runs(*runs: str | Path, runs_dir: str | Path | None = None) -> "Runs":
     """Open several runs as one database; a name may be a pattern: `open_runs("abl-*")`. Raises as `open_run`."""
     root = environment_values().get("runs_dir", "runs") if runs_dir is None else runs_dir
-    paths = resolve_runs([str(run) for run in runs], root).runs
+    paths = resolve_runs([at_home(str(run)) for run in runs], at_home(str(root))).runs
     if not paths:
         raise RlvrError("No run is named.", 'Name some, or all: open_runs("*")')
     opened = Runs(paths)

@@ -163,6 +163,10 @@ def test_the_directory_of_runs_is_that_of_the_environment(here, monkeypatch):
     assert rlvr_cli.open_run("a-1").paths == [Path("elsewhere/a-1")]
     with pytest.raises(RlvrError, match="neither in runs nor"):
         rlvr_cli.open_run("a-1", runs_dir="runs")
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    monkeypatch.setenv("RLVR_RUNS_DIR", "~/elsewhere")
+    for opened in (rlvr_cli.open_run("a-1"), rlvr_cli.open_run("~/elsewhere/a-1")):
+        assert opened.paths == [Path.cwd() / "elsewhere/a-1"]
 
 
 def test_several_runs_of_one_name(here):

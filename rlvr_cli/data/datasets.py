@@ -385,7 +385,8 @@ def _split_file(directory: Path, split: str | None, *, purpose: Purpose) -> tupl
 def _unknown(spec: str) -> RlvrError:
     names = dataset_names()
     if "/" in spec or "\\" in spec or suffix_of(Path(spec)) in SUFFIXES:
-        return RlvrError(f"There is no file {spec}.", f"The built-in datasets are {join_names(names)}.")
+        kind = RlvrError if suffix_of(Path(spec)) in SUFFIXES else UnknownDataset
+        return kind(f"There is no file {spec}.", f"The built-in datasets are {join_names(names)}.")
     close = difflib.get_close_matches(spec.partition(":")[0], names, n=1)
     return UnknownDataset(
         f"There is no dataset {spec!r}, neither built in nor as a file.",

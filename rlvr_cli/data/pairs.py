@@ -182,7 +182,7 @@ def _of_run(path: Path, *, count: int, seed: int, messages: list[str]) -> Iterab
         raise RlvrError(
             f"{path.name} has no question with both a right and a wrong response among its {among}.",
             OF_EPISODES
-            if left_out and fact_of(run.metadata, "environment")
+            if left_out > len(usable) and fact_of(run.metadata, "environment")
             else "Sample more responses per question: rlvr eval --num-samples 8, or more questions.",
         )
     prompts = stored_prompts(run.metadata)

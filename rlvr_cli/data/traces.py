@@ -110,7 +110,7 @@ def told_as_run_too(name: str, runs_dir: str) -> Iterator[None]:
     try:
         yield
     except UnknownDataset as error:
-        near = nearest(name, run_names(runs_dir))
+        near = nearest(name, run_names(runs_dir, like=name))
         raise RlvrError(
             f"There is no run {name!r} in {shown(runs_dir)}, and no dataset of that name.",
             (f"Did you mean the run {near[0]}? " if near else "") + error.hint,

@@ -430,7 +430,7 @@ def resolve_run(name_or_path: str | Path, root: Path | str) -> Path:
         )
     import difflib
 
-    names = run_names(root)
+    names = run_names(root, like=name)
     near = difflib.get_close_matches(name, names, n=3)
     hint = f"Did you mean: {', '.join(near)}?" if near else f"The newest runs: {', '.join(names[:3])}."
     raise RlvrError(
@@ -554,14 +554,15 @@ def all_runs(root: Path | str) -> list[Path]:
     root = Path(root)
     if not root.is_dir():
         raise RlvrError(f"There is no directory {shown(root)}.", "Give the directory of runs with --runs-dir.")
-    found = [path for path in root.iterdir() if path.name[0] != "." and _is_run_directory(path)]
-    found.sort(key=Path.is_symlink, reverse=True)  # of a directory and a link to it the directory is kept
+    found = [path for path in sorted(root.iterdir(), reverse=True) if path.name[0] != "." and _is_run_directory(path)]
+    found.sort(key=Path.is_symlink, reverse=True)  # the directory is kept, or of links alone the first
     return sorted({path.resolve(): path for path in found}.values())
 
 
 def folders_of_runs(root: Path | str) -> list[str]:
     """Return the names of the folders in a directory that hold runs, such as those of sweeps."""
-    return sorted({path.parent.parent.name for path in Path(root).glob(f"*/*/{RUN_FILE}")})
+    found = {path.parent.parent.name for path in Path(root).glob(f"*/*/{RUN_FILE}")}
+    return sorted(name for name in found if name[0] != ".")
 
 
 def recent_runs(root: Path | str) -> list[Path]:
@@ -569,14 +570,17 @@ def recent_runs(root: Path | str) -> list[Path]:
     return sorted(_runs(root), key=_last_written, reverse=True)
 
 
-def run_names(root: Path | str) -> list[str]:
-    """Return the names of the runs in a directory, the most recently written first."""
+def run_names(root: Path | str, *, like: str = "") -> list[str]:
+    """Return the names of the runs in a directory, the most recently written first; of a folder's in it, like `sweep/r`, if it has any."""
+    folder = like.rpartition("/")[0]
+    if folder and (below := [f"{folder}/{run.name}" for run in recent_runs(run_at(root, folder))]):
+        return below
     return [run.name for run in recent_runs(root)]
 
 
 def run_at(root: Path | str, name: str) -> Path:
     """Return the directory of a name or path in `root`, or of an address; there may be no run."""
-    if not (is_address(name) or (is_address(str(root)) and RUN_NAME.fullmatch(name))):
+    if not (is_address(name) or (is_address(str(root)) and all(map(RUN_NAME.fullmatch, name.split("/"))))):
         return Path(root) / name
     address = name if is_address(name) else f"{str(root).rstrip('/')}/{name}"
     return view_of(address) or Path(address)

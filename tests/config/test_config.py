@@ -58,6 +58,18 @@ def test_a_path_below_the_home_directory_is_there_whatever_gives_it(tmp_path, mo
     assert resolve(EvalConfig, flags={"runs_dir": "~/runs"}, command="eval").runs_dir == "/home/me/runs"
     monkeypatch.setenv("HOME", str(tmp_path))
     assert resolve(EvalConfig, flags={"config": "~/c.toml"}, command="eval").sources["stop"] == f"config {file}"
+    several = resolve(
+        EvalConfig,
+        flags={
+            "dataset": "~/q.jsonl,a~/b,~/r.jsonl",
+            "grader": "judge:~/r.md",
+            "judge_url": "http://j",
+            "judge_model": "m",
+        },
+        command="eval",
+    )
+    assert several.dataset == f"{tmp_path}/q.jsonl,a~/b,{tmp_path}/r.jsonl"
+    assert several.grader == f"judge:{tmp_path}/r.md"
     filtering = {"source": ("~/a",), "out": "~/a~.jsonl", "decontaminate_against": ("~b",)}
     config = resolve(FilterConfig, flags=filtering, command="filter")
     assert (config.source, config.out) == ((f"{tmp_path}/a",), f"{tmp_path}/a~.jsonl")

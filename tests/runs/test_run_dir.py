@@ -657,6 +657,9 @@ def test_an_unknown_run_name_suggests_the_newest_runs(tmp_path: Path):
     with pytest.raises(RlvrError) as caught:
         resolve_run("mangos", tmp_path)
     assert caught.value.hint == "Did you mean: mango?"
+    with pytest.raises(RlvrError) as caught:
+        resolve_run(f"{tmp_path.name}/mangos", tmp_path.parent)
+    assert caught.value.hint.startswith(f"Did you mean: {tmp_path.name}/mango")
 
 
 @pytest.mark.slow

@@ -28,9 +28,8 @@ _RIGHT = "coalesce(reward > 0.5 AND NOT isnan(reward), false)"
 _KEY = "run_id, phase, step, example_id, sample_index"
 _WHOLE = f"finish_reason <> 'length' AND coalesce(episode.ended_by NOT IN {CUT_OFF}, true)"
 # Whether the environment gave the prompt of a group. Rows of earlier versions do not say it, but a question has one prompt of the dataset.
-_OWN_PROMPT = (
-    "coalesce(bool_or(own_prompt), count(episode) > 0 AND count(*) OVER (PARTITION BY run_id, min(example_id)) > 1)"
-)
+_ONE_QUESTION = "PARTITION BY run_id, min(phase), min(example_id), min(ground_truth)"
+_OWN_PROMPT = f"coalesce(bool_or(own_prompt), count(episode) > 0 AND count(*) OVER ({_ONE_QUESTION}) > 1)"
 # The white space of Python's str.strip: the reader of a dataset rejects a response that is blank to it.
 _BLANK = r"regexp_full_match(response, '[\s\p{Z}\x0b\x1c-\x1f\x{85}]*')"
 # A row of a dataset is text and has no response mask, so the policy must have sampled all of the response.

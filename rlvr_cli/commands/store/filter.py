@@ -55,9 +55,7 @@ def run(config: FilterConfig) -> None:
         tables.print_table(columns, [(s.name, s.kept, s.dropped, s.why) for s in selected.stages], output=config.format)
         if not selected.kept:
             last = next(s for s in selected.stages if not s.kept)
-            of_episodes = (
-                config.emit == "pairs" and last.name in ("whole", "pairs") and any(d.get("episodes") for d in described)
-            )
+            of_episodes = config.emit == "pairs" and last.name == "whole" and any(d.get("episodes") for d in described)
             raise RlvrError(
                 f"Nothing is left: the stage {last.name!r} dropped the last {last.dropped} rows.",
                 f"{OF_EPISODES if of_episodes else 'Loosen the filter.'} No file was written.",

@@ -13,6 +13,7 @@ from rlvr_cli.analysis.statistics.grade_changes import compare_grades
 from rlvr_cli.analysis.summary import combined_tables
 from rlvr_cli.commands.store.analyzing.said import answered
 from rlvr_cli.config.parsing.command_line import typed_options, words_of
+from rlvr_cli.config.shared.prompt import is_judge
 from rlvr_cli.config.store.grade import GradeConfig
 from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.errors import Interrupted, RlvrError, UsageError
@@ -67,7 +68,10 @@ def run(config: GradeConfig) -> None:
         of = f" of {path.name}" if len(paths) > 1 else ""
         raise RlvrError(
             f"Not one of the {left} responses{of} could be graded: see the note above.",
-            "Put right what it says, and give the same command again, which tries those that failed once more.",
+            "Put right what it says, and give the same command again, which tries those that failed once more."
+            + (
+                " A judge's reply without a score is kept: --again asks for it anew." if is_judge(config.grader) else ""
+            ),
         )
 
 

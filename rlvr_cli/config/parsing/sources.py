@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlvr_cli.config.parsing.options import Provenance, flag, is_path, nearest, options, value_type
+from rlvr_cli.config.parsing.options import JUDGE, Provenance, flag, is_path, nearest, options, value_type
 from rlvr_cli.config.parsing.synonyms import suggested_options
 from rlvr_cli.errors import RlvrError
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rlvr_cli.config.shared.run import RunOptions
 
 C = TypeVar("C", bound=Provenance)
+T = TypeVar("T")
 
 LENGTH = re.compile("n_[a-z]+_steps|sft_epochs|rounds")  # the options that say how long a run is
 BOUNDS = ("time_limit", "stop_when")  # and those that may end it earlier
@@ -57,7 +58,7 @@ def resolve(config_type: type[C], *, flags: Mapping[str, Any], command: str) -> 
     Raises:
         RlvrError: a file cannot be read, a key is unknown, or a value has the wrong type or is not allowed.
     """
-    file = _expanded(flags.get("config"))
+    file = at_home(flags.get("config"))
     from_file = read_toml(config_type, Path(file), command=command) if file else {}
     preset = flags.get("preset") or from_file.get("preset")
     from_preset = read_toml(config_type, preset_path(preset, command=command), command=command) if preset else {}
@@ -78,18 +79,21 @@ def resolve(config_type: type[C], *, flags: Mapping[str, Any], command: str) -> 
 def _at_home(config_type: type[Provenance], values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of options, by field name, with paths that begin with ~/ in the home directory: a shell replaces it in few places."""
     paths = {option.name for option in options(config_type) if is_path(option)}
-    return {name: _expanded(value) if name in paths else value for name, value in values.items()}
+    return {name: at_home(value) if name in paths else value for name, value in values.items()}
 
 
-def _expanded(value: Any) -> Any:
+def at_home(value: T) -> T:
+    """A path, several with commas between them or in a tuple, or a judge's rubric, with the home directory for a ~ at its beginning."""
     if isinstance(value, tuple):
-        return tuple(map(_expanded, value))
-    return os.path.expanduser(value) if isinstance(value, str) and re.match("~(/|$)", value) else value
+        return tuple(map(at_home, value))  # type: ignore[return-value]
+    if not isinstance(value, str):
+        return value
+    return re.sub(rf"(^|,)({JUDGE})?~(?=/|,|$)", lambda found: found[0][:-1] + os.path.expanduser("~"), value)
 
 
 def environment_values() -> dict[str, str]:
     """The options that the environment sets, by field name."""
-    return {name: value for name, variable in VARIABLES.items() if (value := os.environ.get(variable))}
+    return {name: at_home(value) for name, variable in VARIABLES.items() if (value := os.environ.get(variable))}
 
 
 def preset_path(name: str, *, command: str) -> Path:

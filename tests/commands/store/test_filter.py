@@ -434,6 +434,18 @@ def test_prompts_of_an_environment_are_no_questions(tmp_path, call, own_prompt):
         assert "in its dataset d" in raised.value.hint
 
 
+def test_questions_of_two_files_may_have_one_id(tmp_path, call):
+    """The rows of an earlier version do not say whether an environment gave the prompt."""
+    facts = FACTS["facts"] | {"environment": {"name": "mine.py:Answers"}}
+    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={"facts": facts}) as run:
+        for phase, question in (("train", "1?"), ("eval", "2?")):
+            row = replace(rollout("r", question, 0, RIGHT, reward=1.0, phase=phase), example_id="data-1")
+            row = replace(row, episode=an_episode(10).episode, response_ids=(2,) * 10, sampled_logprobs=(-1.0,) * 10)
+            run.commit_rollouts(phase, row.step, [row])
+    rows, _ = call(run.path, emit="questions", phase="all")
+    assert sorted(row["question"] for row in rows) == ["1?", "2?"]
+
+
 def test_a_question_that_was_asked_with_shots_is_written_without_them(tmp_path, call):
     facts = {"prompt": {"name": "p", "text": "Q: {question}\nA:"}, "dataset": {"shots": {"count": 2}}}
     prompt = "Q: 1\nA: 2\n\nQ: 3\nA: 4\n\nQ: 5\nA:"

@@ -325,7 +325,7 @@ def test_no_directory_of_runs_is_an_error(tmp_path):
 
 def test_runs_of_sweeps_alone_are_named(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for sweep in ("mine", "own"):
+    for sweep in ("mine", "own", ".hidden"):
         make(tmp_path / "runs" / sweep, "g-0.5-s0")
     invoke(["runs"])
     said = capsys.readouterr().err
