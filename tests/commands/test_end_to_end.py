@@ -256,10 +256,11 @@ def whole_eval(tmp_path_factory, rlvr):
 def test_eval_stopped_midway_goes_on_to_the_same_rows(tmp_path, whole_eval, rlvr, forks, fault):
     done = forks.run("eval", *EVAL, "--run", "cut", cwd=tmp_path, fault=fault)
     held = len(read_rollouts(tmp_path / "runs/cut"))
-    assert 0 < held < ROWS, done.err
-    if fault == "manifest.done:1":
+    assert 0 < held <= ROWS, done.err
+    if fault == "manifest.done:1":  # which may have all rows, where grading has waited for a processor
         assert done.status == -signal.SIGKILL
     else:
+        assert held < ROWS
         assert done.status == 130
         assert "--resume" in done.err
         assert read_run(tmp_path / "runs/cut").metadata["status"] == "interrupted"
