@@ -32,6 +32,11 @@ class UsageError(RlvrError):
 class QuestionsRefused(RlvrError):
     """An endpoint refuses some questions, and would again; it has been asked all the others."""
 
+    @classmethod
+    def joined(cls, errors: "list[QuestionsRefused]") -> "QuestionsRefused":
+        """Several as one, with the hint of the first."""
+        return cls(" ".join(error.problem for error in errors), errors[0].hint)
+
 
 class Interrupted(BaseException):
     """Ctrl-C or another of `process.STOP_SIGNALS`, raised at a safe point: the run stays readable and can be resumed."""

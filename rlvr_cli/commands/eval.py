@@ -82,7 +82,7 @@ def run(config: EvalConfig) -> None:
     if evaluated:
         print_result(config, evaluated)
     if refused:
-        raise refused[0]
+        raise QuestionsRefused.joined(refused)
     for path in evaluated:
         check_graded(path, config)
 

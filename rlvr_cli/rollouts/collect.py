@@ -359,7 +359,7 @@ def log_generations(
                 refused.append(error)
                 break
     if refused:
-        raise QuestionsRefused(" ".join(error.problem for error in refused), refused[0].hint)
+        raise QuestionsRefused.joined(refused)
     rows = (row for part in run.parts(phase, step, columns=AVERAGED) for row in part.to_pylist())
     averages = generation_metrics(rows)
     run.commit_metrics(step, phase, averages | stored_stats(run, phase=phase, step=step).metrics)

@@ -431,12 +431,18 @@ def test_sft_trains_on_a_runs_rollouts(tmp_path, rlvr):
 def test_a_question_that_an_endpoint_refuses_keeps_no_other_dataset_from_being_asked(tmp_path, monkeypatch, capsys):
     pytest.importorskip("aiohttp", reason="aiohttp is not installed")
     monkeypatch.chdir(tmp_path)
-    for name in "ab":
-        rows = [json.dumps({"question": f"{name}{i}?", "answer": "4"}) + "\n" for i in range(2)]
+    for name, number in {"a": 2, "b": 1, "c": 2}.items():
+        rows = [json.dumps({"question": f"{name}{i}?", "answer": "4"}) + "\n" for i in range(number)]
         (tmp_path / f"{name}.jsonl").write_text("".join(rows))
-    with serving(lambda body: error(400, "no") if "a1?" in body["prompt"] else completion("4 </answer>")) as endpoint:
-        flags = {"model": "m", "base_url": endpoint.url, "dataset": "a.jsonl,b.jsonl", "run": "r", "grader_workers": 1}
-        with pytest.raises(QuestionsRefused, match="Question a-2: 400"):
+    with serving(lambda body: error(400, "no") if "1?" in body["prompt"] else completion("4 </answer>")) as endpoint:
+        flags = {
+            "model": "m",
+            "base_url": endpoint.url,
+            "dataset": "a.jsonl,b.jsonl,c.jsonl",
+            "run": "r",
+            "grader_workers": 1,
+        }
+        with pytest.raises(QuestionsRefused, match=r"Question a-2: 400 .* Question c-2: 400"):
             evaluation.run(resolve(EvalConfig, flags=flags, command="eval"))
-    assert [read_rollouts(tmp_path / f"runs/r-{name}").num_rows for name in "ab"] == [1, 2]
+    assert [read_rollouts(tmp_path / f"runs/r-{name}").num_rows for name in "abc"] == [1, 1, 1]
     assert "r-b" in capsys.readouterr().out
