@@ -1722,7 +1722,7 @@ EPISODES = [
             ("commands/store/grade.py", "zip(telling_names(paths), changes.values(), strict=True)", "((path.name, its) for path, its in changes.items())", "commands/store/test_grade.py -k several_runs"),
         )
     ),
-    Mutation("a run of a sweep has no name", "runs/readers.py", 'is_below = not {"", ".", ".."} & set(name.split("/"))', 'is_below = "/" not in name', "tests/commands/store/test_runs.py -k sweeps"),
+    Mutation("a run of a sweep has no name", "runs/readers.py", 'return not {"", ".", ".."} & set(name.split("/"))', 'return "/" not in name', "tests/commands/store/test_runs.py -k sweeps"),
     Mutation("a run of a sweep is found once, and then no more", "runs/provenance.py", "resume=place_of(path))", "resume=config.resume)", "tests/runs/test_provenance.py -k sweep"),
     Mutation("a link to a run is another run", "runs/readers.py", "sorted({path.resolve(): path for path in found}.values())", "sorted(found)", "tests/commands/store/test_runs.py -k and_once"),
     Mutation("a link hides the run", "runs/readers.py", "key=Path.is_symlink, reverse=True)", "key=Path.is_symlink)", "tests/commands/store/test_runs.py -k and_once"),
@@ -2158,6 +2158,7 @@ SUPPLEMENT = [
         ("a conclusion after a reason is cut", ",|\\b(?:so|", "\\b(?:so|", NOTATION),
         ("a reason after the answer replaces it", "tokens_of(_without_reason(sentence))", "tokens_of(sentence)", NOTATION),
         ("cm^{2} is no unit", 'in (["^", "{", "2", "}"], ["^", "{", "3", "}"]):', "in ():", NOTATION),
+        ("what checks an answer is one that says it", "\\s*:(?!.*\\banswer\\b)", "", NOTATION),
         ("a quantity with a power is a unit", ' or before.kind == "num"\n', " or True\n", NOTATION),
     ),
     Mutation("cm^{2} is cm^{3}", "graders/answers/units.py", r're.sub(r"\^\s*", "^", ', r're.sub(r"\^ ", "^", ', NOTATION),
@@ -2171,7 +2172,7 @@ SUPPLEMENT = [
         ("a box with a text leaves the choice to other words", "_with_text(text, options) or letters", "letters", f"{CHOICES} -k not_the_thinking"),
         ("a box has nothing but the letter", "return match[1] if match and not _ANOTHER.search(declared, match.end()) else None", "return None", f"{CHOICES} -k hold_the_options_text"),
         ("an option that is merely named counts as much as the right one", "|{_CORRECT})(?!", ")(?!", f"{CHOICES} -k test_grades"),
-        ("the worst option is an answer", "|accurate)", "|accurate|worst)", f"{CHOICES} -k test_grades"),
+        ("the worst option is an answer", "|my|correct|", "|my|correct|worst|", f"{CHOICES} -k test_grades"),
         ("names of a program are options", r"choice))(?![_\[])", "choice))", f"{CHOICES} -k inside_of_a_word"),
     ),
     *mutations_of(

@@ -417,8 +417,7 @@ def resolve_run(name_or_path: str | Path, root: Path | str) -> Path:
         RlvrError: there is neither; the hint lists the most similar names, or else the newest runs.
     """
     name = str(name_or_path)
-    is_below = not {"", ".", ".."} & set(name.split("/"))
-    for path in (*([run_at(root, name)] if is_below else []), run_at("", name)):
+    for path in (*([run_at(root, name)] if _is_below(name) else []), run_at("", name)):
         if os.path.lexists(path / RUN_FILE):
             return path
         if os.path.lexists(path / MANIFEST):
@@ -437,6 +436,11 @@ def resolve_run(name_or_path: str | Path, root: Path | str) -> Path:
         f"There is no run {name!r}, neither in {shown(root)} nor as a directory.",
         hint if names else "Give the directory of runs with --runs-dir.",
     )
+
+
+def _is_below(name: str) -> bool:
+    """Whether a name may be one in the directory of runs, or in a folder of it."""
+    return not {"", ".", ".."} & set(name.split("/"))
 
 
 class Named(NamedTuple):
@@ -573,8 +577,10 @@ def recent_runs(root: Path | str) -> list[Path]:
 def run_names(root: Path | str, *, like: str = "") -> list[str]:
     """Return the names of the runs in a directory, the most recently written first; of a folder's in it, like `sweep/r`, if it has any."""
     folder = like.rpartition("/")[0]
-    if folder and (below := [f"{folder}/{run.name}" for run in recent_runs(run_at(root, folder))]):
-        return below
+    if _is_below(like) and folder:
+        with suppress(OSError):  # such as a name that is too long
+            if below := [f"{folder}/{run.name}" for run in recent_runs(run_at(root, folder))]:
+                return below
     return [run.name for run in recent_runs(root)]
 
 

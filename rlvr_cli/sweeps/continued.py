@@ -106,7 +106,7 @@ def _is_never_given(name: str, metadata: Mapping[str, Any], config: Provenance) 
 
 def _is_left_out(metadata: Mapping[str, Any], config: Provenance, name: str, value: Any) -> bool:
     """Whether the run was given an option that a sweep leaves out now, as one without effect, which the run's version did not refuse."""
-    if (metadata.get("sources") or {}).get(name) != "flag" or config.sources.get(name) != "default":
+    if (metadata.get("sources") or {}).get(name) != "flag" or config.sources.get(name) == "flag":
         return False
     try:
         replace(config, **{name: value}, sources={**config.sources, name: "flag"})

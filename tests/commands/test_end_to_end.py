@@ -445,4 +445,4 @@ def test_a_question_that_an_endpoint_refuses_keeps_no_other_dataset_from_being_a
         with pytest.raises(QuestionsRefused, match=r"Question a-2: 400 .* Question c-2: 400"):
             evaluation.run(resolve(EvalConfig, flags=flags, command="eval"))
     assert [read_rollouts(tmp_path / f"runs/r-{name}").num_rows for name in "abc"] == [1, 1, 1]
-    assert "r-b" in capsys.readouterr().out
+    assert re.search(r"dataset +run_id(?s:.+)\nb.jsonl +r-b", capsys.readouterr().out)

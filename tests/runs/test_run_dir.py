@@ -660,6 +660,13 @@ def test_an_unknown_run_name_suggests_the_newest_runs(tmp_path: Path):
     with pytest.raises(RlvrError) as caught:
         resolve_run(f"{tmp_path.name}/mangos", tmp_path.parent)
     assert caught.value.hint.startswith(f"Did you mean: {tmp_path.name}/mango")
+    for name, hint in (
+        ("./mangos", "Did you mean: mango?"),
+        (f"{'x' * 300}/q17", "The newest runs: zebra, apple, mango."),
+    ):
+        with pytest.raises(RlvrError, match="There is no run") as caught:
+            resolve_run(name, tmp_path)
+        assert caught.value.hint == hint
 
 
 @pytest.mark.slow

@@ -74,6 +74,13 @@ def stored_before(**flags):
     return stored, {**config.sources, "cliprange": f"preset {flags['preset']}"}
 
 
+def test_an_option_without_effect_is_no_other_option_where_a_preset_sets_it_too():
+    stored, sources = stored_before(preset="cispo", loss_type="no_baseline")
+    given = {"std_normalization": "group"}
+    sources |= dict.fromkeys(given, "flag")
+    assert changed(stored | given, sources=sources, preset="cispo", loss_type="no_baseline") == {}
+
+
 def test_what_a_preset_set_in_another_version_is_the_runs_own():
     for loss in ("gspo", "no_baseline", "grpo_clip"):
         stored, sources = stored_before(preset="cs336", loss_type=loss)

@@ -10,6 +10,7 @@ from pathlib import Path
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.summary import AT_END_SECONDS, summarize
+from rlvr_cli.commands.evaluation.several_runs import config_of_each_run
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.rollouts.grading import check_some_graded
@@ -21,7 +22,7 @@ from rlvr_cli.types import Table
 
 def print_result(config: EvalConfig, evaluated: Mapping[Path, Dataset]) -> None:
     """Print the summary of the run; of several, a table with a row for each dataset or thinking budget."""
-    if len(evaluated) == 1:
+    if len(config_of_each_run(config)) == 1:
         found = summarize(next(iter(evaluated)), timeout_seconds=AT_END_SECONDS)
         tables.print_tables(found.tables(), output=config.format)
     elif len(config.thinking_budgets) < 2:

@@ -21,10 +21,10 @@ _QUOTE = r"""["'`_{\[\u2018\u201c]"""
 _QUOTED = rf"""(?<={_QUOTE}.)(?=[.,:)*"`\]}}\u201d]|['_\u2019]+(?!\w))"""
 _LETTER = rf"{_OPEN}([A-J])(?:{_QUOTED}|(?<!{_QUOTE}.)(?![\w'\u2019-]))"
 _IS = r"is(?:\s+(?:clearly|therefore|option|choice))*"
-# Not the worst, the least likely or the second best one, and not "A or B" or "A if".
+# Not the worst or the second best one, and not "A or B" or "A if".
 _CORRECT = (
-    r"(?<!\bleast )(?<!\bsecond )(?<!\bnext )\b(?:the|my|correct|right|best|final|likely|suitable|appropriate|accurate)\s+"
-    rf"(?:option|choice)[\s*]+{_IS}(?=[^\w]*[A-J]\b(?!\s+(?:or|if)\b))"
+    r"\b(?:the(?:\s+(?:best|most\s+(?:likely|suitable|appropriate|accurate)))?|my|correct|right|final)\s+"
+    rf"(?:option|choice)[\s*]+{_IS}(?!{_OPEN}[A-J]\b(?:[^\w]*(?:or|if|and)\b|/[A-J]))"
 )
 _STATED = (  # but not names of a program, such as option_A and answer["A"]
     re.compile(rf"(?i:\banswer(?:[\s*]+{_IS})?|{_CORRECT})(?![_\[])[\s*]*+:?{_LETTER}"),

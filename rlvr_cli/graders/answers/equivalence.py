@@ -54,7 +54,7 @@ _CHOICE_ANSWER = re.compile(
     r"(?:(?:option|choice|answer)\s+)?(?:\(([A-J])\)|([A-J]))\s*(?:[.:)](?:\s.*)?)?", re.S | re.I
 )
 _LETTERED = re.compile(r"\(([A-J])\)\s*\S.*", re.S)
-_DECIMAL = re.compile(r"(?:- )?\d*(?:\.(\d+))?(?: \* 10 \^ (\d{1,2}|\{ - \d{1,2} \}))?")
+_DECIMAL = re.compile(r"(?:- )?\d*(?:\.(\d+))?(?: \* 10 \^ (\d{1,2}|\{ - \d{1,2} \})|[eE]([+-]?\d{1,2}))?")
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|boxed|textit|bf)\b|[${}*]|\\[ ,;!]")
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
@@ -413,8 +413,8 @@ def _precision(exact: Value, rounded: Value, *, are_complex: bool) -> Fraction |
     digit = of_exact if of_rounded is None else of_rounded
     if digit is None:
         return math.inf if are_complex else 1e-9
-    if digit == 1 and of_exact is None:
-        number = rounded.formula.key
+    if digit == 1 and (of_exact is None or of_rounded is None):
+        number = (exact if of_rounded is None else rounded).formula.key
         return Fraction(10) ** (len(number) - len(number.rstrip("0")))
     return digit
 
@@ -424,7 +424,7 @@ def _last_digit(number: Value) -> Fraction | None:
     match = _DECIMAL.fullmatch(number.formula.key)
     if match is None:
         return None
-    return Fraction(10) ** (int(re.sub("[ {}]", "", match[2] or "0")) - len(match[1] or ""))
+    return Fraction(10) ** (int(re.sub("[ {}]", "", match[2] or match[3] or "0")) - len(match[1] or ""))
 
 
 def _joined(node: Node) -> Relation | None:

@@ -312,8 +312,8 @@ def _scan_text(command: str, content: str, gap: bool, out: list[Token], depth: i
     if separator:
         out.append(Token("sep", separator, True))
         return
-    if _UNIT_TEXT.fullmatch(word):
-        out.append(Token("text", word, inner_gap))
+    if _UNIT_TEXT.fullmatch(word) or re.fullmatch("~[A-Za-z]", word):
+        out.append(Token("text", word.lstrip("~"), inner_gap or word[0] == "~"))
         return
     mathematical = word[0].isdigit() or _INLINE_TEXT.fullmatch(word) or "\\" in word or "$" in word or "^" in word
     if mathematical or (

@@ -779,10 +779,8 @@ def _may_be_unit(tokens: Tokens, index: int) -> bool:
     if [t.text for t in tokens[index - 3 : index + 1]] in (["^", "{", "2", "}"], ["^", "{", "3", "}"]):
         if index < 5:
             return False
-        unit, before = (
-            tokens[index - 4],
-            tokens[index - 5],
-        )  # a letter only behind a number: h in `\pi h^{2}` is a quantity
+        unit, before = tokens[index - 4], tokens[index - 5]
+        # A letter is one only behind a number: of `\pi h^{2}` it is a quantity.
         return len(unit.text) > 1 or unit.kind == "text" or before.kind == "num"
     if token.text in _BEFORE_UNIT:
         following = [t for t in tokens[index + 1 :] if t.text not in ("{", "}", "(", ")", ".")]
@@ -803,7 +801,7 @@ _REASONED = re.compile(  # not before a conclusion: "since x > 0, x = 20", "beca
     r"(?!.*(?:,|\b(?:so|thus|hence|therefore|answer|we|he|she|it|they)\b))",
     re.I | re.S,
 )
-_CHECK = re.compile(r"(?:to\s+)?(?:check|verif)", re.I)
+_CHECK = re.compile(r"(?:check|verification|verify)\s*:(?!.*\banswer\b)", re.I | re.S)
 
 
 def _sentences(text: str) -> list[Node]:
