@@ -33,12 +33,14 @@ class DiscoverConfig(RunOptions, SamplingOptions, EndpointOptions):
         "kissing, or a directory with prompt.md, program.py and a trusted verify.py. Default: kissing.",
         group="Data",
         argument=True,
+        path=True,
     )
     dim: int = knob(DIM, "Dimension of the kissing number.", group="Data", common=True, at_least=1, at_most=64)
-    start: str = knob("", "File with the program to start from. Empty: the task's own.", group="Data")
+    start: str = knob("", "File with the program to start from. Empty: the task's own.", group="Data", path=True)
     verify: str = knob(
         "", "Only run this program and verify what it gives: JSON, and exit status 1 if that is not valid.",
         group="Data", common=True, free_on_resume=True,
+        path=True,
     )  # fmt: skip
     proposer: Proposer = knob(
         "model",
@@ -50,6 +52,7 @@ class DiscoverConfig(RunOptions, SamplingOptions, EndpointOptions):
         "",
         'File with the responses for --proposer replay: JSONL, a line {"response": "..."} each; or JSON, CSV, Parquet.',
         group="Model",
+        path=True,
     )
     chat: bool = knob(
         False, "Send the prompt as the user's message, in the model's own chat template.", group="Model", common=True

@@ -33,7 +33,9 @@ class DoctorConfig(Provenance):
         common=True,
     )
     quick: bool = knob(False, "Try nothing: only say what is there and what would be used.", group="Run", common=True)
-    runs_dir: str = knob("runs", "Directory that holds the runs: its free space is shown.", group="Data", common=True)
+    runs_dir: str = knob(
+        "runs", "Directory that holds the runs: its free space is shown.", group="Data", common=True, path=True
+    )
     format: Format = knob("table", "How the findings are printed.", group="Output", common=True)
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ class PairwiseConfig(RunOptions, JudgeOptions):
         "Rubric: a Markdown file with {question}, {response_a} and {response_b}, that begins with its scale, such as scale: A/B/tie.",
         group="Grading",
         common=True,
+        path=True,
     )
     phase: Phase = knob("eval", "Phase of the responses.", group="Data", common=True)
     step: int | None = knob(

@@ -24,7 +24,7 @@ class QuickstartConfig(Provenance):
     name: str = knob(
         "", "Prefix of the run names: NAME-sft and so on. Empty: quickstart-DATE-TIME.", group="Run", common=True
     )
-    runs_dir: str = knob("runs", "Directory that holds the runs.", group="Run", common=True)
+    runs_dir: str = knob("runs", "Directory that holds the runs.", group="Run", common=True, path=True)
 
     def __post_init__(self) -> None:
         check_values(self)

@@ -67,7 +67,7 @@ class SweepConfig(Provenance):
         group="Run",
         common=True,
     )
-    runs_dir: str = knob("runs", "Directory that holds the directory of the runs.", group="Run")
+    runs_dir: str = knob("runs", "Directory that holds the directory of the runs.", group="Run", path=True)
     format: Format = knob("table", "How result tables are printed.", group="Output", common=True)
 
     def __post_init__(self) -> None:

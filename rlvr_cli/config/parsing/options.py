@@ -23,8 +23,6 @@ FUNCTION_FORM, JUDGE_FORM = "FILE.py:FUNCTION", "judge:RUBRIC.md"
 FileFunction = Annotated[str, "FILE.py:FUNCTION"]
 JudgeFile = Annotated[str, "judge:RUBRIC.md"]
 JUDGE = "judge:"  # begins a value of the second form
-# Options that are files or directories; so are those with such a form, or whose completion is of files, too.
-_PATHS = {"runs_dir", "weights_dir", "config", "out", "plot", "labels", "rubric", "task", "start", "verify", "replay_from", "tool"}  # fmt: skip
 
 
 def knob(
@@ -43,6 +41,7 @@ def knob(
     joined_by: str = "",
     goes_with: str = "",
     instead: Mapping[str, str] | None = None,
+    path: bool = False,
 ) -> Any:
     """Declare a dataclass field as an option. The annotation gives its type; a Literal gives its choices.
 
@@ -57,6 +56,7 @@ def knob(
         joined_by: what stands between the texts of an option that is given several times; empty: the last one counts.
         goes_with: the option for whose value this one is chosen: if that gets another one, what a preset sets here is not taken.
         instead: words that are no choice, though people try them -> what does what they ask for.
+        path: whether a value is a file or directory. Those with a form `FILE.py:FUNCTION`, or that complete to names of files, may be one anyway.
     """
     metadata = {
         "help": help,
@@ -72,6 +72,7 @@ def knob(
         "joined_by": joined_by,
         "goes_with": goes_with,
         "instead": instead or {},
+        "path": path,
     }
     return field(default=default, metadata=metadata)
 
@@ -149,7 +150,7 @@ def value_type(option: Field[Any]) -> ValueType:
 def is_path(option: Field[Any]) -> bool:
     """Whether the values of an option may be paths of files or directories."""
     completes_names_alone = option.metadata["completes"] in ("", "preset", "query")
-    return option.name in _PATHS or bool(value_type(option).forms) or not completes_names_alone
+    return option.metadata["path"] or bool(value_type(option).forms) or not completes_names_alone
 
 
 def combined(option: Field[Any], values: Sequence[Any]) -> Any:

@@ -85,7 +85,7 @@ def _at_home(config_type: type[Provenance], values: Mapping[str, Any]) -> dict[s
 def at_home(value: T) -> T:
     """A path, several with commas between them or in a tuple, or a judge's rubric, with the home directory for a ~ at its beginning."""
     if isinstance(value, tuple):
-        return tuple(map(at_home, value))  # type: ignore[return-value]
+        return tuple(map(at_home, value))  # type: ignore[return-value]  # a tuple stays one, of the same items
     if not isinstance(value, str):
         return value
     return re.sub(rf"(^|,)({JUDGE})?~(?=/|,|$)", lambda found: found[0][:-1] + os.path.expanduser("~"), value)

@@ -71,6 +71,7 @@ class TrainingEngineOptions(EngineOptions):
         "Directory through which new weights or adapters go to the servers, which they must see too. Empty: that of temporary files.",
         group="Model",
         free_on_resume=True,
+        path=True,
     )
     request_timeout: float = knob(
         600.0,

@@ -31,6 +31,7 @@ class EpisodeOptions(SamplingOptions, PromptOptions, ModelOptions):
         (),
         "A tool of your own, FILE.py:FUNCTION, called as <FUNCTION>...</FUNCTION>, or with --chat as the model does; repeatable.",
         group="Episodes",
+        path=True,
     )
     max_turns: int = knob(8, "Turns of the policy in an episode.", group="Episodes", at_least=1)
     max_episode_tokens: int = knob(

@@ -19,9 +19,13 @@ class RunOptions(Provenance):
     seed: int = knob(0, "Seed of every random choice of the run.", group="Run", common=True, at_least=0)
     run: str = knob("", "Name of the run directory. Empty: COMMAND-MODEL-DATASET-DATE-TIME.", group="Run", common=True)
     runs_dir: str = knob(
-        "runs", "Directory that holds the runs, or s3://BUCKET/PREFIX.", group="Run", free_on_resume=True
+        "runs",
+        "Directory that holds the runs, or s3://BUCKET/PREFIX.",
+        group="Run",
+        free_on_resume=True,
+        path=True,
     )
-    config: str = knob("", "TOML file with options; flags override it.", group="Run", free_on_resume=True)
+    config: str = knob("", "TOML file with options; flags override it.", group="Run", free_on_resume=True, path=True)
     preset: str = knob(
         "", "Named set of options; flags and --config override it.", group="Run", common=True, completes="preset"
     )

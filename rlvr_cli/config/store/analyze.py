@@ -72,7 +72,10 @@ class AnalyzeConfig(Provenance):
         group="Query",
     )
     labels: str = knob(
-        "", "judge_agreement: compare with the labels in this file: example_id, label, sample_index.", group="Query"
+        "",
+        "judge_agreement: compare with the labels in this file: example_id, label, sample_index.",
+        group="Query",
+        path=True,
     )
     limit: int = knob(50, "Rows to show; 0: all.", group="Output", common=True, at_least=0)
     format: Format = knob("table", "How rows are printed.", group="Output", common=True)
@@ -81,6 +84,7 @@ class AnalyzeConfig(Provenance):
         "Also draw the result into this .png or .svg file: curves A1,A2,A3 B1,B2,B3 draws arms of several seeds.",
         group="Output",
         common=True,
+        path=True,
     )
     x: Literal["updates", "steps", "rollouts", "tokens", "minutes"] = knob(
         "updates", "--plot: what x is instead of updates: the algorithm's steps, what training sampled, or time.", group="Output", common=True
@@ -100,11 +104,12 @@ class AnalyzeConfig(Provenance):
         "report: the HTML file to write. Default: report.html in the first run's directory; of a run in object storage NAME-report.html here.",
         group="Output",
         common=True,
+        path=True,
     )
     timeout_seconds: float = knob(
         30.0, "Seconds after which a query is interrupted.", group="Query", above=0, at_most=LONGEST
     )
-    runs_dir: str = knob("runs", "Directory that holds the runs, or s3://BUCKET/PREFIX.", group="Query")
+    runs_dir: str = knob("runs", "Directory that holds the runs, or s3://BUCKET/PREFIX.", group="Query", path=True)
 
     def __post_init__(self) -> None:
         check_values(self)

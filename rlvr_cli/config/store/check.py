@@ -22,7 +22,9 @@ class CheckConfig(Provenance):
         argument=True,
         completes="run",
     )
-    runs_dir: str = knob("runs", "Directory that holds the runs, or s3://BUCKET/PREFIX.", group="Data", common=True)
+    runs_dir: str = knob(
+        "runs", "Directory that holds the runs, or s3://BUCKET/PREFIX.", group="Data", common=True, path=True
+    )
     replay: str = knob(
         "",
         "Also make the run's first N updates again, or all, from its stored rollouts, options and first weights, by other code.",

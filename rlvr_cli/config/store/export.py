@@ -37,11 +37,12 @@ class ExportConfig(Provenance):
         "Directory for tensorboard and csv: a folder for each run. Empty: into the runs.",
         group="Output",
         common=True,
+        path=True,
     )
     track_project: str = knob(
         "", "Project of W&B and Trackio. Empty: WANDB_PROJECT, or rlvr.", group="Output", common=True
     )
-    runs_dir: str = knob("runs", "Directory that holds the runs.", group="Data", common=True)
+    runs_dir: str = knob("runs", "Directory that holds the runs.", group="Data", common=True, path=True)
 
     def __post_init__(self) -> None:
         check_values(self)

@@ -16,7 +16,7 @@ class FetchConfig(Provenance):
     """
 
     runs: tuple[str, ...] = knob((), "Copies of runs: s3://BUCKET/PREFIX/RUN.", group="Data", argument=True)
-    runs_dir: str = knob("runs", "Directory for the runs, on this machine.", group="Data", common=True)
+    runs_dir: str = knob("runs", "Directory for the runs, on this machine.", group="Data", common=True, path=True)
 
     def __post_init__(self) -> None:
         check_values(self)

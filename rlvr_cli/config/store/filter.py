@@ -31,7 +31,7 @@ class FilterConfig(Provenance):
         "", "Field of the dataset that holds the question. Empty: detected by name.", group="Data"
     )
     answer_field: str = knob("", "Field of the dataset that holds the answer. Empty: detected by name.", group="Data")
-    runs_dir: str = knob("runs", "Directory that holds the runs, or s3://BUCKET/PREFIX.", group="Data")
+    runs_dir: str = knob("runs", "Directory that holds the runs, or s3://BUCKET/PREFIX.", group="Data", path=True)
     where: str = knob(
         "", "SQL condition on the columns of rollouts, or on a dataset's id, question and ground_truth.", group="Filter", common=True
     )  # fmt: skip
@@ -98,7 +98,11 @@ class FilterConfig(Provenance):
     )
     seed: int = knob(0, "Seed of the random choices.", group="Filter", at_least=0)
     out: str = knob(
-        "", "File to write: .jsonl or .parquet; FILE.meta.json records how it was made.", group="Output", common=True
+        "",
+        "File to write: .jsonl or .parquet; FILE.meta.json records how it was made.",
+        group="Output",
+        common=True,
+        path=True,
     )
     emit: Literal["traces", "questions", "pairs", "fused"] = knob(
         "traces",

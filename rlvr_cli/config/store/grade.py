@@ -42,7 +42,7 @@ class GradeConfig(QuestionOptions, JudgeOptions, Provenance):
         completes="run",
     )
     phase: PhaseChoice = knob("all", "Phase of the rollouts.", group="Data", common=True)
-    runs_dir: str = knob("runs", "Directory that holds the runs, or s3://BUCKET/PREFIX.", group="Data")
+    runs_dir: str = knob("runs", "Directory that holds the runs, or s3://BUCKET/PREFIX.", group="Data", path=True)
     grader: GraderChoice | FileFunction | JudgeFile = knob(
         "", "Grader, a function of your own, or another model with a rubric.", group="Grading", common=True
     )

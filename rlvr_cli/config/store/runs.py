@@ -38,7 +38,9 @@ class RunsConfig(Provenance):
     timeout_seconds: float = knob(
         30.0, "Seconds after which --where is interrupted.", group="Query", above=0, at_most=LONGEST
     )
-    runs_dir: str = knob("runs", "Directory that holds the runs, or s3://BUCKET/PREFIX.", group="Query", common=True)
+    runs_dir: str = knob(
+        "runs", "Directory that holds the runs, or s3://BUCKET/PREFIX.", group="Query", common=True, path=True
+    )
     limit: int = knob(50, "Runs to show; 0: all.", group="Output", common=True, at_least=0)
     format: Format = knob("table", "How the list is printed.", group="Output", common=True)
 

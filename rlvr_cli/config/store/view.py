@@ -23,7 +23,9 @@ class ViewConfig(Provenance):
         argument=True,
         completes="run",
     )
-    runs_dir: str = knob("runs", "Directory that holds the runs, or s3://BUCKET/PREFIX.", group="Data", common=True)
+    runs_dir: str = knob(
+        "runs", "Directory that holds the runs, or s3://BUCKET/PREFIX.", group="Data", common=True, path=True
+    )
     host: str = knob(
         "127.0.0.1",
         "Address to listen on. If it is not a local one, everybody with the token can read the runs over the network, in clear text.",
