@@ -30,7 +30,7 @@ from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.inputs import check_stops, input_facts
 from rlvr_cli.runs.provenance import open_run, resumed_config
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.samplers.open import recorded
+from rlvr_cli.samplers.open import sampler_recorded
 from rlvr_cli.sandbox.run import Limits, check_sandbox, sandbox_warning
 from rlvr_cli.terminal import console, streams
 from rlvr_cli.trackers.children import tracked
@@ -95,7 +95,7 @@ def discover(config: DiscoverConfig, task: Task, settings: Settings, responses: 
             }  # a longer run may be resumed
             opened.update(planned=planned)
             fits = prompt_fits(config, proposer, may_estimate=not is_of_earlier_version(opened))
-            with homework(opened), recorded(proposer, opened, reason=engine.reason):
+            with homework(opened), sampler_recorded(proposer, opened, reason=engine.reason):
                 known = search(
                     Search(
                         run=opened,

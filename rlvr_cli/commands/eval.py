@@ -25,7 +25,7 @@ from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import check_stops, load_questions, load_template
 from rlvr_cli.runs.provenance import name_of, open_run, resumed_config
 from rlvr_cli.samplers.episodes.open import open_environment
-from rlvr_cli.samplers.open import choose_engine, open_sampler, recorded, settings_of
+from rlvr_cli.samplers.open import choose_engine, open_sampler, sampler_recorded, settings_of
 from rlvr_cli.terminal import console
 from rlvr_cli.trackers.children import tracked
 from rlvr_cli.training.parallel.placement import sampler_devices
@@ -123,7 +123,7 @@ def evaluate(
             say_ending(shared.config, shared.ending)
         total = len(dataset.examples) * config.num_samples
         run.update(planned={"samples": total})
-        with recorded(sampler(), run, reason=engine.reason):
+        with sampler_recorded(sampler(), run, reason=engine.reason):
             if is_first:
                 for each in shared.datasets.values():
                     check_room(shared.config, sampler(), each.examples, shared.template, environment=environment)

@@ -184,7 +184,7 @@ def open_sampler(engine: str, settings: EngineSettings, *, devices: Sequence[str
 
 
 @contextmanager
-def recorded(sampler: Sampler, run: "RunDir", *, reason: str) -> Iterator[None]:
+def sampler_recorded(sampler: Sampler, run: "RunDir", *, reason: str) -> Iterator[None]:
     """Store in run.json, before the block and after it, what a sampler is: its engine and why it was chosen, its seeding and its notes.
 
     What an endpoint does not take shows only as it answers. Of a run that goes on, the earlier notes stay: its rows are theirs.

@@ -31,7 +31,7 @@ from rlvr_cli.rollouts.shots import with_shots
 from rlvr_cli.runs.provenance import open_run
 from rlvr_cli.runs.readers import read_metadata, resolve_run
 from rlvr_cli.samplers.episodes.open import environment_facts, open_environment
-from rlvr_cli.samplers.open import Engine, choose_engine, engine_kind, recorded
+from rlvr_cli.samplers.open import Engine, choose_engine, engine_kind, sampler_recorded
 from rlvr_cli.terminal import console
 from rlvr_cli.text import printable
 from rlvr_cli.trackers.children import tracked
@@ -300,6 +300,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
     if config.resume:
         _check_length(config, command=command, num_updates=num_updates)
     schedule = {"schedule": BY_BATCH} if config.batches_vary else {}
+    samples = inputs.questions or engine_kind(inputs.engine.name).share is None or config.samples_apart
     with (
         inputs.pool,
         StopRequest() as stop,
@@ -319,25 +320,24 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
             environment=environment,
             stop=stop,
         ) as trainer,
+        sampler_recorded(trainer.sampler, run, reason=inputs.engine.reason) if samples else nullcontext(),
     ):
         trackers.start(run)
         planned = {"updates": num_updates} if num_updates else {"steps": getattr(config, f"n_{command}_steps")}
         run.update(policy=trainer.policy.facts, planned=planned, divisions=trainer.divisions.stored)
-        samples = inputs.questions or engine_kind(inputs.engine.name).share is None or config.samples_apart
-        with recorded(trainer.sampler, run, reason=inputs.engine.reason) if samples else nullcontext():
-            if samples:
-                _check_prompts(config, inputs, trainer, environment)
-            try:
-                yield trainer
-            except Diverged as diverged:
-                console.say(
-                    f"diverged       {diverged}\n    The run ends here (--stop-when diverged). To go on all the same: "
-                    f"rlvr {command} --resume {run.place} --stop-when never"
-                )
-                trainer.save()  # also with --checkpoint-every 0
-                trainer.finish()
-                run.update(diverged={"updates": trainer.updates, "why": str(diverged)})
-                run.finish("diverged")
+        if samples:
+            _check_prompts(config, inputs, trainer, environment)
+        try:
+            yield trainer
+        except Diverged as diverged:
+            console.say(
+                f"diverged       {diverged}\n    The run ends here (--stop-when diverged). To go on all the same: "
+                f"rlvr {command} --resume {run.place} --stop-when never"
+            )
+            trainer.save()  # also with --checkpoint-every 0
+            trainer.finish()
+            run.update(diverged={"updates": trainer.updates, "why": str(diverged)})
+            run.finish("diverged")
 
 
 def _check_length(config: TrainingConfig, *, command: str, num_updates: int) -> None:

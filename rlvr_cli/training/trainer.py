@@ -406,9 +406,7 @@ class Trainer:
             evaluations = self.evaluator.expected_seconds(
                 self.updates, most_updates=self.clock.most_updates, evaluates=evaluates
             )
-        saving = (
-            2 * self.saver.seconds
-        )  # the last checkpoint; of the model, which is a part of it, they are not known before
+        saving = 2 * self.saver.seconds  # of the last checkpoint, and as much for the model, which has not been timed
         if self.clock.has_room(self.run.wall_seconds, seconds_besides=evaluations + saving):
             return True
         console.say(

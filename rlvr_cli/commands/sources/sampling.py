@@ -99,7 +99,7 @@ class Sampling:
             seed=trainer.config.seed,
             stop=trainer.stop,
         )
-        if trainer.updates == trainer.cursor.get("empty", 0) and not self._has_batch_before(place):
+        if not any(phase == "train" and step < place.step for phase, step in trainer.run.steps()):
             check_grade_errors(
                 (GradeError(r.grade_error, r.grade_error_detail, r.failure_kind) for r in rollouts),
                 at_most=trainer.config.max_grade_errors,
@@ -108,9 +108,6 @@ class Sampling:
                 environment=environment_spec(trainer.config).title,
             )
         return rollouts
-
-    def _has_batch_before(self, place: Place) -> bool:
-        return any(phase == "train" and step < place.step for phase, step in self.trainer.run.steps())
 
     def record(
         self,
