@@ -192,6 +192,14 @@ def test_of_a_run_of_episodes_is_said_that_they_cannot_be_pairs(tmp_path):
         assert "among its 1 eval rollouts; 2 responses were cut" in raised.value.problem
         assert "not sampled by the policy alone, and are left out" in raised.value.problem
         assert raised.value.hint.startswith(hint)
+    with RunDir.create(tmp_path, "eval", name="short", metadata={"facts": mine}) as run:
+        cut = {"finish_reason": "length"}
+        run.commit_rollouts(
+            "eval", 0, [a_rollout(run_id="short", sample_index=i, **(cut if i else {})) for i in (0, 1)]
+        )
+    with pytest.raises(RlvrError) as raised:
+        load("short", runs_dir=str(tmp_path))
+    assert raised.value.hint.startswith("Sample more responses per question")
 
 
 def test_pairs_of_a_run_are_those_of_all_its_rollouts_at_once(tmp_path):
