@@ -302,6 +302,7 @@ def test_usage_errors_cannot_act_on_the_terminal(tmp_path):
             "Leave it out.",
         ),
         ("grade --explain 5 7 --phase eval", 2, "--phase has no effect with --explain: no grades", "Leave it out."),
+        ("grade --check gsm8k --grader-workers 4 r", 2, "--grader-workers has no effect with --check", "Leave it out."),
         ("grade --explain 5", 2, "--explain needs one ground truth", "TRUTH"),
         ("distill", 2, "rlvr distill needs a teacher.", "--teacher"),
         ("analyze summary --set k", 2, "--set k has no value.", "--set k=8"),

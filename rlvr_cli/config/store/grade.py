@@ -20,7 +20,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import FormatRule
 
 PhaseChoice = Literal["all", "eval", "train"]
-OF_STORED = ("again", "phase")  # options of grades that are stored
+OF_STORED = ("again", "phase", "grader_workers")  # options of grades that are stored
 OF_CHECK = {"prompt", "limit", *(f.name for f in fields(QuestionOptions))}  # options that only --check has a use for
 
 
