@@ -273,6 +273,7 @@ def test_usage_errors_cannot_act_on_the_terminal(tmp_path):
             "--rollout-batch-size 256 is not a multiple of --group-size 7.",
             "or 4 or 8.",
         ),
+        ("grpo --rollout-batch-size 999999999999999999 --group-size 10", 2, "is not a multiple of", "or 9 or 11."),
         ("eval --limit 0", 2, "--limit is 0.", "It must be at least 1."),
         ("eval --limit -3", 2, "--limit is -3.", "It must be at least 1."),
         (
@@ -324,6 +325,8 @@ def test_usage_errors_cannot_act_on_the_terminal(tmp_path):
         # errors found later: exit status 1
         ("grpo --dry-run --run ../evil", 1, "'../evil' cannot be the name of a run.", "characters"),
         ("grpo --dry-run --grader mine.py:f", 1, "There is no grader file mine.py.", "Relative paths"),
+        ("grpo --dry-run --prompt=", 1, "The prompt has no name.", "Give --prompt"),
+        ("grpo --dry-run --dataset=", 1, "The dataset has no name.", "Give --dataset"),
         ("grpo --dry-run --prompt mine.prompt", 1, "There is no prompt 'mine.prompt'", "r1_zero"),
         ("grpo --dry-run --dataset mine.jsonl", 1, "mine.jsonl", ""),
         ("analyze runs/missing", 1, "no query named 'runs/missing', nor a run of this name", "Named queries:"),

@@ -144,6 +144,8 @@ def load_dataset(
         RlvrError: an unknown name, an unreadable file, a bad row, no rows, no network, a missing extra.
     """
     split, question_field, answer_field = split or None, question_field or None, answer_field or None
+    if not spec:
+        raise RlvrError("The dataset has no name.", "Give --dataset a name or a file; '.' is the current directory.")
     if limit is not None and limit < 1:
         raise RlvrError(f"A limit of {limit} leaves no examples.", "Give at least 1.")
     name, *numbers = spec.split(":")

@@ -154,6 +154,8 @@ def load_prompt(name_or_path: str) -> PromptTemplate:
         RlvrError: no such name or file, a file that cannot be read as UTF-8 text, or one without `{question}`.
     """
     names = prompt_names()
+    if not name_or_path:
+        raise RlvrError("The prompt has no name.", f"Give --prompt {', '.join(names)}, or a file.")
     path = _DIRECTORY / f"{name_or_path}.prompt" if name_or_path in names else Path(name_or_path)
     try:
         text = path.read_bytes().decode("utf-8-sig")

@@ -86,6 +86,7 @@ def test_a_path_below_the_home_directory_is_there_whatever_gives_it(tmp_path, mo
         ("stop = [1]", "expected str"),
         ("num_samples = ", "not valid TOML"),
         (f"num_samples = {'9' * 5000}", "not valid TOML"),
+        (f"sampling_temperature = {'9' * 400}", "more than 308 digits"),
         ('model = "a\\u0000b"', "null character"),
         ("config = 'x'", "not an option"),
         ("[evl]\nseed = 1", r"no command for the table \[evl\]"),

@@ -23,6 +23,7 @@ FUNCTION_FORM, JUDGE_FORM = "FILE.py:FUNCTION", "judge:RUBRIC.md"
 FileFunction = Annotated[str, "FILE.py:FUNCTION"]
 JudgeFile = Annotated[str, "judge:RUBRIC.md"]
 JUDGE = "judge:"  # begins a value of the second form
+_TRIED = 1_000_000  # numbers of which is seen whether they divide another
 
 
 def knob(
@@ -248,7 +249,8 @@ def divides(config: Provenance, divisor: str, dividend: str) -> None:
     """Raise RlvrError, with values that would fit, unless the value of `divisor` divides the value of `dividend`."""
     d, n = getattr(config, divisor), getattr(config, dividend)
     if n % d:
-        fitting = [k for k in range(1, n + 1) if n % k == 0]
+        small = [k for k in range(1, min(math.isqrt(n), _TRIED) + 1) if n % k == 0]
+        fitting = {*small, *(n // k for k in small)}
         near = sorted(sorted(fitting, key=lambda k: abs(k - d))[:3])
         raise RlvrError(
             f"{flag(dividend)} {n} is not a multiple of {flag(divisor)} {d}.",

@@ -231,5 +231,8 @@ def _typed(value: Any, option: Field[Any], *, where: str) -> Any:
         raise RlvrError(f"{where} is {given}; expected {kind.__name__}{' or a list of them' if repeatable else ''}.")
     if any(isinstance(v, str) and "\0" in v for v in items):
         raise RlvrError(f"{where} has a null character, which neither a name nor an answer can have.")
-    typed = tuple(kind(v) for v in items)
+    try:
+        typed = tuple(kind(v) for v in items)
+    except OverflowError as error:
+        raise RlvrError(f"{where} has more than 308 digits.", "Give a finite number.") from error
     return typed if repeatable else typed[0]
