@@ -308,6 +308,7 @@ def _check_listens(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         raise ValueError("an address is HOST:PORT, or auto")
+    host = host.removeprefix("[").removesuffix("]")  # as Ray writes an IPv6 address
     socket.create_connection((host, int(port)), timeout=_START_SECONDS / 6).close()
 
 

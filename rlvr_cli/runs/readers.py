@@ -32,7 +32,7 @@ from rlvr_cli.runs.manifest import (
     part_name,
 )
 from rlvr_cli.runs.remote.store import is_address
-from rlvr_cli.runs.remote.views import view_of, views_below
+from rlvr_cli.runs.remote.views import folders_below, view_of, views_below
 from rlvr_cli.runs.storage.files import damaged_file, os_errors_as_user_errors, read_regular, refuse_links, shown
 from rlvr_cli.runs.storage.parquet import cost_of, from_parquet
 from rlvr_cli.runs.storage.schemas import arrow_schema, newer_version
@@ -487,10 +487,10 @@ def _matching(pattern: str, root: Path | str) -> tuple[list[Path], list[str]]:
     import fnmatch
     import glob
 
-    above, _, names = pattern.rpartition("/")
-    if is_address(pattern) or is_address(str(root)):
-        there = views_below(above if is_address(pattern) else str(root))
-        if found := [run for run in there if fnmatch.fnmatchcase(run.name, names if is_address(pattern) else pattern)]:
+    address = pattern if is_address(pattern) else f"{str(root).rstrip('/')}/{pattern}"
+    if is_address(address):
+        above, _, names = address.rpartition("/")
+        if found := [run for run in views_below(above) if fnmatch.fnmatchcase(run.name, names)]:
             return sorted(found, key=lambda run: _natural(run.name)), []
     for base in () if is_address(pattern) else (Path(root), Path()):
         found = sorted(glob.glob(pattern, root_dir=base), key=_natural)
@@ -565,6 +565,8 @@ def all_runs(root: Path | str) -> list[Path]:
 
 def folders_of_runs(root: Path | str) -> list[str]:
     """Return the names of the folders in a directory that hold runs, such as those of sweeps."""
+    if is_address(str(root)):
+        return folders_below(str(root))
     found = {path.parent.parent.name for path in Path(root).glob(f"*/*/{RUN_FILE}")}
     return sorted(name for name in found if name[0] != ".")
 

@@ -207,6 +207,7 @@ def test_what_goes_wrong_is_told_before_anything_is_loaded(forks, cluster, tmp_p
     for options, said in (
         (f"--samplers 9 --cluster {cluster.address}", "The cluster has too little for 9 samplers on CPUs"),
         ("--samplers 2 --cluster 127.0.0.1:1", "There is no cluster at 127.0.0.1:1: [Errno 111] Connection refused"),
+        ("--samplers 2 --cluster [::1]:1", "There is no cluster at [::1]:1: [Errno 111] Connection refused"),
         ("--samplers 2 --cluster ray://a:1", "an address is HOST:PORT, or auto"),
     ):
         assert said in forks.run(*EVAL, *options.split(), cwd=tmp_path, status=1).err

@@ -15,10 +15,11 @@ from typing import NamedTuple
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.runs.lock import Lock
-from rlvr_cli.runs.manifest import FOLDERS, METRICS, ROLLOUTS, RUN_FILE, RUN_NAME
+from rlvr_cli.runs.manifest import FOLDERS, METRICS, ROLLOUTS, RUN_NAME
 from rlvr_cli.runs.readers import read_index, read_metadata
 from rlvr_cli.runs.remote.index import (
     INDEX,
+    READ_AGAIN,
     File,
     Index,
     file_at,
@@ -27,6 +28,7 @@ from rlvr_cli.runs.remote.index import (
     local_files,
     of_run,
     parsed_index,
+    read_remote_index,
     received,
 )
 from rlvr_cli.runs.remote.store import Address, Store
@@ -123,11 +125,7 @@ def fetch_run(place: Address, root: Path) -> tuple[Path, Sent]:
         (temporary / ROLLOUTS).mkdir(parents=True, exist_ok=True)
     lock = Lock(temporary)
     try:
-        for path in local_files(temporary):
-            if path not in index.files:  # of an earlier state of the copy
-                (temporary / path).unlink()
-        missing = [path for path, file in index.files.items() if _differs(temporary, path, file)]
-        _each(partial(_receive, store, temporary, index.files), missing, what="files fetched")
+        index, moved = _received_whole(store, temporary, index)
         with os_errors_as_user_errors(target):
             fsync_directory(temporary)
             fault_point("fetch.rename")
@@ -136,7 +134,27 @@ def fetch_run(place: Address, root: Path) -> tuple[Path, Sent]:
         lock.run = target
     finally:
         lock.release()
-    return target, Sent(place, len(index.files), len(missing))
+    return target, Sent(place, len(index.files), moved)
+
+
+def _received_whole(store: Store, run: Path, index: Index) -> tuple[Index, int]:
+    """Fetch what is missing of a run. Returns the index that it is of, newer if the run goes on, and how many files were fetched."""
+    moved = 0
+    for left in reversed(range(READ_AGAIN)):
+        for path in local_files(run):
+            if path not in index.files:  # of an earlier state of the copy
+                (run / path).unlink()
+        missing = [path for path, file in index.files.items() if _differs(run, path, file)]
+        try:
+            _each(partial(_receive, store, run, index.files), missing, what="files fetched")
+            return index, moved + len(missing)
+        except RlvrError:
+            newer = read_remote_index(store)
+            if not left or newer == index:
+                raise
+        moved += sum(not _differs(run, path, index.files[path]) for path in missing)
+        index = newer
+    raise AssertionError
 
 
 def brought_run(place: Address, index: Index, root: Path) -> Path:
@@ -182,17 +200,6 @@ def _fetched_beside(old: Path, place: Address, index: Index, root: Path) -> Path
 def _unfinished(root: Path, place: Address) -> Path:
     """The directory of a run that is being fetched, until it is whole."""
     return root / f".{place.prefix.rpartition('/')[2]}.fetch"
-
-
-def read_remote_index(store: Store) -> Index:
-    """Return the index of the copy in a store. Raises RlvrError."""
-    found = store.read(INDEX)
-    if found is None:
-        raise RlvrError(f"There is no run at {store.address}.", "rlvr export RUN --to s3://BUCKET/PREFIX makes a copy.")
-    index = parsed_index(found[0], where=f"{store.address}/{INDEX}")
-    if RUN_FILE not in index.files:
-        raise RlvrError(f"{store.address}/{INDEX} is damaged: it names no {RUN_FILE}.", "Export the run again.")
-    return index
 
 
 def _differs(run: Path, path: str, file: File) -> bool:

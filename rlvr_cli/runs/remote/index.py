@@ -1,6 +1,6 @@
 """What a copy of a run consists of: its index, the one object that is ever replaced, and the keys of its files.
 
-Enters: a run's files, or the bytes of an index. Leaves: an `Index`, or an RlvrError if the bytes are none.
+Enters: a run's files, the bytes of an index, or the store that has one. Leaves: an `Index`, or an RlvrError if the bytes are none.
 
 A file is an object of its own, whose key has the file's path and the start of its sha256, so that it is never replaced:
 `rollouts/train-000000-0000.0f3a….parquet`. A copy is what its index says, the one before or the new one, whenever it is read.
@@ -16,12 +16,14 @@ from typing import IO, Any, NamedTuple
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import LOCK
-from rlvr_cli.runs.manifest import RESERVE
+from rlvr_cli.runs.manifest import RESERVE, RUN_FILE
+from rlvr_cli.runs.remote.store import Store
 from rlvr_cli.runs.storage.files import os_errors_as_user_errors, refuse_links, shown
 
 INDEX, LEASE = "index.json", "lease.json"
 CHECKPOINTS = "checkpoints"
 FORMAT = 1
+READ_AGAIN = 5  # times, where the writer has replaced what an index names
 _VERSION = re.compile(r"(?:.*/)?[^/]+\.[0-9a-f]{16}(?:\.[^./]+)?")
 _OF_THIS_MACHINE = (LOCK, f"{LOCK}.exclusive", RESERVE)
 
@@ -86,6 +88,17 @@ def parsed_index(data: bytes, *, where: str) -> Index:
         if not plain or stays_here(path) or file.bytes < 0 or len(file.sha256) != 64:
             raise RlvrError(f"{shown(where)} is damaged: it names a file {shown(path)}.", "Export the run again.")
     return Index(*texts, files, lease)
+
+
+def read_remote_index(store: Store) -> Index:
+    """Return the index of the copy in a store. Raises RlvrError."""
+    found = store.read(INDEX)
+    if found is None:
+        raise RlvrError(f"There is no run at {store.address}.", "rlvr export RUN --to s3://BUCKET/PREFIX makes a copy.")
+    index = parsed_index(found[0], where=f"{store.address}/{INDEX}")
+    if RUN_FILE not in index.files:
+        raise RlvrError(f"{store.address}/{INDEX} is damaged: it names no {RUN_FILE}.", "Export the run again.")
+    return index
 
 
 def local_files(run: Path) -> Iterator[str]:

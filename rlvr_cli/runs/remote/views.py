@@ -16,7 +16,7 @@ from typing import Any
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.manifest import MANIFEST, METRICS, RUN_FILE, RUN_NAME
 from rlvr_cli.runs.remote.cache import Cache
-from rlvr_cli.runs.remote.index import INDEX, Index, key_of, parsed_index
+from rlvr_cli.runs.remote.index import INDEX, READ_AGAIN, Index, key_of, parsed_index, read_remote_index
 from rlvr_cli.runs.remote.lease import holder_in
 from rlvr_cli.runs.remote.store import Address, Store, parsed_address
 from rlvr_cli.runs.storage.files import shown
@@ -24,7 +24,6 @@ from rlvr_cli.runs.storage.sources import Source, forget_source, set_source, sou
 from rlvr_cli.terminal import console
 
 THREADS = 16
-READ_AGAIN = 5  # times, where the writer has replaced what an index names
 KEPT = 3  # states of a run that goes on, of those that a process has opened
 
 _cache = cache(Cache)
@@ -57,7 +56,7 @@ class RemoteRun(Source):
             list(pool.map(lambda path: self._take(path, fresh=fresh), wanted))
 
     def verify(self) -> list[str]:
-        """Fetch every file anew. Returns a sentence for each that is not as the index says."""
+        """Fetch every file anew. Returns a sentence for each that is not as the index says; its writer may have replaced it meanwhile."""
 
         def problem(path: str) -> str:
             try:
@@ -67,7 +66,13 @@ class RemoteRun(Source):
             return ""
 
         with ThreadPoolExecutor(THREADS) as pool:
-            return [text for text in pool.map(problem, self.index.files) if text]
+            found = {
+                path: text
+                for path, text in zip(self.index.files, pool.map(problem, self.index.files), strict=True)
+                if text
+            }
+        now = read_remote_index(self._store).files if found else {}
+        return [text for path, text in found.items() if now.get(path) == self.index.files[path]]
 
     def sizes(self) -> dict[str, int]:
         return self._sizes
@@ -121,6 +126,19 @@ def views_below(text: str) -> list[Path]:
     return found
 
 
+def folders_below(text: str) -> list[str]:
+    """Return the names of the folders below an address that hold runs. Raises RlvrError."""
+    store = _store(parsed_address(text))
+
+    def holds_runs(name: str) -> bool:
+        folder = store.below(name)
+        return any(folder.below(run).read(INDEX) for run in folder.folders() if RUN_NAME.fullmatch(run))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        names = store.folders()
+        return [name for name, holds in zip(names, pool.map(holds_runs, names), strict=True) if holds]
+
+
 def folder_of(text: str) -> Path:
     """Return a folder of a run, such as s3://BUCKET/PREFIX/RUN/model, with all that is in it, as a directory here. Raises RlvrError."""
     place = parsed_address(text)
@@ -135,6 +153,10 @@ def folder_of(text: str) -> Path:
             break
         source.fetch(found)
         return directory / folder
+    if view_of(text) is not None:
+        raise RlvrError(
+            f"{shown(text)} is a run, not a folder of one.", f"Its model, if it has one, is {place.below('model')}."
+        )
     raise RlvrError(
         f"There is no {shown(text)}.",
         "Name a folder of a run, such as s3://BUCKET/PREFIX/RUN/model: rlvr runs lists the runs.",

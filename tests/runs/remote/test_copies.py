@@ -204,6 +204,19 @@ def test_the_second_of_two_writers_is_refused(s3, place, finished, tmp_path):
     assert files(fetch_run(place.below("done"), tmp_path / "c")[0]) == files(other)
 
 
+def test_a_run_that_goes_on_while_it_is_fetched_comes_as_it_is_then(s3, place, finished, tmp_path):
+    export_run(finished, place)
+    longer(finished)
+
+    def meanwhile(request: str) -> None:
+        if request.startswith("GET") and "manifest" in request:
+            s3.before = lambda request: None
+            export_run(finished, place)
+
+    s3.before = meanwhile
+    assert files(fetch_run(place.below("done"), tmp_path / "c")[0]) == files(finished)
+
+
 @pytest.mark.parametrize("point", ["upload:1", "upload:4", "upload.index:1", "upload.done:1"])
 def test_a_killed_export_goes_on(s3, place, finished, tmp_path, forks, point):
     export_run(finished, place)

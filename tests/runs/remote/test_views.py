@@ -15,7 +15,16 @@ from rlvr_cli.models.identity import builtin_model_path, model_identity, model_p
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.policy import Lora
 from rlvr_cli.runs.check import check_run
-from rlvr_cli.runs.readers import all_runs, is_run, latest_run, read_rollouts, read_run, resolve_run, resolve_runs
+from rlvr_cli.runs.readers import (
+    all_runs,
+    folders_of_runs,
+    is_run,
+    latest_run,
+    read_rollouts,
+    read_run,
+    resolve_run,
+    resolve_runs,
+)
 from rlvr_cli.runs.remote import cache, views
 from rlvr_cli.runs.remote.copies import export_run
 from rlvr_cli.runs.remote.index import INDEX, received
@@ -142,6 +151,12 @@ def test_names_patterns_and_the_latest(s3, place, run):
     assert raised.value.hint == "Did you mean: done, done-2?"
     with pytest.raises(RlvrError, match="No run matches 'x\\*'"):
         resolve_runs(["x*"], root)
+    sweeps = str(place).removesuffix("/runs")
+    assert [path.name for path in resolve_runs(["runs/do*"], sweeps).runs] == ["done", "done-2"]
+    assert folders_of_runs(sweeps) == ["runs"]
+    with pytest.raises(RlvrError, match=f"{root}/done is a run") as raised:
+        views.folder_of(f"{root}/done")
+    assert raised.value.hint == f"Its model, if it has one, is {root}/done/model."
 
 
 def test_other_commands_read_it_too(s3, place, run, tmp_path, capsys, monkeypatch):
@@ -185,6 +200,20 @@ def test_check_verifies_what_is_in_the_store_and_not_what_is_in_the_cache(s3, pl
     assert [path.name for path in kept] == [hashlib.sha256(path.read_bytes()).hexdigest() for path in kept]
     assert f"{place}/done/{key} is damaged: its sha256 is not the one in the copy's index" in said
     assert f"{keys['rollouts/train-000000-0001']}: there is no such object" in said
+
+
+def test_a_run_that_goes_on_while_it_is_checked_is_whole(s3, place, run):
+    """Its writer replaces the manifest, and removes the one that the check's index names."""
+    go_on(run)
+    checked = resolve_run("done", str(place))
+
+    def meanwhile(request: str) -> None:
+        if request.startswith("GET") and "manifest" in request:
+            s3.before = lambda request: None
+            export_run(run, place)
+
+    s3.before = meanwhile
+    assert check_run(checked).problems == []
 
 
 def test_a_part_that_the_index_lacks_is_a_problem(s3, place, run):

@@ -185,12 +185,20 @@ def test_stores_of_another_kind_are_refused_and_no_directory_is_made(tmp_path, m
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("rest", ["", "/trained", "/trained/model", "/nowhere/model"])
-def test_a_model_that_is_not_in_the_store_is_named(s3, place, tmp_path, rest):
+@pytest.mark.parametrize(
+    ("said", "rest", "more"),
+    [
+        ("There is no ", "", ""),
+        ("", "/trained", " is a run, not a folder of one"),
+        ("There is no ", "/trained/model", ""),
+        ("There is no ", "/nowhere/model", ""),
+    ],
+)
+def test_a_model_that_is_not_in_the_store_is_named(s3, place, tmp_path, said, rest, more):
     with RunDir.create(tmp_path, "sft", name="trained", metadata={}) as run:
         run.finish("finished")
     export_run(tmp_path / "trained", place)
-    with pytest.raises(RlvrError, match=f"There is no {place}{rest}"):
+    with pytest.raises(RlvrError, match=f"{said}{place}{rest}{more}"):
         invoke(["eval", "--model", f"{place}{rest}", "--dataset", "arithmetic:4", "--runs-dir", str(tmp_path / "runs")])
 
 
