@@ -190,14 +190,19 @@
 
   // Elements
 
+  // A child may be an array of children: as arguments, those of a long text would be too many.
   function element(name, attributes = {}, ...children) {
     const made = document.createElement(name);
     for (const [key, setting] of Object.entries(attributes)) {
       if (key.startsWith("on")) made.addEventListener(key.slice(2), setting);
       else if (setting !== null) made.setAttribute(key, setting);
     }
-    made.append(...children);
+    append(made, children);
     return made;
+  }
+
+  function append(made, children) {
+    for (const child of children.flat(Infinity)) made.append(child);
   }
 
   function escaped(character) {
@@ -245,7 +250,7 @@
     for (const option of [...select.options]) if (!wanted.includes(option.value)) option.remove();
     wanted.forEach((value, i) => {
       if (select.options[i]?.value === value) return;
-      const made = element("option", { value }, ...(i ? visible(shown(values[i - 1])) : ["all"]));
+      const made = element("option", { value }, i ? visible(shown(values[i - 1])) : "all");
       select.insertBefore(made, select.options[i] ?? null);
     });
   }
@@ -364,6 +369,7 @@
   function show() {
     if (JSON.stringify(page) !== listed) fill(); // a list that stays keeps the focus, and the click that has begun
     listed = JSON.stringify(page);
+    offerMoves();
     pager.first.disabled = pager.previous.disabled = first === 0;
     pager.next.disabled = pager.last.disabled = first + PAGE_ROWS >= found;
     if (!total) return say("There are no rollouts.");
@@ -376,12 +382,12 @@
     body.replaceChildren(...page.map((row) => {
       const cells = COLUMNS.map(([name, , text = (r) => r[name]], i) => {
         const content = visible(shown(text(row)));
-        const inside = i ? element("span", { class: "clip" }, ...content) : element("button", { type: "button", class: "open clip" }, ...content);
+        const inside = i ? element("span", { class: "clip" }, content) : element("button", { type: "button", class: "open clip" }, content);
         const title = name === "run_id" ? spelled(shown(row.run_id)) : null;
         return element("td", { class: `col-${name}${NUMBERS.has(name) ? " number" : ""}`, title }, inside);
       });
       const kind = row.reward === null ? "ungraded" : row.reward > 0.5 ? "right" : "wrong";
-      return element("tr", { class: kind, "data-key": row.key, "aria-current": row.key === opened?.key ? "true" : null }, ...cells);
+      return element("tr", { class: kind, "data-key": row.key, "aria-current": row.key === opened?.key ? "true" : null }, cells);
     }));
     if (focused) [...body.children].find((line) => line.dataset.key === focused)?.querySelector("button").focus();
   }
@@ -411,7 +417,7 @@
     }
     if (opened !== row) return;
     const all = ours.rows.find((member) => member.key === row.key);
-    const title = element("h3", { tabindex: "-1" }, ...visible(row.example_id), ` · sample ${row.sample_index}`);
+    const title = element("h3", { tabindex: "-1" }, visible(row.example_id), ` · sample ${row.sample_index}`);
     const facts = {
       run: row.run_id, phase: row.phase, step: row.step, category: row.category,
       "failure kind": row.failure_kind, reward: row.reward, "format reward": all.format_reward,
@@ -430,12 +436,12 @@
       }),
     };
     const entries = Object.entries(facts).filter(([name, data]) => data !== null || name === "extracted answer" || name === "reward")
-      .map(([name, data]) => element("div", {}, element("dt", {}, name), element("dd", {}, ...visible(shown(data)))));
+      .map(([name, data]) => element("div", {}, element("dt", {}, name), element("dd", {}, visible(shown(data)))));
     const samples = element("div", { id: "samples" });
     detail.dataset.key = row.key;
-    detail.replaceChildren(title, moves(row), element("h4", {}, "Prompt"),
-      element("pre", { class: "prompt", tabindex: "0", "aria-label": "prompt" }, ...visible(all.prompt)),
-      element("h4", {}, "Response"), ...response(all), ...judged(all), element("dl", { class: "facts" }, ...entries),
+    detail.replaceChildren(title, moves(), element("h4", {}, "Prompt"),
+      element("pre", { class: "prompt", tabindex: "0", "aria-label": "prompt" }, visible(all.prompt)),
+      element("h4", {}, "Response"), ...response(all), ...judged(all), element("dl", { class: "facts" }, entries),
       ...elsewhere(row, ours, places, samples), samples);
     group(ours, samples);
     layout.classList.add("open");
@@ -444,21 +450,30 @@
     if (getComputedStyle(layout).gridTemplateColumns.split(" ").length < 2) detail.scrollIntoView({ block: "start" });
   }
 
-  function moves(row) {
-    const place = page.findIndex((other) => other.key === row.key);
-    const last = first + page.length >= found;
-    const step = (label, by) => {
-      const isEnd = place < 0 || (by < 0 ? first + place === 0 : last && place + 1 === page.length);
-      return element("button", { type: "button", disabled: isEnd ? "" : null, onclick: () => go(place + by) }, label);
-    };
+  const moving = [["‹ previous", -1], ["next ›", 1]].map(([label, by]) =>
+    ({ by, button: element("button", { type: "button", onclick: () => go(by) }, label) }));
+
+  function moves() {
+    offerMoves();
     const close = element("button", { type: "button", id: "close", onclick: () => shut() }, "close");
-    return element("p", { class: "moves" }, step("‹ previous", -1), step("next ›", 1), close, element("a", { href: "#rollouts" }, "back to the list"));
+    return element("p", { class: "moves" }, moving.map(({ button }) => button), close, element("a", { href: "#rollouts" }, "back to the list"));
   }
 
-  async function go(place) {
+  // The place of the open rollout in the list as it is now; -1 if it is not there.
+  function placeOfOpen() {
+    return page.findIndex((row) => row.key === opened?.key);
+  }
+
+  function offerMoves() {
+    const place = placeOfOpen();
+    for (const { by, button } of moving) button.disabled = place < 0 || first + place + by < 0 || first + place + by >= found;
+  }
+
+  async function go(by) {
+    let place = placeOfOpen() + by;
     if (place < 0 || place >= page.length) {
-      if (!(await turn(place < 0 ? "previous" : "next"))) return;
-      place = place < 0 ? page.length - 1 : 0;
+      if (!(await turn(by < 0 ? "previous" : "next"))) return;
+      place = by < 0 ? page.length - 1 : 0;
     }
     if (page[place]) await open(page[place]);
   }
@@ -505,7 +520,7 @@
   // What a judge said about the response, whole.
   function judged({ judgement }) {
     if (!judgement) return [];
-    return [element("h4", {}, "Judge's reply"), element("pre", { class: "judgement", tabindex: "0", "aria-label": "judge's reply" }, ...visible(judgement.reply))];
+    return [element("h4", {}, "Judge's reply"), element("pre", { class: "judgement", tabindex: "0", "aria-label": "judge's reply" }, visible(judgement.reply))];
   }
 
   function judgedTokens({ prompt_tokens: asked, reply_tokens: replied, cached }) {
@@ -515,19 +530,19 @@
   // The text of a response: of one turn, or turn by turn as a conversation.
   function written(all, label, handlers = {}) {
     const parts = pieces(all);
-    if (!all.turns) return element("pre", { class: "response", tabindex: "0", "aria-label": label, ...handlers }, ...parts[0].nodes);
+    if (!all.turns) return element("pre", { class: "response", tabindex: "0", "aria-label": label, ...handlers }, parts[0].nodes);
     const roles = [...new Set(["policy", ...all.turns.map((turn) => turn.role)])];
     const blocks = parts.map(({ turn, text, nodes }, number) => {
       const facts = [`turn ${number + 1}`, `${turn.tokens.toLocaleString("en")} token${turn.tokens === 1 ? "" : "s"}`];
       if (turn.reward !== null) facts.push(`reward ${shown(turn.reward)}`);
-      const head = [element("strong", {}, ...visible(turn.role)), ` ${facts.join(", ")}`,
-        ...turn.marks.flatMap((mark) => [" ", element("span", { class: "mark" }, mark)])];
+      const head = [element("strong", {}, visible(turn.role)), ` ${facts.join(", ")}`,
+        turn.marks.map((mark) => [" ", element("span", { class: "mark" }, mark)])];
       const look = { class: `turn c${roles.indexOf(turn.role) % 7}`, "data-role": turn.role };
-      const body = element("pre", { tabindex: "0", "aria-label": `turn ${number + 1}, ${spelled(turn.role)}` }, ...nodes);
-      if (turn.role === "policy" || text.length <= LONG_TURN) return element("section", look, element("p", {}, ...head), body);
-      return element("details", look, element("summary", {}, ...head), body);
+      const body = element("pre", { tabindex: "0", "aria-label": `turn ${number + 1}, ${spelled(turn.role)}` }, nodes);
+      if (turn.role === "policy" || text.length <= LONG_TURN) return element("section", look, element("p", {}, head), body);
+      return element("details", look, element("summary", {}, head), body);
     });
-    return element("div", { class: "conversation", role: "group", "aria-label": label, ...handlers }, ...blocks);
+    return element("div", { class: "conversation", role: "group", "aria-label": label, ...handlers }, blocks);
   }
 
   // Each turn of a response with its text and the nodes that show it: tokens where their probabilities are known. What an environment
@@ -565,7 +580,7 @@
       const isEnd = !length && number === all.lengths.length - 1;
       if (!length && !isEnd) return "";
       const attributes = { class: `p${level(all.centinats[number])}${isEnd ? " end" : ""}`, "data-token": number, "data-text": isEnd ? "end" : text };
-      return element("span", attributes, ...(isEnd ? ["∎"] : visible(text)));
+      return element("span", attributes, isEnd ? "∎" : visible(text));
     });
   }
 
@@ -573,7 +588,7 @@
     const bounds = [1, ...SURPRISE, 0];
     const keys = SURPRISE.map((_, i) => i + 1).map((i) =>
       element("span", { class: `p${i}` }, bounds[i + 1] ? `${bounds[i + 1]} to ${bounds[i]}` : `below ${bounds[i]}`));
-    return element("p", { class: "note shades" }, "Probability of a token: ", element("span", { class: "p0" }, `above ${SURPRISE[0]}`), ...keys.flatMap((key) => [" ", key]));
+    return element("p", { class: "note shades" }, "Probability of a token: ", element("span", { class: "p0" }, `above ${SURPRISE[0]}`), keys.map((key) => [" ", key]));
   }
 
   // The same question at other steps and in other runs: one button each, which puts its samples beside those of this step.
@@ -601,8 +616,8 @@
         },
       }, `${place.step} `, share));
     }
-    const list = [...lines].map(([name, buttons]) => element("div", {}, element("dt", {}, ...visible(name)), element("dd", {}, ...buttons)));
-    return [element("h4", {}, "The same question: step, and rewarded of all samples"), element("dl", { class: "places" }, ...list)];
+    const list = [...lines].map(([name, buttons]) => element("div", {}, element("dt", {}, visible(name)), element("dd", {}, buttons)));
+    return [element("h4", {}, "The same question: step, and rewarded of all samples"), element("dl", { class: "places" }, list)];
   }
 
   // The samples of this question at this step.
@@ -613,7 +628,7 @@
 
   // Two groups side by side, sample by sample.
   function pairs(ours, theirs, samples) {
-    const heading = (of) => element("h4", {}, ...visible(`${of.rows[0].run_id}, ${of.rows[0].phase}, step ${of.rows[0].step}: ${counted(of)}`));
+    const heading = (of) => element("h4", {}, visible(`${of.rows[0].run_id}, ${of.rows[0].phase}, step ${of.rows[0].step}: ${counted(of)}`));
     samples.replaceChildren(...cards([ours, theirs], [heading(ours), heading(theirs)]));
   }
 
@@ -642,12 +657,12 @@
       .map(([name, label]) => `${label} ${shown(row[name])}`).join(", ");
     const name = `sample ${row.sample_index}`;
     const head = isOpen ? element("strong", {}, `${name} (above)`) : element("button", { type: "button", onclick: () => open(row) }, name);
-    const text = pieces(row).flatMap(({ turn, nodes }) =>
-      (turn && turn.role !== "policy" ? [element("span", { class: "said", title: spelled(turn.role) }, ...nodes)] : nodes));
+    const text = pieces(row).map(({ turn, nodes }) =>
+      (turn && turn.role !== "policy" ? element("span", { class: "said", title: spelled(turn.role) }, nodes) : nodes));
     return element("section", { class: "card", "aria-label": name }, element("p", {}, head, ` ${facts}`),
-      element("p", {}, ...visible(shown(outcome(row))), ", answer ",
-        element("code", {}, ...visible(shown(row.extracted_answer)))),
-      element("pre", { tabindex: "0", "aria-label": `response of ${name}` }, ...text));
+      element("p", {}, visible(shown(outcome(row))), ", answer ",
+        element("code", {}, visible(shown(row.extracted_answer)))),
+      element("pre", { tabindex: "0", "aria-label": `response of ${name}` }, text));
   }
 
   // The page
@@ -674,12 +689,14 @@
       head.append(heading);
     }
     body.addEventListener("click", (event) => {
-      const line = event.target.closest("tr");
-      if (line && !String(getSelection())) open(page.find((row) => row.key === line.dataset.key));
+      const line = event.target.closest("tr"), selection = getSelection();
+      if (!line) return;
+      const isSelecting = !event.target.closest("button") && !selection.isCollapsed && selection.containsNode(line, true);
+      if (!isSelecting) open(page.find((row) => row.key === line.dataset.key));
     });
     body.addEventListener("keydown", keys);
     const table = element("table", { class: "list" }, element("thead", {}, head), body);
-    listing.append(element("div", { class: "pager" }, status, ...Object.values(pager)), table);
+    listing.append(element("div", { class: "pager" }, status, Object.values(pager)), table);
     root.append(controls, layout);
     await update();
   }

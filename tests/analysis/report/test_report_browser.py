@@ -211,12 +211,13 @@ def test_a_rollout_is_shown_with_its_tokens_and_its_group(browser, two_runs):
 
 
 @pytest.mark.slow
-def test_what_a_judge_said_is_shown_below_the_response(browser, tmp_path):
+def test_what_a_judge_said_is_shown_below_the_response_and_a_very_long_response_whole(browser, tmp_path):
     reply = "It is <b>good</b>.\n<script>window.__pwned = 1</script>\n8"
     rows = [
         rollout("r", "q", 0, judgement=Judgement(reply, "8", "big", "00" * 32, 50, 5, cached=True)),
         rollout("r", "q", 1, judgement=Judgement("?", None, "big", "11" * 32, 51, 6, cached=False)),
         rollout("r", "q", 2),
+        rollout("r", "r", 0, response="a" * 70_000),  # more tokens than a function takes arguments
     ]
     page = opened(browser, write_report([make_run(tmp_path, "r", rows)]))
 
@@ -233,6 +234,8 @@ def test_what_a_judge_said_is_shown_below_the_response(browser, tmp_path):
     page.open(2)
     assert not page.all("pre.judgement")
     assert facts() == [None] * 3
+    page.open(3)
+    assert page.js("return document.querySelectorAll('pre.response [data-token]').length") == 70_000
     assert page.is_unharmed()
 
 
@@ -287,6 +290,12 @@ def test_the_list_can_be_used_with_a_keyboard(browser, two_runs):
     page.until(lambda: page.all("#rollout h3"))
     assert page.text("#rollout h3") == "a-0 · sample 2"
     page.until(lambda: page.js("return document.activeElement.tagName") == "H3")
+    page.js("getSelection().selectAllChildren(document.querySelector('pre.prompt'))")  # to copy it
+    page.all(".list .open")[3].send_keys(Keys.ENTER)
+    page.until(lambda: page.text("#rollout h3") == "a-0 · sample 3")
+    page.js("getSelection().selectAllChildren(document.querySelectorAll('.list tr')[1])")
+    page.js("document.querySelectorAll('.list tr')[1].click()")
+    assert page.text("#rollout h3") == "a-0 · sample 3", "who selects a text of the list does not open it"
 
 
 @pytest.mark.slow
@@ -345,6 +354,23 @@ def test_previous_and_next_go_over_the_pages(browser, two_runs):
     page.all(".moves button")[0].click()
     page.until(lambda: page.text("#rollout h3") == here)
     assert page.settled() == "1 to 25 of 78 rollouts"
+    page.search("says 13")
+    page.open(1)  # a-1, sample 3, step 1
+    enabled = "return [...document.querySelectorAll('.moves button')].map((button) => !button.disabled)"
+    assert page.js(enabled) == [True, True, True]
+    page.search("step 1 says")  # now the list has it at another place, among others
+    page.all(".moves button")[1].click()
+    page.until(lambda: page.text("#rollout h3") != "a-1 · sample 3")
+    assert page.text("#rollout h3") == "a-2 · sample 0"
+    page.one("[data-sort=example_id]").click()
+    page.one("[data-sort=example_id]").click()  # downwards
+    page.all(".moves button")[0].click()
+    page.until(lambda: page.text("#rollout h3") != "a-2 · sample 0")
+    assert page.text("#rollout h3") == "a-3 · sample 3"
+    page.search("step 1 says 3")
+    assert page.js(enabled) == [True, False, True], "it is the last"
+    page.search("step 1 says 2")
+    assert page.js(enabled) == [False, False, True], "it is not in the list"
 
 
 @pytest.fixture(scope="module")
