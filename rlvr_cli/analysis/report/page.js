@@ -547,8 +547,7 @@
 
   // Each turn of a response with its text and the nodes that show it: tokens where their probabilities are known. What an environment
   // said has none.
-  function pieces(all) {
-    const spans = unshaded(all) ? null : shaded(all);
+  function pieces(all, spans = unshaded(all) ? null : shaded(all)) {
     if (!all.turns) return [{ turn: null, text: all.response, nodes: spans ?? visible(all.response) }];
     let from = 0, token = 0;
     return all.turns.map((turn) => {
@@ -642,6 +641,7 @@
     const every = [...Array(Math.max(...groups.map(({ rows }) => rows.length))).keys()];
     const some = every.filter((i) => i < GROUP_CARDS || groups[0].rows[i]?.key === opened.key);
     const shown = element("div", { class: groups.length > 1 ? "group pairs" : "group" });
+    shading.disconnect(); // from the cards of before
     const show = (which) => shown.replaceChildren(...headings, ...which.flatMap((i) => groups.map(({ rows }) => cell(rows[i]))));
     show(some);
     const others = every.length - some.length;
@@ -652,17 +652,29 @@
     return [shown, ...(others ? [more] : []), ...(missing ? [note] : [])];
   }
 
+  // Shading takes most of the time: that of a card waits until the card is seen.
+  const shading = new IntersectionObserver((entries) => {
+    for (const { target } of entries.filter(({ isIntersecting }) => isIntersecting)) {
+      shading.unobserve(target);
+      target.dispatchEvent(new Event("seen"));
+    }
+  });
+
   function card(row, isOpen) {
     const facts = [["reward", "reward"], ["advantage", "advantage"], ["num_response_tokens", "tokens"]]
       .map(([name, label]) => `${label} ${shown(row[name])}`).join(", ");
     const name = `sample ${row.sample_index}`;
     const head = isOpen ? element("strong", {}, `${name} (above)`) : element("button", { type: "button", onclick: () => open(row) }, name);
-    const text = pieces(row).map(({ turn, nodes }) =>
+    const content = (spans) => pieces(row, spans).map(({ turn, nodes }) =>
       (turn && turn.role !== "policy" ? element("span", { class: "said", title: spelled(turn.role) }, nodes) : nodes));
+    const shade = () => {
+      text.replaceChildren();
+      append(text, content());
+    };
+    const text = element("pre", { tabindex: "0", "aria-label": `response of ${name}`, onseen: shade }, content(null));
+    if (!unshaded(row)) shading.observe(text);
     return element("section", { class: "card", "aria-label": name }, element("p", {}, head, ` ${facts}`),
-      element("p", {}, visible(shown(outcome(row))), ", answer ",
-        element("code", {}, visible(shown(row.extracted_answer)))),
-      element("pre", { tabindex: "0", "aria-label": `response of ${name}` }, text));
+      element("p", {}, visible(shown(outcome(row))), ", answer ", element("code", {}, visible(shown(row.extracted_answer)))), text);
   }
 
   // The page
