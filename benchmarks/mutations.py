@@ -2033,6 +2033,8 @@ VIEW = [
         ("filters of the view find equal values only, and NULL none", "IS NOT DISTINCT FROM", "=", f"{SERVED}filters_are_sql"),
         ("NULLs change sides from page to page", 'nulls = "FIRST" if is_reversed else "LAST"', 'nulls = "LAST"', f"{SERVED}pages_follow"),
         ("a database of one step is lent for all", "info.fingerprint, tuple(info.parts))", "info.fingerprint)", f"{SERVED}leaves_the_others"),
+        ("each page of the view's list reads all parts", "if not any(asked.get(name) for name in _OF_ROWS):", "if False:", f"{SERVED}their_own_parts"),
+        ("each page of the view's list begins with a part", "asked, first - before)[1]", "asked, 0)[1]", f"{SERVED}their_own_parts"),
         ("the view's search minds the case", "lower($words)", "$words", f"{SERVED}filters_are_sql"),
     ),
 ]  # fmt: skip

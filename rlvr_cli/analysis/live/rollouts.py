@@ -6,7 +6,7 @@ Enters: runs, and the parameters of a request, of which none becomes SQL text. L
 
 import json
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -27,6 +27,7 @@ SECONDS = 20.0  # time limit of each query
 IDLE = 4  # opened databases kept for the next query
 
 _FACETS = ("run_id", "phase", "step", "category", "failure_kind")
+_OF_ROWS = ("category", "failure_kind", "reward", "words", "sort")  # what asks for more than the manifest says
 _RIGHT = "coalesce(reward > 0.5 AND NOT isnan(reward), false)"
 _REWARDS = {
     "above 0.5": _RIGHT,
@@ -126,16 +127,59 @@ def page(databases: Databases, runs: Sequence[RunInfo], asked: Mapping[str, str]
     Raises:
         RlvrError: a parameter is not one of these, or the query took too long.
     """
-    condition, parameters = _condition(asked)
-    chosen = _of_filters(runs, parameters)
-    order = _order(asked)
-    if not asked.get("sort") and len(chosen) > 1:  # what is being written comes first
-        parameters["first_runs"] = [i.id for i in sorted(chosen, key=lambda i: holder_of(i.path) is None)]
-        order = [("list_position($first_runs::VARCHAR[], run_id)", False), *order]
+    total = sum(_places_of(runs).values())
+    chosen = _of_filters(runs, _condition(asked)[1])
     first = _count(asked.get("first", "0"))
-    total = sum(entry.rows for info in runs for entry in info.entries if entry.folder == ROLLOUTS)
+    if not asked.get("sort"):
+        chosen = sorted(chosen, key=lambda i: holder_of(i.path) is None)  # what is being written comes first
+    if not any(asked.get(name) for name in _OF_ROWS):
+        found, chosen, before = _newest(chosen, first)
+        rows = _found(databases, chosen, asked, first - before)[1]
+    else:
+        found, rows = _found(databases, chosen, asked, first)
+    return {"found": found, "total": total, "rows": _listed(databases, runs, rows)}
+
+
+def _places_of(runs: Sequence[RunInfo]) -> Counter[tuple[str, str, int]]:
+    """Run, phase and step -> how many rollouts are committed, by the manifests."""
+    found: Counter[tuple[str, str, int]] = Counter()
+    for info in runs:
+        for entry in info.entries:
+            if entry.folder == ROLLOUTS:
+                found[info.id, entry.phase, entry.step] += entry.rows
+    return found
+
+
+def _newest(chosen: Sequence[RunInfo], first: int) -> tuple[int, list[RunInfo], int]:
+    """How many rollouts the runs have, by run and the newest first, without reading them.
+
+    Returns:
+        how many; the runs with only the parts that have the `PAGE_ROWS` from the row `first` on; how many are before these parts.
+    """
+    order = {info.id: i for i, info in enumerate(chosen)}
+    wanted = {step_of(info, part) for info in chosen for part in info.parts}
+    counts = {place: rows for place, rows in _places_of(chosen).items() if place in wanted}
+    end, before, kept = 0, 0, set()
+    for place in sorted(counts, key=lambda p: (order[p[0]], -p[2], p[1])):
+        end += counts[place]
+        if end <= first:
+            before = end
+        elif end - counts[place] < first + PAGE_ROWS:
+            kept.add(place)
+    return end, [some for info in chosen if (some := of_steps(info, kept)).parts], before
+
+
+def _found(
+    databases: Databases, chosen: Sequence[RunInfo], asked: Mapping[str, str], first: int
+) -> tuple[int, list[tuple[Any, ...]]]:
+    """How many rollouts of these runs are asked for, and the keys of `PAGE_ROWS` of them from the row `first` on."""
+    condition, parameters = _condition(asked)
+    order = _order(asked)
     if not chosen:
-        return {"found": 0, "total": total, "rows": []}
+        return 0, []
+    if not asked.get("sort") and len(chosen) > 1:
+        parameters["first_runs"] = [info.id for info in chosen]
+        order = [("list_position($first_runs::VARCHAR[], run_id)", False), *order]
     source = f"(SELECT {_KEY}, {', '.join(_SORTED)} FROM rollouts WHERE {condition})"
     with databases.lease(chosen) as database:
         if "words" in parameters:  # read the texts once
@@ -151,12 +195,10 @@ def page(databases: Databases, runs: Sequence[RunInfo], asked: Mapping[str, str]
         offset = max(0, found - first - PAGE_ROWS) if is_reversed else first
         size = min(PAGE_ROWS, max(0, found - first))
         keys = f"SELECT {_KEY} FROM {source} ORDER BY {_order_sql(order, is_reversed)} LIMIT {size} OFFSET {offset}"
-        rows = database.select(keys, parameters).rows if size else []
+        rows = list(database.select(keys, parameters).rows) if size else []
         if source == "hits":
             list(database.script("DROP TABLE hits", {}))
-    if is_reversed:
-        rows = rows[::-1]
-    return {"found": found, "total": total, "rows": _listed(databases, runs, rows)}
+    return found, rows[::-1] if is_reversed else rows
 
 
 def group(databases: Databases, runs: Sequence[RunInfo], asked: Mapping[str, str]) -> dict[str, Any]:

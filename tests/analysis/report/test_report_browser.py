@@ -421,7 +421,9 @@ def test_of_large_groups_the_first_samples_and_the_open_one_are_shown_at_first(b
     ]  # fmt: skip
     page = opened(browser, write_report(runs, tmp_path / "report.html"))
     page.open(18)  # a, sample 18
-    shaded = "return [...document.querySelectorAll('.card')].filter((card) => card.querySelector('[data-token]')).length"
+    shaded = (
+        "return [...document.querySelectorAll('.card')].filter((card) => card.querySelector('[data-token]')).length"
+    )
     assert page.js(shaded) < 17, "a card is shaded once it is seen"
     page.js("document.querySelector('.card:last-child').scrollIntoView()")
     page.until(lambda: page.all(".card:last-child [data-token]"))
