@@ -2,6 +2,7 @@
 // XMLHttpRequest parses the answer into a document in which nothing runs, so that no text becomes markup here.
 (() => {
   const EVERY = 3000; // milliseconds
+  const KEPT = { input: "checked", details: "open", div: "scrollLeft" }; // what a section that is replaced keeps, besides the focus
   const liveness = () => document.getElementById("liveness");
   if (!liveness()) return;
   let state = `"${document.documentElement.dataset.state}"`;
@@ -29,20 +30,44 @@
     });
   }
 
+  // Name -> element, for what a reader can focus, unfold, choose or scroll in a section. Equal ones are numbered.
+  function named(section) {
+    const found = new Map(), counts = new Map();
+    for (const one of section.querySelectorAll("a, input, details, summary, .wide")) {
+      const folded = one.closest("details");
+      const texts = folded && [...folded.querySelectorAll(":scope > summary, :scope > pre")].map((part) => part.textContent);
+      const name = JSON.stringify([one.localName, one.getAttribute("href") ?? one.value ?? one.getAttribute("aria-label"), texts]);
+      counts.set(name, (counts.get(name) ?? 0) + 1);
+      found.set(`${name} ${counts.get(name)}`, one);
+    }
+    return found;
+  }
+
   function replace(fresh) {
-    const chosen = new Set([...document.querySelectorAll(".runs :checked")].map((box) => box.value));
-    const unfolded = new Set([...document.querySelectorAll("details[open] > summary")].map((summary) => summary.textContent));
     for (const section of sections(fresh)) {
       const old = document.getElementById(section.id);
       if (!old || shown.get(section.id) === section.innerHTML) continue;
       shown.set(section.id, section.innerHTML);
-      const made = document.importNode(section, true);
-      for (const box of made.querySelectorAll("input[type=checkbox]")) box.checked = chosen.has(box.value);
-      for (const summary of made.querySelectorAll("details > summary")) summary.parentNode.open = unfolded.has(summary.textContent);
-      old.replaceChildren(...made.childNodes);
+      const before = new Map([...named(old)].map(([name, one]) =>
+        [name, { value: one[KEPT[one.localName]], isFocused: one === document.activeElement }]));
+      old.replaceChildren(...document.importNode(section, true).childNodes);
+      for (const [name, one] of named(old)) {
+        const was = before.get(name);
+        if (was?.value !== undefined) one[KEPT[one.localName]] = was.value;
+        if (was?.isFocused) one.focus({ preventScroll: true });
+      }
     }
     ages();
+    const { committed } = fresh.documentElement.dataset;
+    if (document.documentElement.dataset.committed === committed) return;
+    document.documentElement.dataset.committed = committed;
     document.dispatchEvent(new Event("rlvr-changed"));
+  }
+
+  // What the server's page says that is wrong.
+  function problemOf({ response, status }) {
+    const parts = [...(response?.querySelectorAll("#problem p") ?? [])];
+    return parts.map((part) => part.textContent).join(" ") || `The server answered ${status}.`;
   }
 
   async function poll() {
@@ -53,7 +78,7 @@
         replace(request.response);
       }
       const lost = { 0: "The server does not answer.", 403: "The server has another token now: open the address that it printed." };
-      const text = lost[request.status] ?? (request.status >= 400 ? `The server answered ${request.status}.` : "");
+      const text = lost[request.status] ?? (request.status >= 400 ? problemOf(request) : "");
       if (liveness().textContent !== text) liveness().textContent = text;
     }
     setTimeout(poll, EVERY);

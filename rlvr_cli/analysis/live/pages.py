@@ -52,9 +52,9 @@ def activities(paths: Mapping[str, Path]) -> dict[str, str]:
     return {name: str((holder_of(path) or {}).get("activity", "")) for name, path in paths.items()}
 
 
-def page_state(committed: str, doing: Mapping[str, str]) -> str:
+def page_state(committed: str, doing: Mapping[str, str], below: str) -> str:
     """A hash of all that a page shows."""
-    return _hash(committed, doing, ASSETS.policy)
+    return _hash(committed, doing, below, ASSETS.policy)
 
 
 def _hash(*values: Any) -> str:
@@ -74,11 +74,24 @@ def run_rows(paths: Mapping[str, Path], known: Known | None = None) -> list[dict
 
 
 def runs_page(
-    rows: Sequence[Mapping[str, Any]], doing: Mapping[str, str], *, title: str, given: str, order: str, state: str
+    rows: Sequence[Mapping[str, Any]],
+    doing: Mapping[str, str],
+    *,
+    title: str,
+    given: str,
+    order: str,
+    below: str,
+    state: str,
+    committed: str,
 ) -> str:
-    """The page that lists the runs, in one of `ORDERS`, or as they are `given`, which is said in words."""
-    values = {"title": title, "state": state, "rows": in_order(rows, order), "doing": doing}
-    return render("runs.html.j2", ASSETS, folders=[FOLDER], orders={"": given, **ORDERS}, order=order, **values)
+    """The page that lists the runs, in one of `ORDERS`, or as they are `given`, which is said in words.
+
+    Args:
+        below: the command that shows the runs of folders, if there are no others.
+    """
+    values = {"title": title, "state": state, "committed": committed, "doing": doing, "below": below}
+    values |= {"rows": in_order(rows, order), "orders": {"": given, **ORDERS}, "order": order}
+    return render("runs.html.j2", ASSETS, folders=[FOLDER], **values)
 
 
 def in_order(rows: Sequence[Mapping[str, Any]], order: str) -> list[Mapping[str, Any]]:
@@ -95,9 +108,12 @@ def in_order(rows: Sequence[Mapping[str, Any]], order: str) -> list[Mapping[str,
     return sorted(with_value, key=lambda row: row[name], reverse=down) + without
 
 
-def report_page(values: Mapping[str, Any], doing: Mapping[str, str], *, state: str, without: Sequence[str] = ()) -> str:
+def report_page(
+    values: Mapping[str, Any], doing: Mapping[str, str], *, state: str, committed: str, without: Sequence[str] = ()
+) -> str:
     """The report of some runs. `without` names those that were chosen too, but do not fit in it."""
-    return render("view.html.j2", ASSETS, folders=[FOLDER], state=state, doing=doing, without=without, **values)
+    states = {"state": state, "committed": committed}
+    return render("view.html.j2", ASSETS, folders=[FOLDER], doing=doing, without=without, **states, **values)
 
 
 def read_report(paths: Mapping[str, Path]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+import shlex
 import signal
 import socket
 import threading
@@ -35,7 +36,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rlvr_cli.analysis.live import pages, rollouts
 from rlvr_cli.analysis.queries.run_list import Known
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.readers import RunInfo, recent_runs
+from rlvr_cli.runs.readers import RunInfo, folders_of_runs, recent_runs
 from rlvr_cli.runs.remote.views import look_again, newest
 from rlvr_cli.runs.several import read_runs, telling_names
 from rlvr_cli.runs.storage.files import shown
@@ -73,6 +74,11 @@ class Library:
         if self._root is None:
             return {name: newest(path) for name, path in self._runs.items()}
         return {path.name: path for path in recent_runs(self._root)}
+
+    def below(self) -> str:
+        """The command that shows the runs of the directory's folders, if there are any."""
+        patterns = [] if self._root is None else [f"{self._root}/{name}/*" for name in folders_of_runs(self._root)]
+        return shlex.join(["rlvr", "view", *patterns]) if patterns else ""
 
     def chosen(self, query: QueryParams) -> dict[str, Path]:
         """The runs that a request names, as many as one page shows. Raises Unknown."""
@@ -180,15 +186,19 @@ def open_app(
     kept, known, databases = _Kept(), Known(), rollouts.Databases()
 
     def page(
-        request: Request, paths: Mapping[str, Path], read: Callable[[], Any], render: Callable[..., str]
+        request: Request,
+        paths: Mapping[str, Path],
+        read: Callable[[], Any],
+        render: Callable[..., str],
+        below: str = "",
     ) -> Response:
         committed, doing = pages.committed_state(paths), pages.activities(paths)
-        state = pages.page_state(committed, doing)
+        state = pages.page_state(committed, doing, below)
         headers = {"ETag": f'"{state}"'}
         if request.headers.get("if-none-match") == headers["ETag"]:
             return Response(status_code=304, headers=headers)
         values = kept.get((request.url.path, tuple(paths)), committed, read)
-        return HTMLResponse(render(values, doing, state=state), headers=headers)
+        return HTMLResponse(render(values, doing, state=state, committed=committed), headers=headers)
 
     def list_of_runs(request: Request) -> Response:
         try:
@@ -196,8 +206,9 @@ def open_app(
         except RlvrError as error:  # of object storage
             return HTMLResponse(pages.problem_page(error), 503)
         order = asked if asked in pages.ORDERS else ""
-        render = partial(pages.runs_page, title=library.title, given=library.order, order=order)
-        return page(request, paths, lambda: pages.run_rows(paths, known), render)
+        below = "" if paths else library.below()
+        render = partial(pages.runs_page, title=library.title, given=library.order, order=order, below=below)
+        return page(request, paths, lambda: pages.run_rows(paths, known), render, below)
 
     def report(request: Request) -> Response:
         try:

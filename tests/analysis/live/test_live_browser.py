@@ -3,6 +3,7 @@
 Needs Chromium with its driver, and selenium; without them these tests are skipped.
 """
 
+import shutil
 import threading
 
 import pytest
@@ -94,20 +95,31 @@ def test_rows_and_points_appear_while_a_run_trains(browser, served, tmp_path):
         ]
         assert page.js("return document.querySelector('#filter-step').value") == "1"
         assert page.text(".state") == "running"
+        assert {url.split("?")[0] for url in page.requests()} <= {
+            f"{served}{name}" for name in ("view", "facets", "rollouts", "group", "places")
+        }
+        with run.activity.doing("sampling", total=64, unit="responses"):
+            page.until(lambda: "sampling, 0 of 64" in page.text(".runs"))
+            page.requests()
+            page.until(
+                lambda: [url for url in page.requests() if "/view" in url]
+            )  # what was committed has been asked for
+            run.activity.progress()
+            page.until(lambda: "sampling, 1 of 64" in page.text(".runs"))
+            assert {url.split("?")[0] for url in page.requests()} <= {f"{served}view"}, "nothing was committed"
     page.until(lambda: page.text(".state") == "finished")
     assert page.js("return window.__same")
     assert page.is_unharmed()
     assert not browser.get_log("browser")
-    assert {url.split("?")[0] for url in page.requests()} <= {
-        f"{served}{name}" for name in ("view", "facets", "rollouts", "group", "places")
-    }
 
 
 @pytest.mark.slow
 def test_the_list_grows_and_keeps_what_was_chosen(browser, served, tmp_path):
+    diverged = {"diverged": {"why": "it went wrong"}}
     for name in ("a", "b"):
-        with RunDir.create(tmp_path, "grpo", name=name, metadata={}) as run:
+        with RunDir.create(tmp_path, "grpo", name=name, metadata=diverged) as run:
             commit(run, name, 1)
+            run.finish("diverged")
     enter(browser, served)
 
     def js(script):
@@ -121,14 +133,32 @@ def test_the_list_grows_and_keeps_what_was_chosen(browser, served, tmp_path):
     until = WebDriverWait(browser, 30, poll_frequency=0.1).until
     for name in ("b", "a"):
         browser.find_element("css selector", f"[value={name}]").click()
-    with RunDir.create(tmp_path, "grpo", name="c", metadata={}) as run:
+    browser.set_window_size(500, 800)
+    browser.execute_script(
+        "document.querySelector('[data-run=a] a').focus(); document.querySelector('.wide').scrollLeft = 40"
+    )
+    with RunDir.create(tmp_path, "grpo", name="c", metadata=diverged) as run:
         commit(run, "c", 0)
         until(lambda _: set(names()) == {"a", "b", "c"})
+    assert js("[document.activeElement.textContent, document.querySelector('.wide').scrollLeft]") == ["a", 40]
+    browser.set_window_size(1400, 1000)
     assert set(js("[...document.querySelectorAll(':checked')].map(b => b.value)")) == {"a", "b"}
     browser.find_element("css selector", "button[type=submit]").click()
     until(lambda _: browser.current_url.startswith(f"{served}view?"))
     assert set(js("document.querySelector('h1').textContent").split(", ")) == {"a", "b"}
     assert js("document.querySelector('#comparison').textContent.trim()").startswith("They cannot be compared.")
+
+    page = Page(browser, f"{served}view?run=a&run=b&run=c")
+    page.all("#alarms summary")[1].click()
+    unfolded = "[...document.querySelectorAll('#alarms details')].map(d => d.open)"
+    with RunDir.resume(tmp_path / "c") as run:
+        commit(run, "c", 1)
+        run.finish("diverged")
+    until(lambda _: len(js(unfolded)) == 3)
+    assert js(unfolded) == [False, True, False]
+    shutil.rmtree(tmp_path / "c")
+    page.until(lambda: page.text("#liveness") == "There is no run c here.")
+    browser.get_log("browser")
 
 
 @pytest.mark.slow

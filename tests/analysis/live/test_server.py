@@ -285,6 +285,8 @@ def test_a_page_that_shows_the_same_is_not_sent_again(tmp_path):
         with run.activity.doing("sampling", total=64, unit="responses"):
             doing = client.get("/view?run=a", headers={"if-none-match": grown.headers["etag"]})
             assert "sampling, 0 of 64 responses" in doing.text
+        committed = [re.findall('data-committed="([^"]+)"', page.text) for page in (first, grown, doing)]
+        assert committed[0] != committed[1] == committed[2] != [], "rollouts are asked for again where it changes"
     # it has ended
 
 
@@ -328,7 +330,12 @@ def test_the_list_reads_the_runs_that_have_changed(tmp_path, monkeypatch):
 def test_a_run_that_ends_changes_the_page(tmp_path):
     with open_app(Library(tmp_path), token="") as app:
         client = TestClient(app, base_url="http://127.0.0.1")
-        assert "There are no runs yet." in client.get("/").text
+        empty = client.get("/")
+        assert "There are no runs yet." in empty.text
+        make_run(tmp_path / "sweep", "x", steps=1)
+        below = client.get("/", headers={"if-none-match": empty.headers["etag"]}).text
+        assert f"<code>rlvr view &#39;{tmp_path}/sweep/*&#39;</code>" in below
+        assert "no runs yet" not in below
         with RunDir.create(tmp_path, "grpo", name="a", metadata=metadata()):
             running = client.get("/")
             assert ">running<" in running.text
