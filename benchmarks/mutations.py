@@ -1446,7 +1446,7 @@ EPISODES = [
     ),
     *mutations_of(
         "data/conversations.py",
-        ("numbers in a call are texts", "return json.loads(value)", "return str(value)", f"{IN_A_CHAT} as_it_is_written"),
+        ("numbers in a call are texts", "return json.loads(text) if", "return str(text) if", f"{IN_A_CHAT} as_it_is_written"),
     ),
     *mutations_of(
         "data/traces.py",

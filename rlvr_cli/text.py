@@ -6,7 +6,8 @@ Enters: any str, hostile or broken. Leaves: the same text, with only the unsafe 
 import os
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 _HIDDEN_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 _USER_INFO = re.compile(r"(?<=://)[^/?#\s]+@")
@@ -37,6 +38,15 @@ def storable(text: str) -> str:
     except UnicodeEncodeError:
         return "".join(_escape(ord(c)) if 0xD800 <= ord(c) <= 0xDFFF else c for c in text)
     return text
+
+
+def with_texts(value: Any, change: Callable[[str], Any]) -> Any:
+    """A value of JSON with `change` made to each text in it, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(key): with_texts(inner, change) for key, inner in value.items()}
+    return [with_texts(inner, change) for inner in value] if isinstance(value, list) else value
 
 
 def filled_in(text: str, template: str, *, placeholder: str, at: int = 0) -> str | None:

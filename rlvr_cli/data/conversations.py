@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from rlvr_cli.data.files import BadRow, Number, Row
+from rlvr_cli.text import storable, with_texts
 from rlvr_cli.types import Conversation
 
 _SHAPE = 'Write {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]}.'
@@ -21,7 +22,7 @@ def conversation_of(row: Row) -> Conversation | None:
     """
     if "messages" not in row.keys:
         return None
-    messages, tools = (_with_numbers(row.values.get(key)) for key in ("messages", "tools"))
+    messages, tools = (with_texts(row.values.get(key), _read) for key in ("messages", "tools"))
     if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
         raise BadRow(row.where, "its messages are not a list of {role, content}.", _SHAPE)
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
@@ -35,13 +36,9 @@ def conversation_of(row: Row) -> Conversation | None:
     return Conversation(tuple(map(_readable, messages)), None if tools is None else tuple(tools))
 
 
-def _with_numbers(value: Any) -> Any:
-    """A value of a row, whose numbers are numbers: a tool's argument 2 is not the text "2"."""
-    if isinstance(value, Number):
-        return json.loads(value)
-    if isinstance(value, dict):
-        return {key: _with_numbers(inner) for key, inner in value.items()}
-    return [_with_numbers(inner) for inner in value] if isinstance(value, list) else value
+def _read(text: str) -> Any:
+    """A text of a row; a number is a number, since a tool's argument 2 is not the text "2"."""
+    return json.loads(text) if isinstance(text, Number) else storable(text)
 
 
 def _is_message(message: object) -> bool:
@@ -68,4 +65,4 @@ def _with_object(function: dict[str, Any]) -> dict[str, Any]:
         arguments = json.loads(function["arguments"])
     except (KeyError, TypeError, ValueError):
         return function
-    return function | {"arguments": arguments}
+    return function | {"arguments": with_texts(arguments, storable)}

@@ -376,4 +376,4 @@ def _turns(row: Row) -> tuple[tuple[str, str], ...] | None:
         )
     if turns and all(turn["role"] != "policy" for turn in turns):
         raise BadRow(row.where, "none of its turns is the policy's.", 'Give those that are learned the role "policy".')
-    return tuple((turn["role"], turn["text"]) for turn in turns)
+    return tuple((turn["role"], storable(turn["text"])) for turn in turns)

@@ -336,3 +336,20 @@ def test_a_conversation_is_read_as_it_is_written(tmp_path):
     assert (first.question, first.ground_truth, first.conversation.tools) == ("1 + 1?", "2", None)
     assert [traces.graded[e.id] for e in traces.examples] == ["It is 2.", "It is 2.", "No."]
     assert third.prompt == load_prompt("question_only").fill("1 + 1?")
+
+
+def test_lone_surrogates_in_conversations_and_turns_become_text_that_can_be_tokenized(tmp_path):
+    half = "half \ud83d"
+    messages = trace()["messages"]
+    messages[0]["content"] = messages[3]["content"] = half
+    messages[1]["tool_calls"][0]["function"]["arguments"] = json.dumps({half: [half]})
+    tool = {"type": "function", "function": {"name": "calc", "description": half, "parameters": {"type": "object"}}}
+    turns = [{"role": role, "text": half} for role in ("policy", "environment", "policy")]
+    rows = [{"messages": messages, "tools": [tool]}, {"prompt": half, "turns": turns}]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said, played = load_traces(str(tmp_path / "t.jsonl"), load_prompt("question_only")).examples
+    text = "half \\ud83d"
+    assert (said.question, said.conversation.messages[3]["content"]) == (text, text)
+    assert said.conversation.messages[1]["tool_calls"][0]["function"]["arguments"] == {text: [text]}
+    assert said.conversation.tools[0]["function"]["description"] == text
+    assert (played.turns, played.response) == (tuple((turn["role"], text) for turn in turns), text * 3)
