@@ -36,7 +36,8 @@ from rlvr_cli.models.log_probs import (
     wanted_in,
 )
 from rlvr_cli.models.policy import as_policy
-from rlvr_cli.models.tokens.tokenization import collate, encode, pad_id_of, tokenize_prompt_and_output
+from rlvr_cli.models.tokens.markers import Markers
+from rlvr_cli.models.tokens.tokenization import collate, encode, encode_prompts, pad_id_of, tokenize_prompt_and_output
 
 SMALL = {
     "vocab_size": 61,
@@ -156,11 +157,11 @@ def test_tokenize_prompt_and_output_against_a_slow_loop(tiny_tokenizer):
         assert batch["response_mask"][row].tolist() == expected
 
 
-def word_tokenizer(**special):
+def word_tokenizer(template="<s> $A", **special):
     vocab = {word: index for index, word in enumerate(["<s>", "</s>", "<pad>", "?", "one", "two"])}
     backend = Tokenizer(models.WordLevel(vocab, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("<s>", 0), ("</s>", 1)])
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
 
 
@@ -169,6 +170,17 @@ def test_only_the_prompt_gets_the_tokenizers_bos():
     assert batch["input_ids"].tolist() == [[0, 4, 5]]
     assert batch["labels"].tolist() == [[4, 5, 5]]
     assert batch["response_mask"].tolist() == [[False, True, True]]
+
+
+@pytest.mark.parametrize(("template", "front"), [("$A </s>", []), ("<s> $A </s>", [0]), ("</s> $A </s>", [1])])
+def test_a_prompt_does_not_get_the_tokenizers_eos(template, front):
+    """As tokenizers have it that were saved with add_eos_token."""
+    tokenizer = word_tokenizer(template, eos_token="</s>")
+    expected = [[*front, 4], [*front, 4, 1], front]
+    assert encode_prompts(tokenizer, ["one", "one</s>", ""]) == expected
+    tokenizer.chat_template = "one"
+    markers = Markers(tokenizer, name="m")
+    assert [markers.prompt_ids(text) for text in ("one", "one</s>", "")] == expected
 
 
 def test_eos_is_appended_on_request_and_never_twice():

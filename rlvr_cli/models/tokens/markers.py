@@ -16,6 +16,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.tokens.tokenization import front_of
 
 
 class Markers:
@@ -74,7 +75,7 @@ class Markers:
 
     def prompt_ids(self, rendered: str) -> list[int]:
         """As `ids`, with the special tokens in front that the tokenizer puts before every text (as `encode_prompts`)."""
-        ids, front = self.ids(rendered), self._tokenizer("").input_ids
+        ids, front = self.ids(rendered), front_of(self._tokenizer)
         return ids if ids[: len(front)] == front else [*front, *ids]
 
 

@@ -6,7 +6,7 @@ see what is to the right of a token: no attention mask is needed, and no result 
 """
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 import torch
@@ -39,16 +39,22 @@ def tokenize_prompt_and_output(
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[list[int]]:
-    """Token ids of prompts, with the special tokens that the tokenizer puts in front of a text (BOS, where it has one).
+    """Token ids of prompts, with the special tokens that the tokenizer puts in front of a text (`front_of`).
 
     A prompt that begins with them itself, as chat templates write them, does not get them a second time.
     """
     if not prompts:
         return []
-    front = tokenizer("").input_ids
-    twice = [*front, *front]
-    encoded = tokenizer(list(prompts), verbose=False).input_ids
-    return [ids[len(front) :] if front and ids[: len(twice)] == twice else ids for ids in encoded]
+    front = front_of(tokenizer)
+    encoded = tokenizer(list(prompts), add_special_tokens=False, verbose=False).input_ids
+    return [ids if ids[: len(front)] == front else [*front, *ids] for ids in encoded]
+
+
+def front_of(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The special tokens that a tokenizer puts in front of a text (BOS, where it has one), without those behind it (EOS)."""
+    around, with_text = tokenizer("").input_ids, tokenizer("0").input_ids
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(around, with_text, strict=False))
+    return [token for token, _ in same]
 
 
 def encode(
