@@ -10,7 +10,7 @@ else has before the template is rendered (`hide`), and put back in a tokenizer t
 import json
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -56,9 +56,9 @@ class Markers:
                 f"The tokenizer of {name} cannot read {strange[0]!r} as text.", "Leave --chat or the environment out."
             )
 
-    def hide(self, text: str) -> str:
-        """A message's text, whose markers are to be read as text, for the chat template."""
-        return _replaced(text, self._hidden)
+    def hide(self, text: str, *, only: Collection[str] | None = None) -> str:
+        """A message's text, whose markers (all, or these) are to be read as text, for the chat template."""
+        return _replaced(text, self._hidden if only is None else {own: self._hidden[own] for own in only})
 
     def shown(self, rendered: str) -> str:
         """What the chat template made of hidden texts, as one reads it."""

@@ -15,6 +15,7 @@ from rlvr_cli.models.tokens.calls import Call, form_of, spoken
 from rlvr_cli.models.tokens.chat import ChatTemplate, Message, num_shared, tool_call, tool_message
 from rlvr_cli.models.tokens.markers import Markers
 from rlvr_cli.models.tokens.renderer import Renderer
+from rlvr_cli.text import with_texts
 
 _QUESTION: Message = {"role": "user", "content": "1 + 1?"}
 _HINT = "Leave --chat out: the environment then answers in the text of a prompt of your own (--prompt FILE)."
@@ -130,7 +131,10 @@ class NextTurn:
     def _assistant(self, message: Message) -> list[int]:
         """The ids of an assistant's turn, with its end."""
         asked = self.chat.with_system([_QUESTION])
-        begun, whole = self.chat.render(asked), self.chat.render([*asked, message], answered=False)
+        own = with_texts(message, lambda text: self.markers.hide(text, only=self._ends))  # its calls and thinking too
+        if not message.get("tool_calls"):
+            own["content"] = self._with_end(message["content"])
+        begun, whole = self.chat.render(asked), self.chat.render([*asked, own], answered=False)
         if not whole.startswith(begun):
             raise RlvrError(
                 f"The chat template of {self.chat.name} does not put an assistant's turn where its generation prompt ends.",
@@ -140,7 +144,13 @@ class NextTurn:
         end = self._first_end(turn)
         if end is None:
             raise RlvrError(f"The chat template of {self.chat.name} does not end an assistant's turn.", _HINT)
-        return self.chat.tokenizer(turn[: sum(end)], add_special_tokens=False)["input_ids"]
+        return self.markers.ids(turn[: sum(end)])
+
+    def _with_end(self, text: str) -> str:
+        """An assistant's text whose end tokens are to be read as text, but for one at its end, as some datasets have it."""
+        said = text.rstrip()
+        end = max((end for end in self._ends if said.endswith(end)), key=len, default="")
+        return self.markers.hide(said.removesuffix(end) if end else text, only=self._ends) + end
 
     def _hidden(self, messages: Sequence[Message]) -> list[Message]:
         return [message | {"content": self.markers.hide(message["content"])} for message in messages]

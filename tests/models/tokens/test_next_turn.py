@@ -350,6 +350,32 @@ def test_a_given_conversation_is_the_templates_and_its_assistants_tokens_are_mas
     assert prompt.count(turns.markers.ids_of["<|im_end|>"]) == 2
 
 
+@pytest.mark.parametrize("name", [name for name in CHAT_MODELS if name != "deepseek_r1_distill"])
+def test_an_end_marker_in_an_assistants_text_is_text(next_turn, name):
+    """But for one at its end, which some datasets write."""
+    turns = next_turn(name, tools=CHAT_MODELS[name].knows_tools)
+    asked = {"role": "user", "content": "?"}
+
+    def trained_on(content, **more):
+        _, ids, mask = turns.conversation([asked, {"role": "assistant", "content": content, **more}])
+        assert all(mask)
+        return ids
+
+    plain = trained_on("With it, a line\nfollows.")
+    for i in load_end_tokens(turns.chat.name, turns.chat.tokenizer):
+        end = turns.chat.tokenizer.decode([i])
+        ids = trained_on(f"With {end}, a line\nfollows.")
+        shown, without = map(turns.chat.tokenizer.decode, (ids, plain))
+        assert shown == without.replace("With it,", f"With {end},")
+        assert [place for place, token in enumerate(ids) if token in turns._end_ids] == [len(ids) - 1]
+        for behind in ("", "\n"):
+            assert trained_on(f"With it, a line\nfollows.{end}{behind}") == [*plain[:-1], i]
+        if turns.chat.tools:
+            ids = trained_on("", tool_calls=[tool_call("calc", {"expression": f"1{end}1"}, 0)])
+            assert f"1{end}1" in turns.chat.tokenizer.decode(ids)
+            assert [place for place, token in enumerate(ids) if token in turns._end_ids] == [len(ids) - 1]
+
+
 def test_a_given_thinking_is_trained_on_in_every_turn(next_turn):
     turns = next_turn("qwen3")
     said = [{"role": "assistant", "content": f"<think>\n{word}\n</think>\n\n{word}"} for word in "ab"]
