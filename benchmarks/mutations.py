@@ -1802,6 +1802,7 @@ EPISODES = [
     ),
     *mutations_of(
         "training/traces.py",
+        ("all traces are tokenized at once", "_AT_ONCE = 100", "_AT_ONCE = 10**9", "tests/commands/test_sft.py -k four_bytes"),
         ("what a tool said is trained on", 'mask += [role == "policy"] * len(own)', "mask += [True] * len(own)", f"{IN_A_RUN} traces_with_turns"),
     ),
     *mutations_of(

@@ -4,7 +4,8 @@ Enters: examples with a prompt and a response, and the sampled ids of some. Leav
 into sequences if asked for.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.tokens.packing import best_fit, without_gaps
 from rlvr_cli.models.tokens.tokenization import encode
 from rlvr_cli.types import Conversation, Example
+
+_AT_ONCE = 100  # texts: of all that it is given at once a tokenizer also holds offsets, strings and masks
 
 
 def encode_traces(
@@ -25,7 +28,7 @@ def encode_traces(
     end_sampled: bool = True,
     other_ends: Collection[int] = (),
     chat: Callable[[Conversation], Any] | None = None,
-) -> tuple[list[list[int]], list[list[int]], list[list[bool] | None]]:
+) -> tuple[list["array[int]"], list["array[int]"], list[list[bool] | None]]:
     """Token ids of each example: the sampled ids if they are this tokenizer's, else those of its text.
 
     The text of a sampled response may tokenize to other ids than those that were sampled, so sampled ids are preferred.
@@ -37,37 +40,49 @@ def encode_traces(
         chat: the `NextTurn` of a conversation; its turns have their own end.
 
     Returns:
-        The prompts' ids, the responses' ids, and the responses' masks (`collate`).
+        The prompts' ids, the responses' ids, 4 bytes each, and the responses' masks (`collate`).
 
     Raises:
         RlvrError: as `encode`; or a response has tokens that the policy did not sample, and its ids are another tokenizer's.
     """
-    prompts, responses = encode(
-        [e.prompt or "" for e in examples], [e.response or "" for e in examples], tokenizer, append_eos=append_eos
-    )
-    masks: list[list[bool] | None] = [None] * len(examples)
-    for row, example in enumerate(examples):
+    prompts: list[array[int]] = []
+    responses: list[array[int]] = []
+    masks: list[list[bool] | None] = []
+    for example, before, own in _of_texts(examples, tokenizer, append_eos=append_eos):
+        learned = None
         if example.turns is not None:
-            responses[row], masks[row] = _of_turns(example.turns, tokenizer, append_eos=append_eos)
+            own, learned = _of_turns(example.turns, tokenizer, append_eos=append_eos)
         if example.conversation is not None:
             assert chat is not None, "a conversation without a chat template"
             turns = chat(example.conversation)
-            prompts[row], responses[row], masks[row] = turns.conversation(example.conversation.messages)
+            before, own, learned = turns.conversation(example.conversation.messages)
         sampled = token_ids.get(example.id, SampledIds([], [], None))
         prompt, response, mask, _ = sampled
-        known = prompt and (prompt == prompts[row] or tokenizer.decode(prompt) == example.prompt)
+        known = prompt and (prompt == before or tokenizer.decode(prompt) == example.prompt)
         if known and _is_spelled(example.response or "", sampled, tokenizer):
             ended = response[-1] in (tokenizer.eos_token_id, *other_ends)
             ends = not (append_eos and end_sampled) or ended or not (mask or [True])[-1]
-            prompts[row] = list(prompt)
-            responses[row] = list(response) if ends else [*response, tokenizer.eos_token_id]
-            masks[row] = mask if mask is None or ends else [*mask, True]
-        if mask is not None and masks[row] is None:
+            before, own = prompt, response if ends else [*response, tokenizer.eos_token_id]
+            learned = mask if mask is None or ends else [*mask, True]
+        if mask is not None and learned is None:
             raise RlvrError(
                 f"Trace {example.id} has tokens that the policy did not sample, and its token ids are those of another tokenizer.",
                 "Train the model that sampled the trace, or remove the trace.",
             )
+        prompts.append(array("i", before))
+        responses.append(array("i", own))
+        masks.append(learned)
     return prompts, responses, masks
+
+
+def _of_texts(
+    examples: Sequence[Example], tokenizer: Any, *, append_eos: bool
+) -> Iterator[tuple[Example, list[int], list[int]]]:
+    """Each example, with the ids of its prompt and of its response."""
+    for start in range(0, len(examples), _AT_ONCE):
+        some = examples[start : start + _AT_ONCE]
+        texts = [e.prompt or "" for e in some], [e.response or "" for e in some]
+        yield from zip(some, *encode(*texts, tokenizer, append_eos=append_eos, first=start), strict=True)
 
 
 def _is_spelled(text: str, sampled: SampledIds, tokenizer: Any) -> bool:
@@ -98,8 +113,8 @@ def _of_turns(turns: Sequence[tuple[str, str]], tokenizer: Any, *, append_eos: b
 
 
 def learned_with_prompts(
-    prompts: list[list[int]], responses: list[list[int]], masks: list[list[bool] | None], *, keep: int
-) -> tuple[list[list[int]], list[list[int]], list[list[bool] | None]]:
+    prompts: list["array[int]"], responses: list["array[int]"], masks: list[list[bool] | None], *, keep: int
+) -> tuple[list["array[int]"], list["array[int]"], list[list[bool] | None]]:
     """Make the tokens of prompts a part of the responses, so that they are learned, but for the first `keep` of each."""
     joined = [prompt[keep:] + response for prompt, response in zip(prompts, responses, strict=True)]
     learned = [
@@ -112,8 +127,8 @@ def learned_with_prompts(
 class Sequences(NamedTuple):
     """What is trained on: the arguments of `collate`, and which of its rows make up each sequence."""
 
-    prompts: list[list[int]]
-    responses: list[list[int]]
+    prompts: list["array[int]"]
+    responses: list["array[int]"]
     masks: list[list[bool] | None]
     rows: list[list[int]]  # of each sequence
 
@@ -125,8 +140,8 @@ class Sequences(NamedTuple):
 
 def pack_whole(
     examples: Sequence[Example],
-    prompts: list[list[int]],
-    responses: list[list[int]],
+    prompts: list["array[int]"],
+    responses: list["array[int]"],
     masks: list[list[bool] | None],
     *,
     length: int,
@@ -154,8 +169,8 @@ def pack_whole(
 
 
 def pack_across(
-    prompts: list[list[int]],
-    responses: list[list[int]],
+    prompts: list["array[int]"],
+    responses: list["array[int]"],
     masks: list[list[bool] | None],
     *,
     length: int,
@@ -194,8 +209,8 @@ def _packing_order(count: int, *, seed: int) -> tuple[int, ...]:
 
 def check_lengths(
     examples: Sequence[Example],
-    prompt_ids: list[list[int]],
-    response_ids: list[list[int]],
+    prompt_ids: Sequence[Sequence[int]],
+    response_ids: Sequence[Sequence[int]],
     *,
     longest: float,
     note: str = "",

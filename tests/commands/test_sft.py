@@ -4,12 +4,15 @@ import json
 import math
 import re
 import shutil
+import tracemalloc
 from dataclasses import asdict, replace
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from cache_share import CACHE_SHARE
 from factories import a_rollout
@@ -44,6 +47,32 @@ def tokenizer():
     return load_policy(builtin_model_path()).tokenizer
 
 
+def encoded(*traces, **options):
+    prompts, responses, masks = encode_traces(*traces, **options)
+    return [*map(list, prompts)], [*map(list, responses)], masks
+
+
+def test_traces_take_four_bytes_a_token():
+    """And what else a tokenizer tells of texts, there is of a hundred at once alone."""
+    backend = Tokenizer(models.WordLevel({str(i): i for i in range(1000)}, unk_token="0"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    text = " ".join(map(str, range(500, 520)))
+    examples = [Example(str(i), "", "", prompt=f"{i}", response=text) for i in range(2000)]
+    tracemalloc.start()
+    try:
+        prompts, responses, _ = encode_traces(examples, {}, tokenizer, append_eos=False)
+        kept, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [prompts[999][0], prompts[1000][0], list(responses[-1])] == [999, 0, [*range(500, 520)]]
+    assert kept < 350 * len(examples), "two arrays each; as lists they are 1,000"
+    assert most < 700 * len(examples), "all at once are 2,000 or more"
+    examples[1001] = replace(examples[1001], prompt="")
+    with pytest.raises(RlvrError, match="Prompt 1001 has no tokens"):
+        encode_traces(examples, {}, tokenizer, append_eos=False)
+
+
 def test_sampled_ids_are_trained_on_as_they_were_sampled(tokenizer):
     text = " it looks like 9 </think> <answer> 9 </answer>"
     spelled = [i for character in text for i in tokenizer(character).input_ids]  # the same text, not as it tokenizes
@@ -53,18 +82,18 @@ def test_sampled_ids_are_trained_on_as_they_were_sampled(tokenizer):
     example = Example("a", "Q", "9", prompt="Q", response=text)
     ids = {"a": SampledIds(prompt, spelled, None)}
     eos = tokenizer.eos_token_id
-    assert encode_traces([example], ids, tokenizer, append_eos=True) == ([prompt], [[*spelled, eos]], [None])
+    assert encoded([example], ids, tokenizer, append_eos=True) == ([prompt], [[*spelled, eos]], [None])
     ended = {"a": SampledIds(prompt, [*spelled, eos], None)}
-    assert encode_traces([example], ended, tokenizer, append_eos=True)[1] == [[*spelled, eos]]
-    assert encode_traces([example], ids, tokenizer, append_eos=False)[1] == [spelled]
+    assert encoded([example], ended, tokenizer, append_eos=True)[1] == [[*spelled, eos]]
+    assert encoded([example], ids, tokenizer, append_eos=False)[1] == [spelled]
 
 
 def test_ids_of_another_tokenizer_are_not_taken(tokenizer):
     example = Example("a", "Q", "9", prompt="Q", response=" 9")
     foreign = {"a": SampledIds(tokenizer("R").input_ids, tokenizer(" 8").input_ids, None)}
     expected = ([tokenizer("Q").input_ids], [[*tokenizer(" 9").input_ids, tokenizer.eos_token_id]], [None])
-    assert encode_traces([example], foreign, tokenizer, append_eos=True) == expected
-    assert encode_traces([example], {}, tokenizer, append_eos=True) == expected
+    assert encoded([example], foreign, tokenizer, append_eos=True) == expected
+    assert encoded([example], {}, tokenizer, append_eos=True) == expected
 
 
 def test_sampled_ids_with_bos_are_this_tokenizers(tmp_path):
@@ -74,7 +103,7 @@ def test_sampled_ids_with_bos_are_this_tokenizers(tmp_path):
     for text in ("Q", "<s>Q"):  # BOS of the tokenizer's own, and as a chat template writes it
         ids = {"a": SampledIds([1, *plain], spelled, None)}
         example = Example("a", "Q", "9", prompt=text, response="3 + 3")
-        assert encode_traces([example], ids, tokenizer, append_eos=False) == ([[1, *plain]], [spelled], [None])
+        assert encoded([example], ids, tokenizer, append_eos=False) == ([[1, *plain]], [spelled], [None])
 
 
 def test_what_the_policy_did_not_write_stays_marked(tokenizer):
@@ -82,16 +111,14 @@ def test_what_the_policy_did_not_write_stays_marked(tokenizer):
     example, mask = Example("a", "Q", "9", prompt="Q", response=" 9"), [False] * (len(response) - 1) + [True]
     for ids, expected in ((response, [*mask, True]), ([*response, eos], [*mask, True])):
         known = {"a": SampledIds(prompt, ids, expected[: len(ids)])}
-        assert encode_traces([example], known, tokenizer, append_eos=True) == ([prompt], [[*response, eos]], [expected])
+        assert encoded([example], known, tokenizer, append_eos=True) == ([prompt], [[*response, eos]], [expected])
     of_the_environment = {"a": SampledIds(prompt, response, [not own for own in mask])}
-    assert encode_traces([example], of_the_environment, tokenizer, append_eos=True)[1] == [response]
+    assert encoded([example], of_the_environment, tokenizer, append_eos=True)[1] == [response]
     turns = replace(example, turns=(("policy", " 9"), ("environment", "right")), response=" 9right")
     said = [*response, *tokenizer("right").input_ids]
-    assert encode_traces([turns], {}, tokenizer, append_eos=True)[1] == [said]
+    assert encoded([turns], {}, tokenizer, append_eos=True)[1] == [said]
     with pytest.raises(RlvrError, match="Trace a has tokens that the policy did not sample"):
-        encode_traces(
-            [example], {"a": SampledIds(tokenizer("R").input_ids, response, mask)}, tokenizer, append_eos=True
-        )
+        encoded([example], {"a": SampledIds(tokenizer("R").input_ids, response, mask)}, tokenizer, append_eos=True)
 
 
 def test_turns_whose_text_ends_within_a_token_keep_their_ids(tokenizer):
@@ -102,13 +129,13 @@ def test_turns_whose_text_ends_within_a_token_keep_their_ids(tokenizer):
     mask = [True] * len(turns[0]) + [False] * len(turns[1]) + [True] * len(turns[2])
     example = Example("a", "Q", "9", prompt="Q", response="".join(texts))
     known = {"a": SampledIds(prompt, response, mask, ends)}
-    assert encode_traces([example], known, tokenizer, append_eos=False) == ([prompt], [response], [mask])
+    assert encoded([example], known, tokenizer, append_eos=False) == ([prompt], [response], [mask])
     for wrong in (
         Example("a", "Q", "9", prompt="Q", response=" 7+7=14,(right)5"),
         Example("a", "Q", "9", prompt="R", response=example.response),
     ):
         with pytest.raises(RlvrError, match="Trace a has tokens that the policy did not sample"):
-            encode_traces([wrong], known, tokenizer, append_eos=False)
+            encoded([wrong], known, tokenizer, append_eos=False)
 
 
 def test_what_the_policy_did_not_write_is_not_trained_on(tokenizer, tmp_path):
@@ -243,7 +270,8 @@ def test_a_response_that_another_token_ended_gets_no_eos(tmp_path, tokenizer):
         traces, examples = sft.read_traces(given, load_prompt("r1_zero"))
         found = sft.ends_besides_eos(given, traces)
         assert sft.recorded(given, traces, examples, found).get("other_ends", []) == found == ends
-        assert sft.encode(given, examples, traces, other_ends=found).responses == [ids if ends else [*ids, own]]
+        (response,) = sft.encode(given, examples, traces, other_ends=found).responses
+        assert list(response) == (ids if ends else [*ids, own])
 
 
 def test_correct_traces_of_a_run_are_those_that_it_rewarded(tmp_path):

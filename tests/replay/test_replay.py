@@ -190,10 +190,10 @@ def test_a_trace_has_the_tokens_that_training_gives_it(own, tiny_tokenizer):
     traces = Traces("t", "", [example], None, [], sampled, {})
     prompts, responses, masks = encode_traces([example], sampled, tiny_tokenizer, append_eos=True)
     found = _trace(example, traces, tiny_tokenizer, append_eos=True)
-    assert ([found.prompt], [found.tokens], [found.learned]) == (prompts, responses, masks)
+    assert (found.prompt, found.tokens, found.learned) == (list(prompts[0]), list(responses[0]), masks[0])
     assert (responses[0][-1] == tiny_tokenizer.eos_token_id) == own
     ends = {"append_eos": True, "other_ends": response[-1:]}  # nothing comes after it
-    assert encode_traces([example], sampled, tiny_tokenizer, **ends)[1] == [response]
+    assert list(encode_traces([example], sampled, tiny_tokenizer, **ends)[1][0]) == response
     assert _trace(example, traces, tiny_tokenizer, **ends).tokens == response
 
 

@@ -1,5 +1,6 @@
 """Token ids packed into sequences of one length: whole documents where they fit best, or all documents without gaps."""
 
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from heapq import heappop, heappush
@@ -71,7 +72,7 @@ def best_fit(lengths: Sequence[int], *, capacity: int, order: Sequence[int]) -> 
 
 def without_gaps(
     documents: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]], *, seq_length: int
-) -> tuple[list[list[int]], list[list[bool]]]:
+) -> tuple[list["array[int]"], list[list[bool]]]:
     """Cut the concatenation of documents into sequences, with a mask of what is learned; a sequence also has the token after it.
 
     As `PackedDataset`: each sequence begins with the last token of the one before, and a last incomplete one is dropped.
@@ -84,7 +85,7 @@ def without_gaps(
     Returns:
         Per sequence its `seq_length + 1` ids, and as many entries of the mask.
     """
-    ids, learned = [*chain.from_iterable(documents)], [*chain.from_iterable(masks)]
+    ids, learned = array("i", chain.from_iterable(documents)), [*chain.from_iterable(masks)]
     assert len(ids) == len(learned), "a mask has one entry per token"
     starts = range(0, (len(ids) - 1) // seq_length * seq_length, seq_length)
     pieces = [slice(start, start + seq_length + 1) for start in starts]

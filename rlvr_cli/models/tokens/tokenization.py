@@ -58,7 +58,12 @@ def front_of(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def encode(
-    prompt_strs: list[str], output_strs: list[str], tokenizer: PreTrainedTokenizerBase, *, append_eos: bool = False
+    prompt_strs: list[str],
+    output_strs: list[str],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    append_eos: bool = False,
+    first: int = 0,
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids of prompts and of outputs, each tokenized on its own.
 
@@ -70,6 +75,7 @@ def encode(
         output_strs: as many outputs.
         tokenizer: the model's.
         append_eos: whether each output that does not end with the EOS token gets one.
+        first: the number of the first prompt, for errors.
 
     Returns:
         The prompts' ids and the outputs' ids.
@@ -84,7 +90,7 @@ def encode(
     empty = [row for row, ids in enumerate(prompt_ids) if not ids]
     if empty:
         raise RlvrError(
-            f"Prompt {empty[0]} of {len(prompt_ids)} has no tokens: nothing predicts the first token of its response.",
+            f"Prompt {first + empty[0]} has no tokens: nothing predicts the first token of its response.",
             "Give every example a prompt that is not empty.",
         )
     output_ids = tokenizer(output_strs, add_special_tokens=False).input_ids

@@ -163,7 +163,7 @@ def test_sft_puts_questions_into_the_chat_template(place, rlvr):
     prompts, _, _ = encode_traces(traces, {}, tokenizer, append_eos=True)
     asked = {row["prompt"]: row["prompt_ids"] for row in read_rollouts(place / "runs/s").to_pylist()}
     assert asked
-    assert asked.items() <= {e.prompt: ids for e, ids in zip(traces, prompts, strict=True)}.items()
+    assert asked.items() <= {e.prompt: list(ids) for e, ids in zip(traces, prompts, strict=True)}.items()
     rlvr(*SFT, "--model", "llama", "--run", "plain")
     chat, plain = (read_stored(place / "runs" / run).logged[0]["loss/objective"] for run in ("s", "plain"))
     assert chat != plain
@@ -178,7 +178,8 @@ def test_sft_on_a_runs_rollouts_trains_on_the_sampled_tokens(place, rlvr, chat):
     check_replay(place / "runs/s")
     tokenizer = load_tokenizer(place / "llama")
     traces = load_traces(str(place / "runs/e"), PromptTemplate("question_only", "{question}"))
-    prompts, responses, _ = encode_traces(traces.examples, traces.token_ids, tokenizer, append_eos=False)
+    encoded = encode_traces(traces.examples, traces.token_ids, tokenizer, append_eos=False)
+    prompts, responses = ([*map(list, ids)] for ids in encoded[:2])
     assert prompts == [traces.token_ids[e.id].prompt for e in traces.examples]
     assert responses == [traces.token_ids[e.id].response for e in traces.examples]
     texts = [e.response or "" for e in traces.examples]

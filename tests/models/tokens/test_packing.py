@@ -1,5 +1,7 @@
 """Documents packed into sequences, whole where they fit best or without gaps; packed traces, and what an update on them computes."""
 
+from array import array
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -41,8 +43,8 @@ def test_sequences_without_gaps_are_those_of_the_packed_dataset(documents, seq_l
     masks = [[token % 2 == 0 for token in document] for document in documents]
     ids, learned = without_gaps(documents, masks, seq_length=seq_length)
     expected = PackedDataset([torch.tensor(document, dtype=torch.int64) for document in documents], seq_length)
-    assert [sequence[:-1] for sequence in ids] == [item["input_ids"].tolist() for item in expected]
-    assert [sequence[1:] for sequence in ids] == [item["labels"].tolist() for item in expected]
+    assert [sequence[:-1].tolist() for sequence in ids] == [item["input_ids"].tolist() for item in expected]
+    assert [sequence[1:].tolist() for sequence in ids] == [item["labels"].tolist() for item in expected]
     assert learned == [[token % 2 == 0 for token in sequence] for sequence in ids]
 
 
@@ -63,8 +65,8 @@ def make_traces(lengths, seed=0):
     """Prompts, responses and masks, as of `encode_traces`; the first response is learned in part."""
     generator = torch.Generator().manual_seed(seed)
     ids = [torch.randint(3, VOCAB, (sum(pair),), generator=generator).tolist() for pair in lengths]
-    prompts = [row[:prompt] for row, (prompt, _) in zip(ids, lengths, strict=True)]
-    responses = [row[prompt:] for row, (prompt, _) in zip(ids, lengths, strict=True)]
+    prompts = [array("i", row[:prompt]) for row, (prompt, _) in zip(ids, lengths, strict=True)]
+    responses = [array("i", row[prompt:]) for row, (prompt, _) in zip(ids, lengths, strict=True)]
     masks = [[place % 2 == 0 for place in range(len(responses[0]))], *[None] * (len(lengths) - 1)]
     return prompts, responses, masks
 
@@ -109,7 +111,7 @@ def test_packed_examples_have_the_gradient_that_they_have_alone(policy, normaliz
     loss = torch.zeros((), dtype=torch.float64)
     for row, divisor in zip(rows, divisors, strict=True):
         prompt, response = encoded[0][row], encoded[1][row]
-        ids, mask = torch.tensor([prompt + response]), torch.tensor(encoded[2][row] or [True] * len(response))
+        ids, mask = torch.tensor([[*prompt, *response]]), torch.tensor(encoded[2][row] or [True] * len(response))
         log_probs = policy(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         loss = loss - log_probs[torch.arange(len(response)), ids[0, len(prompt) :]][mask].sum() / divisor
     assert_same(gradient, one_shot_gradient(policy, loss), tolerance=1e-10)
@@ -143,15 +145,16 @@ def test_examples_joined_without_gaps_attend_to_those_before(policy):
 
 
 def test_what_is_learned_follows_its_tokens():
-    prompts, responses, masks = [[1, 2], [5]], [[3, 4], [6]], [[False, True], None]
+    prompts, responses = ([array("i", ids) for ids in of_all] for of_all in ([[1, 2], [5]], [[3, 4], [6]]))
+    masks = [[False, True], None]
     sequences = pack_across(prompts, responses, masks, length=2, seed=0)
     joined = [*prompts[1], *responses[1], *prompts[0], *responses[0]]
-    if sequences.prompts[0] == [1]:
+    if sequences.prompts[0].tolist() == [1]:
         joined = [*prompts[0], *responses[0], *prompts[1], *responses[1]]
     known = {1: False, 2: False, 3: False, 4: True, 5: False, 6: True}
     assert [*zip(sequences.prompts, sequences.responses, strict=True)] == [
-        (joined[:1], joined[1:3]),
-        (joined[2:3], joined[3:5]),
+        (array("i", joined[:1]), array("i", joined[1:3])),
+        (array("i", joined[2:3]), array("i", joined[3:5])),
     ]
     assert sequences.masks == [[known[token] for token in response] for response in sequences.responses]
     assert sequences.rows == [[0], [1]]
@@ -166,7 +169,7 @@ def test_examples_are_joined_in_an_order_of_the_seed():
 def test_examples_that_cannot_be_packed_are_refused_by_name():
     examples = [Example("short", "", ""), Example("long", "", "")]
     masks: list[list[bool] | None] = [None, None]
-    encoded = [[1], [1, 2]], [[3], [3, 4]], masks
+    encoded = [array("i", [1]), array("i", [1, 2])], [array("i", [3]), array("i", [3, 4])], masks
     assert pack_whole(examples, *encoded, length=4, seed=0).num_tokens == 6
     with pytest.raises(RlvrError, match="Trace long has 4 tokens, and a packed sequence has 3") as refused:
         pack_whole(examples, *encoded, length=3, seed=0)
