@@ -921,6 +921,7 @@ MATHEMATICS = [
         ("the reference has the adapter", "self._use_adapter(bool(initial))", "self._use_adapter(True)", "tests/models/test_adapter.py -k reference_is_the_base"),
         ("the reference of an adapter that goes on is its base", "self._use_adapter(bool(initial))", "self._use_adapter(False)", "tests/models/test_adapter.py -k reference_of_an_adapter"),
         ("the decode step's adapter without its scaling", "layer.lora_B[_NAME].weight.detach() * layer.scaling[_NAME]", "layer.lora_B[_NAME].weight.detach()", "tests/models/test_adapter.py -k alpha_over_rank"),
+        ("what is added to transposed weights is not", "LowRank(up.T, down.T) if layer.fan_in_fan_out else ", "", "tests/models/test_adapter.py -k transposed"),
         ("a policy of half-precision weights multiplies its adapter in float32", "cast = enabled and self.compute_dtype.itemsize < 4", "cast = enabled and self.compute_dtype != self.dtype", "tests/models/test_adapter.py -k multiplied_in"),
         ("layers that are computed again cast their inputs", ", again=self._own_casts", "", "tests/models/test_adapter.py -k inputs_of_adapted", "lora_rank"),
         ("an adapter's files differ from process to process", "config.target_modules = sorted(config.target_modules)", "config.target_modules = list(config.target_modules)", "tests/models/test_adapter.py -k save_and_load"),

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.pytorch_utils import Conv1D
 
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.models.compute.recompute import gradient_checkpointing
@@ -98,13 +99,7 @@ class AdaptedPolicy(Policy):
     def factored_weights(self) -> tuple[Mapping[str, Tensor], Mapping[str, LowRank]]:
         state = self.model.state_dict()
         weights = {name.replace(".base_layer.", "."): t for name, t in state.items() if ".lora_" not in name}
-        added = {
-            name: LowRank(
-                layer.lora_A[_NAME].weight.detach(), layer.lora_B[_NAME].weight.detach() * layer.scaling[_NAME]
-            )
-            for name, layer in self._layers
-        }
-        return weights, added
+        return weights, {name: _low_rank(layer) for name, layer in self._layers}
 
     def plain_modules(self) -> Iterator[tuple[str, nn.Module]]:
         adapted = {name for name, _ in self._layers}
@@ -225,7 +220,14 @@ def add_adapter(model: PreTrainedModel, lora: Lora | None, *, directory: Path | 
             assert lora is None or (config.r, config.lora_alpha) == (lora.rank, lora.alpha), (config, lora)
         else:
             assert lora is not None
-            config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+            transposed = any(isinstance(module, Conv1D) for module in model.modules())
+            config = LoraConfig(
+                r=lora.rank,
+                lora_alpha=lora.alpha,
+                target_modules="all-linear",
+                task_type="CAUSAL_LM",
+                fan_in_fan_out=transposed,
+            )
         model.requires_grad_(False)
         with torch.random.fork_rng(devices=[]):  # a new adapter is made on the CPU
             torch.manual_seed(0 if lora is None else lora.seed)
@@ -240,6 +242,12 @@ def add_adapter(model: PreTrainedModel, lora: Lora | None, *, directory: Path | 
         _check_fit(stored, wanted, directory)
         for name, tensor in wanted.items():
             tensor.copy_(stored[name])
+
+
+def _low_rank(layer: Any) -> LowRank:
+    """Return what an adapter adds to a layer's weight; that of a GPT-2 is (in, out), and so are the matrices then."""
+    down, up = layer.lora_A[_NAME].weight.detach(), layer.lora_B[_NAME].weight.detach() * layer.scaling[_NAME]
+    return LowRank(up.T, down.T) if layer.fan_in_fan_out else LowRank(down, up)
 
 
 def _adapter_weights(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
 from marks import slow
 from real_configurations import CONFIGURATIONS, write_model
@@ -404,6 +404,28 @@ def test_published_models_take_an_adapter(name, tmp_path):
     assert log_probs_of(load_policy(tmp_path / "adapter")).equal(moved)
     policy.save(tmp_path / "merged", merged=True)
     torch.testing.assert_close(log_probs_of(load_policy(tmp_path / "merged")), moved, atol=1e-5, rtol=0)
+
+
+def test_layers_with_transposed_weights_are_merged(tiny_tokenizer, tmp_path):
+    """GPT-2's are (in, out), also the square ones, which take the adapter's matrices either way round."""
+    config = GPT2Config(
+        vocab_size=320, n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=None, eos_token_id=0
+    )
+    model = GPT2LMHeadModel(config).eval()
+    add_adapter(model, LORA)
+    policy = AdaptedPolicy(model, tiny_tokenizer, base="nowhere")
+    for name, tensor in policy.weights().items():
+        if ".lora_B." in name:
+            tensor.normal_(std=0.1)
+    ids = torch.arange(20).view(2, 10)
+    policy.save(tmp_path / "merged", merged=True)
+    engine = GPT2LMHeadModel(config).eval()
+    engine.load_state_dict(policy.weights_for_engine())
+    with torch.no_grad():
+        adapted = policy.forward(input_ids=ids).logits
+        assert not torch.allclose(policy.reference().forward(input_ids=ids).logits, adapted, atol=1e-3)
+        for merged in (engine, load_policy(tmp_path / "merged").model):
+            torch.testing.assert_close(merged(input_ids=ids).logits, adapted)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
