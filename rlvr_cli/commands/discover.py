@@ -30,7 +30,7 @@ from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.inputs import check_stops, input_facts
 from rlvr_cli.runs.provenance import open_run, resumed_config
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.samplers.open import sampler_recorded
+from rlvr_cli.samplers.open import check_model, sampler_recorded
 from rlvr_cli.sandbox.run import Limits, check_sandbox, sandbox_warning
 from rlvr_cli.terminal import console, streams
 from rlvr_cli.trackers.children import tracked
@@ -74,6 +74,7 @@ def discover(config: DiscoverConfig, task: Task, settings: Settings, responses: 
         engine=engine.name,
     )
     if config.proposer == "model":
+        check_model(engine.name, config.model)
         check_stops(config, config.model)
     with (
         streams.of_results(),

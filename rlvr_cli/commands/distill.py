@@ -19,6 +19,7 @@ from rlvr_cli.commands.sources.sampling import Sampling
 from rlvr_cli.config.distill import DistillConfig
 from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.errors import RlvrError, UsageError
+from rlvr_cli.models.directory import check_unquantized
 from rlvr_cli.models.divergence import check_teacher
 from rlvr_cli.models.identity import model_facts, model_path
 from rlvr_cli.models.tokens.tokenization import Batch, pad_id_of
@@ -85,7 +86,9 @@ def teacher_facts(config: DistillConfig) -> dict[str, Any]:
     """What identifies the teacher in run.json. A served one has no files here, and may move to another address."""
     if config.teacher_url:
         return {"name": config.teacher, "endpoint": "vLLM"}
-    return model_facts(config.teacher, fetch=not config.dry_run)
+    facts = model_facts(config.teacher, fetch=not config.dry_run)
+    check_unquantized(model_path(config.teacher))
+    return facts
 
 
 def check_context(config: DistillConfig, inputs: Inputs, trainer: Trainer, *, served: ServedTeacher) -> None:

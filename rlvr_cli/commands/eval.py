@@ -25,7 +25,7 @@ from rlvr_cli.rollouts.grading import grader_pool
 from rlvr_cli.rollouts.inputs import check_stops, load_questions, load_template
 from rlvr_cli.runs.provenance import name_of, open_run, resumed_config
 from rlvr_cli.samplers.episodes.open import open_environment
-from rlvr_cli.samplers.open import choose_engine, open_sampler, sampler_recorded, settings_of
+from rlvr_cli.samplers.open import check_model, choose_engine, open_sampler, sampler_recorded, settings_of
 from rlvr_cli.terminal import console
 from rlvr_cli.trackers.children import tracked
 from rlvr_cli.training.parallel.placement import sampler_devices
@@ -52,6 +52,7 @@ def run(config: EvalConfig) -> None:
     )
     devices = sampler_devices(config.device, engine=engine.name, samplers=config.samplers, cluster=config.cluster)
     model = model_facts(config.model, base_url=config.base_url, fetch=not config.dry_run)
+    check_model(engine.name, config.model)
     check_stops(config, config.model)
     shared = Shared(config, datasets, template, engine, devices, model, ending)
     if config.dry_run:

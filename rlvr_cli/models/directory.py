@@ -88,6 +88,35 @@ def tokenizer_of(path_or_id: str | Path) -> str | Path:
     return path_or_id if base is None or own else base
 
 
+def snapshot_of(model_id: str) -> Path | None:
+    """Return where a Hub model that was downloaded lies: the cache names this directory by the commit. None if it was not."""
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(model_id, "config.json")
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def check_unquantized(path_or_id: str | Path) -> None:
+    """Refuse a model whose weights are quantized, and an adapter of one. Of one that is not on this machine nothing is known.
+
+    Raises:
+        RlvrError: also as `local_directory`.
+    """
+    weights_of = str(base_of(path_or_id) or path_or_id)
+    directory = local_directory(weights_of) or snapshot_of(weights_of)
+    try:
+        config = json.loads((directory / "config.json").read_text()) if directory is not None else {}
+    except (OSError, ValueError, RecursionError):  # what is wrong with it says who loads it
+        return
+    if isinstance(config, dict) and (found := config.get("quantization_config")):
+        method = found.get("quant_method", "bitsandbytes") if isinstance(found, dict) else found
+        raise RlvrError(
+            f"{printable(weights_of)} is quantized ({printable(str(method))}).",
+            "rlvr trains and samples unquantized weights: use the model that it was made from. "
+            "rlvr eval takes it with --engine vllm.",
+        )
+
+
 def local_directory(path_or_id: str | Path) -> Path | None:
     """Return the directory that `path_or_id` names, or None for a Hub id.
 

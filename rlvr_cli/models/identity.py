@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.directory import base_of, local_directory
+from rlvr_cli.models.directory import base_of, local_directory, snapshot_of
 from rlvr_cli.runs.check import base_sha256, check_trained_model
 from rlvr_cli.runs.provenance import tokenizer_digest
 from rlvr_cli.runs.remote.store import is_address
@@ -44,16 +44,13 @@ def model_identity(path_or_id: str | Path, *, fetch: bool = False) -> dict[str, 
         identity = {"path": str(directory.resolve()), **_weights_identity(directory)}
         base = base_of(directory)
         return identity if base is None else identity | _base_identity(directory, base, fetch=fetch)
-    from huggingface_hub import try_to_load_from_cache
-
     if fetch:
         from rlvr_cli.models.pretrained import fetch_model
 
         fetch_model(str(path_or_id))
-    cached = try_to_load_from_cache(str(path_or_id), "config.json")
-    if not isinstance(cached, str):
+    snapshot = snapshot_of(str(path_or_id))
+    if snapshot is None:
         return {"id": str(path_or_id), "revision": None}
-    snapshot = Path(cached).parent  # the cache names this directory by the commit
     return {"id": str(path_or_id), "revision": snapshot.name, **_weights_identity(snapshot)}
 
 

@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.device import dtype_name, resolve_device
 from rlvr_cli.models.compute.onednn import use_onednn
-from rlvr_cli.models.directory import CONVERT, base_of, local_directory, tokenizer_of
+from rlvr_cli.models.directory import CONVERT, base_of, check_unquantized, local_directory, tokenizer_of
 from rlvr_cli.models.tokens.own_tokenizer import read_tokenizer
 from rlvr_cli.text import printable
 
@@ -50,6 +50,7 @@ def read_pretrained(
     if dtype not in _DTYPES:
         raise RlvrError(f"Unknown parameter precision {printable(dtype)!r}.", f"Choose one of {', '.join(_DTYPES)}.")
     target = resolve_device(device)
+    check_unquantized(path_or_id)
     weights_of = base_of(path_or_id) or path_or_id
     directory = local_directory(weights_of)
     name = str(directory or weights_of)

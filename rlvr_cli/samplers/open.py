@@ -183,6 +183,15 @@ def open_sampler(engine: str, settings: EngineSettings, *, devices: Sequence[str
     return resolve_name("rlvr_cli.samplers.parallel.processes:SamplingProcesses")(engine, options, devices=devices)
 
 
+def check_model(engine: str, model: str) -> None:
+    """Raise RlvrError if the weights of --model are quantized, and the engine is the embedded one, which cannot load them."""
+    from rlvr_cli.models.directory import check_unquantized
+    from rlvr_cli.models.identity import model_path
+
+    if engine_kind(engine).share is not None:
+        check_unquantized(model_path(model))
+
+
 @contextmanager
 def sampler_recorded(sampler: Sampler, run: "RunDir", *, reason: str) -> Iterator[None]:
     """Store in run.json, before the block and after it, what a sampler is: its engine and why it was chosen, its seeding and its notes.

@@ -20,7 +20,7 @@ from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.models.compute.bitsandbytes import check_bitsandbytes
 from rlvr_cli.models.compute.device import cuda_devices, dtype_name, faster_in_bfloat16, resolve_device
 from rlvr_cli.models.compute.liger import check_liger
-from rlvr_cli.models.directory import adapter_settings
+from rlvr_cli.models.directory import adapter_settings, check_unquantized
 from rlvr_cli.models.identity import model_facts, model_path, model_shape
 from rlvr_cli.parallel.start import join
 from rlvr_cli.process import StopRequest
@@ -185,9 +185,10 @@ def divide_devices(config: TrainingConfig, *, engine: str) -> tuple[Placement, M
 
     Raises:
         RlvrError: there is no such device, or it is too small; a package of the options is not installed; or as
-            `check_adapter`.
+            `check_adapter` and `check_unquantized`.
     """
     check_adapter(config)
+    check_unquantized(model_path(config.model))
     if config.optimizer == "adamw_8bit":
         check_bitsandbytes()
     if config.fused_kernels == "liger":

@@ -221,6 +221,24 @@ def test_damage_is_named(tiny_model_dir, tmp_path):
     assert "hidden_size" in damaged("field", lambda d: edit_config(d, hidden_size="x"))
 
 
+@pytest.mark.parametrize(
+    ("settings", "method"),
+    [({"quant_method": "fp8"}, "fp8"), ({"load_in_4bit": True}, "bitsandbytes"), (["x"], "['x']")],
+)
+def test_quantized_weights_are_refused_before_they_are_read(broken, tmp_path, settings, method):
+    edit_config(broken, quantization_config=settings)
+    (broken / "model.safetensors").write_bytes(b"")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    names = {"peft_type": "LORA", "base_model_name_or_path": str(broken), "r": 4, "lora_alpha": 8}
+    (adapter / "adapter_config.json").write_text(json.dumps(names))
+    (adapter / "adapter_model.safetensors").touch()
+    for path in (broken, adapter):
+        error = refusal(path)
+        assert error.problem == f"{broken} is quantized ({method})."
+        assert "use the model that it was made from" in error.hint
+
+
 @pytest.mark.slow  # transformers names each model that it has
 def test_a_model_of_another_kind_cannot_be_loaded(broken):
     edit_config(broken, model_type="t5")
@@ -356,6 +374,11 @@ def test_a_downloaded_model_is_loaded_and_identified_by_its_revision(downloaded,
     expected = model_identity(tiny_model_dir)
     del expected["path"]
     assert model_identity("org/tiny") == {"id": "org/tiny", "revision": COMMIT, **expected}
+
+
+def test_a_downloaded_model_that_is_quantized_is_refused(downloaded):
+    edit_config(downloaded, quantization_config={"quant_method": "awq"})
+    assert refusal("org/tiny").problem == "org/tiny is quantized (awq)."
 
 
 def test_a_downloaded_pickle_is_never_opened(downloaded, tmp_path):

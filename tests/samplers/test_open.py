@@ -19,7 +19,15 @@ from rlvr_cli.config.shared.engine import Engine, TrainingEngine
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path, model_facts, model_path
 from rlvr_cli.runs.provenance import EXTRA_PACKAGES
-from rlvr_cli.samplers.open import ENGINES, EngineKind, EngineSettings, choose_engine, open_sampler, settings_of
+from rlvr_cli.samplers.open import (
+    ENGINES,
+    EngineKind,
+    EngineSettings,
+    check_model,
+    choose_engine,
+    open_sampler,
+    settings_of,
+)
 from rlvr_cli.samplers.parallel.serve import open_engine
 
 
@@ -52,6 +60,15 @@ def test_without_a_model_the_built_in_one_is_used_and_its_name_mentions_the_opti
     assert "--model" in facts["name"]
     assert len(facts["sha256"]) == 64
     assert model_facts("m", base_url="http://h/v1") == {"name": "m", "endpoint": "http://h/v1"}
+
+
+def test_a_quantized_model_is_left_to_vllm(tmp_path):
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
+    (tmp_path / "model.safetensors").touch()
+    check_model("vllm", str(tmp_path))
+    with pytest.raises(RlvrError, match=r"is quantized \(awq\)") as caught:
+        check_model("transformers", str(tmp_path))
+    assert "--engine vllm" in caught.value.hint
 
 
 def test_vllm_is_not_put_on_another_gpu_than_it_was_asked_for(monkeypatch):

@@ -1,5 +1,6 @@
-"""What a training command decides before its first step: the precision of products on a CPU."""
+"""What a training command decides before its first step: the precision of products on a CPU, and which models it refuses."""
 
+import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -9,9 +10,11 @@ import torch
 from transformers import AutoConfig, Qwen2ForCausalLM
 
 from marks import slow
+from rlvr_cli.cli import invoke
 from rlvr_cli.commands import grpo
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.parsing.sources import resolve
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.device import faster_in_bfloat16
 from rlvr_cli.replay.run import GAP, replay_run
 from rlvr_cli.replay.stored import read_stored
@@ -154,3 +157,26 @@ def test_a_run_without_a_signal_replays_in_bfloat16(begun, tmp_path):
     found = replay_run(read_stored(tmp_path / "r"), most=None)
     assert not found.problems
     assert max(found.gaps) > GAP
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "grpo --dataset arithmetic:8 --rollout-batch-size 4 --train-batch-size 4 --group-size 2",
+        "sft --dataset {traces}",
+        "distill --model {plain} --teacher {quantized} --dataset arithmetic:8 --rollout-batch-size 4 --group-size 2",
+        "eval --engine transformers --dataset arithmetic:4",
+        "discover --engine transformers kissing",
+    ],
+    ids=lambda words: words.partition(" ")[0],
+)
+def test_a_quantized_model_is_refused_before_a_run_is_made(tiny_model_dir, tmp_path, words):
+    quantized = shutil.copytree(tiny_model_dir, tmp_path / "q")
+    config = json.loads((quantized / "config.json").read_text())
+    (quantized / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
+    (tmp_path / "t.jsonl").write_text('{"prompt": "1 + 1 =", "response": " 2"}\n')
+    given = words.format(traces=tmp_path / "t.jsonl", plain=tiny_model_dir, quantized=quantized)
+    model = () if "--model" in words else ("--model", str(quantized))
+    with pytest.raises(RlvrError, match=r"q is quantized \(fp8\)"):
+        invoke([*given.split(), *model, "--runs-dir", str(tmp_path / "runs"), "--run", "r", "--device", "cpu"])
+    assert not (tmp_path / "runs" / "r").exists()
