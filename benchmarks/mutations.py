@@ -2374,6 +2374,7 @@ CLUSTER = [
         ("what could not be sent is forgotten", "            self._unsent.append(name)\n", "", f"{WORK} a_sweep_is"),
     ),
     Mutation("a teacher in object storage is looked for on this machine", "training/parallel/replica.py", "model_path(own.loaded_teacher)", "own.loaded_teacher", f"{WORK} teacher_is_that"),
+    Mutation("a second copy of weights counts", "models/identity.py", "files, size, parameters = weight_files(directory)", 'files, size, parameters = sorted(directory.glob("*.safetensors"))', "tests/models/test_policy.py -k identity"),
     Mutation("a quantized model is trained", "training/session.py", "    check_unquantized(model_path(config.model))\n", "", "tests/training/test_session.py -k quantized"),
     Mutation("a quantized model gets an evaluation", "commands/eval.py", "    check_model(engine.name, config.model)\n", "", "tests/training/test_session.py -k quantized"),
     Mutation("a quantized model proposes", "commands/discover.py", "        check_model(engine.name, config.model)\n", "", "tests/training/test_session.py -k quantized"),

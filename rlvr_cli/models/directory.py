@@ -20,6 +20,7 @@ CONVERT = (
 )
 
 
+WEIGHTS = "model.safetensors"
 ADAPTER = "adapter_config.json"  # in a directory that holds an adapter, in peft's layout, instead of a whole model
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
@@ -115,6 +116,21 @@ def check_unquantized(path_or_id: str | Path) -> None:
             "rlvr trains and samples unquantized weights: use the model that it was made from. "
             "rlvr eval takes it with --engine vllm.",
         )
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Return the files with the weights that are loaded, by name; others lie beside them, such as a second copy in another layout.
+
+    They are one file of the name that transformers gives it, else those that the index lists, else all.
+    """
+    files = sorted(directory.glob("*.safetensors"))
+    names = {ADAPTER_WEIGHTS if (directory / ADAPTER).is_file() else WEIGHTS}
+    if not any(file.name in names for file in files):
+        try:
+            names = {*json.loads((directory / f"{WEIGHTS}.index.json").read_text())["weight_map"].values()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # none, or a damaged one
+            return files
+    return [file for file in files if file.name in names] or files
 
 
 def local_directory(path_or_id: str | Path) -> Path | None:

@@ -5,12 +5,12 @@ for local files, so that endpoints do not need them.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.models.directory import base_of, local_directory, snapshot_of
+from rlvr_cli.models.directory import base_of, local_directory, snapshot_of, weight_files
 from rlvr_cli.runs.check import base_sha256, check_trained_model
 from rlvr_cli.runs.provenance import tokenizer_digest
 from rlvr_cli.runs.remote.store import is_address
@@ -55,14 +55,20 @@ def model_identity(path_or_id: str | Path, *, fetch: bool = False) -> dict[str, 
 
 
 def _base_identity(adapter: Path, base: str, *, fetch: bool) -> dict[str, Any]:
-    found, base = model_identity(base, fetch=fetch).get("sha256"), address_of(Path(base)) or base
+    found, where = model_identity(base, fetch=fetch).get("sha256"), address_of(Path(base)) or base
     trained_on = base_sha256(adapter.absolute())
-    if None not in (found, trained_on) and found != trained_on:
+    if None not in (found, trained_on) and found != trained_on != _earlier_sha256(base):
         raise RlvrError(
-            f"The adapter in {printable(str(adapter))} was trained on other weights than those that are now in {printable(base)}.",
+            f"The adapter in {printable(str(adapter))} was trained on other weights than those that are now in {printable(where)}.",
             "Put these weights back.",
         )
-    return {"base": base, "base_sha256": found}
+    return {"base": where, "base_sha256": found}
+
+
+def _earlier_sha256(model: str) -> str | None:
+    """The sha256 of a model in the runs of earlier versions, which also hashed weights that are not loaded."""
+    directory = local_directory(model) or snapshot_of(model)
+    return _sha256(sorted(directory.glob("*.safetensors"))) if directory is not None else None
 
 
 def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
@@ -97,10 +103,8 @@ def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
 def _weights_identity(directory: Path) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
-    digest, size, parameters = hashlib.sha256(), 0, 0
-    for path in sorted(directory.glob("*.safetensors")):
-        with path.open("rb") as file:
-            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    files, size, parameters = weight_files(directory), 0, 0
+    for path in files:
         size += path.stat().st_size
         try:
             with safe_open(path, framework="np") as tensors:  # shapes need no torch
@@ -114,11 +118,19 @@ def _weights_identity(directory: Path) -> dict[str, Any]:
 
             raise load_error("model", str(directory), directory, error) from error
     return {
-        "sha256": digest.hexdigest(),
+        "sha256": _sha256(files),
         "bytes": size,
         "parameters": parameters,
         "tokenizer_sha256": tokenizer_digest(directory),
     }
+
+
+def _sha256(files: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 def model_path(model: str) -> str:

@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.adapter import load_adapted
-from rlvr_cli.models.directory import base_of, local_directory
+from rlvr_cli.models.directory import base_of, local_directory, weight_files
 from rlvr_cli.models.policy import Lora, Policy, first_not_finite
 from rlvr_cli.models.pretrained import read_pretrained
 from rlvr_cli.process import available_cores, keep_freed_memory
@@ -81,7 +81,7 @@ def check_finite(policy: Policy, path_or_id: str | Path) -> None:
 
 def _file_with(name: str, directory: Path | None) -> str:
     """Return the weights file that has this tensor; empty if none has it under this name."""
-    for path in sorted(directory.glob("*.safetensors")) if directory is not None else ():
+    for path in weight_files(directory) if directory is not None else ():
         with safe_open(path, framework="pt") as tensors:
             if name in tensors.keys():  # noqa: SIM118 (it is no mapping)
                 return path.name

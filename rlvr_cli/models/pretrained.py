@@ -233,7 +233,11 @@ def fetch_model(model_id: str) -> None:
 
     with quiet():
         try:
-            snapshot_download(model_id, allow_patterns=["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"])
+            snapshot_download(
+                model_id,
+                allow_patterns=["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"],
+                ignore_patterns=["consolidated*", "original/*"],  # the weights again, in the layout of their maker
+            )
         except (*_LOAD_ERRORS, HfHubHTTPError) as error:
             raise load_error("model", model_id, None, error) from error
 

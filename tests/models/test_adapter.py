@@ -1,6 +1,7 @@
 """LoRA: a new adapter changes nothing, its gradients are those of a plain forward pass, and no bit of it is lost on the way."""
 
 import copy
+import hashlib
 import json
 import shutil
 from contextlib import nullcontext
@@ -569,6 +570,8 @@ def test_without_peft_the_error_says_what_to_install(saved, tiny_model_dir, monk
 def test_the_identity_of_an_adapter_has_its_base(saved):
     base = saved.parent / "base"
     identity = model_identity(saved)
+    shutil.copy(base / "model.safetensors", saved)  # of a merge: not loaded
+    assert model_identity(saved) == identity
     assert identity["base"] == str(base)
     assert identity["base_sha256"] == model_identity(base)["sha256"]
     assert identity["sha256"] != identity["base_sha256"]
@@ -580,6 +583,16 @@ def test_an_adapter_of_a_run_knows_the_weights_of_its_base(saved, tmp_path, tiny
     with RunDir.create(tmp_path / "runs", "sft", name="r", metadata={"facts": {"model": model_identity(base)}}) as run:
         shutil.copytree(saved, run.path / "model")
     assert model_identity(run.path / "model")["base"] == str(base)
+    shutil.copy(base / "model.safetensors", base / "consolidated.safetensors")
+    assert model_identity(run.path / "model")["base"] == str(base)
+    digest = hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest()
+    of_both = hashlib.sha256(f"consolidated.safetensors {digest}\nmodel.safetensors {digest}\n".encode()).hexdigest()
+    older = {
+        "facts": {"model": model_identity(base) | {"sha256": of_both}}
+    }  # earlier versions hashed what is not loaded, too
+    with RunDir.create(tmp_path / "runs", "sft", name="older", metadata=older) as earlier:
+        shutil.copytree(saved, earlier.path / "model")
+    assert model_identity(earlier.path / "model")["base"] == str(base)
     with torch.no_grad():
         tiny_model.model.norm.weight.add_(1.0)
     Policy(tiny_model, load_policy(base).tokenizer).save(base)

@@ -337,6 +337,7 @@ def test_the_identity_depends_on_the_weights(tiny_model_dir, tiny_model, tmp_pat
         "tokenizer_sha256": identity["tokenizer_sha256"],
     }
     copy = shutil.copytree(tiny_model_dir, tmp_path / "copy")
+    shutil.copy(copy / "model.safetensors", copy / "consolidated.safetensors")  # as Mistral's have: not loaded
     assert {**model_identity(copy), "path": ""} == {**identity, "path": ""}
     assert model_identity("some-org/no-such-model") == {"id": "some-org/no-such-model", "revision": None}
     with pytest.raises(RlvrError, match="no model directory"):
@@ -348,6 +349,8 @@ def test_identity_of_weights_in_several_files(tiny_model, tiny_tokenizer, tmp_pa
     assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 1
     identity = model_identity(tmp_path / "parts")
     assert identity["parameters"] == tiny_model.num_parameters()
+    shutil.copy(builtin_model_path() / "model.safetensors", tmp_path / "parts" / "consolidated.safetensors")
+    assert model_identity(tmp_path / "parts") == identity, "a second copy, which is not loaded"
     tiny_tokenizer.save_pretrained(tmp_path / "parts")
     model = load_policy(tmp_path / "parts").model
     assert all(p.equal(q) for p, q in zip(model.parameters(), tiny_model.parameters(), strict=True))
