@@ -113,7 +113,7 @@ def check_unquantized(path_or_id: str | Path) -> None:
         method = found.get("quant_method", "bitsandbytes") if isinstance(found, dict) else found
         raise RlvrError(
             f"{printable(weights_of)} is quantized ({printable(str(method))}).",
-            "rlvr trains and samples unquantized weights: use the model that it was made from. "
+            "rlvr trains and samples unquantized weights: use the model that it was made from, or a dequantized copy. "
             "rlvr eval takes it with --engine vllm.",
         )
 

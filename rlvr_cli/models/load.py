@@ -32,7 +32,8 @@ def load_policy(
     """Load a causal language model, in eval mode, and its tokenizer.
 
     Attention is flash-attention 2 where it can run (CUDA, the package installed, weights in half precision), else
-    PyTorch's own; `Policy.attention` says which. A tokenizer without a padding token pads with EOS.
+    PyTorch's own, and the eager one of a model that supports neither; `Policy.attention` says which. A tokenizer
+    without a padding token pads with EOS.
 
     Args:
         path_or_id: a model directory, or else a Hugging Face Hub id. A directory is read without any network access. A

@@ -142,7 +142,7 @@ class Policy:
 
     @property
     def attention(self) -> str:
-        """The attention implementation in use: `flash_attention_2` or `sdpa`."""
+        """The attention implementation in use: `flash_attention_2`, `sdpa` or `eager`."""
         return str(self.model.config._attn_implementation)
 
     @property

@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +28,7 @@ from rlvr_cli.models.tokens.own_tokenizer import read_tokenizer
 from rlvr_cli.text import printable
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_ATTENTIONS = ("flash_attention_2", "sdpa", "eager")  # the fastest first; all models have the last one
 _LOAD_ERRORS = (
     OSError,
     ValueError,
@@ -58,13 +59,13 @@ def read_pretrained(
     if target.type == "cuda":  # cuDNN plans each new shape of attention for 23 to 400 ms, and most shapes here are new
         torch.backends.cuda.enable_cudnn_sdp(False)
     half = dtype != "float32"
-    attention = "flash_attention_2" if target.type == "cuda" and half and find_spec("flash_attn") else "sdpa"
+    flash = target.type == "cuda" and half and find_spec("flash_attn")
     with quiet():
         try:
-            model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore (output_loading_info makes it a pair)
+            model, report = _from_pretrained(
                 name,
+                attentions=_ATTENTIONS if flash else _ATTENTIONS[1:],
                 dtype=_DTYPES[dtype],
-                attn_implementation=attention,
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,  # reported below as a user error
                 output_loading_info=True,
@@ -77,7 +78,10 @@ def read_pretrained(
             f"{printable(name)} on the Hub is an adapter, and only one in a directory is loaded.",
             f"Download it: hf download {printable(name)} --local-dir DIR, and use --model DIR.",
         )
-    if attention == "sdpa" and getattr(model.config, "attn_logit_softcapping", None) is not None:
+    if (
+        model.config._attn_implementation == "sdpa"
+        and getattr(model.config, "attn_logit_softcapping", None) is not None
+    ):
         model.set_attn_implementation("eager")  # sdpa leaves out Gemma 2's soft capping of attention scores, silently
     tokenizer = load_tokenizer(path_or_id)
     if missing := sorted(report["missing_keys"]):
@@ -103,6 +107,16 @@ def read_pretrained(
         ) from error
     use_onednn(model, but=model.get_output_embeddings())
     return model.eval(), tokenizer
+
+
+def _from_pretrained(name: str, *, attentions: Sequence[str], **options: Any) -> Any:
+    """Load a model, with the first of these implementations of attention that it supports."""
+    try:
+        return AutoModelForCausalLM.from_pretrained(name, attn_implementation=attentions[0], **options)
+    except ValueError as error:  # raised before any weights are read
+        if len(attentions) == 1 or "does not support" not in str(error):
+            raise
+    return _from_pretrained(name, attentions=attentions[1:], **options)
 
 
 def load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerBase:

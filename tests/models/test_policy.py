@@ -15,6 +15,8 @@ from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
     GenerationConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
 )
@@ -377,6 +379,31 @@ def test_a_downloaded_model_is_loaded_and_identified_by_its_revision(downloaded,
     expected = model_identity(tiny_model_dir)
     del expected["path"]
     assert model_identity("org/tiny") == {"id": "org/tiny", "revision": COMMIT, **expected}
+
+
+@pytest.mark.filterwarnings("ignore:The attention of:UserWarning")
+def test_a_model_without_pytorchs_attention_computes_with_that_of_transformers(tiny_tokenizer, tmp_path):
+    """gpt-oss has a sink in each head, and windows."""
+    config = GptOssConfig(
+        vocab_size=320, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, num_local_experts=2, num_experts_per_tok=1, max_position_embeddings=64,
+        sliding_window=3, rope_parameters={"rope_type": "default", "rope_theta": 1e4}, initializer_range=0.3,
+        bos_token_id=None, eos_token_id=0, pad_token_id=1,
+    )  # fmt: skip
+    model = GptOssForCausalLM(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    policy = load_policy(tmp_path / "model")
+    assert policy.attention == "eager"
+    batch = collate([[5, 6, 7, 8]] * 2 + [[3]], [[9, 10], [9, 11, 12], [2, 3, 4, 5, 6]], pad_id=1)
+    for row, scores in enumerate(compute_log_probs(policy, batch=batch, micro_batch_size=3)):
+        inside = batch["response_mask"][row]
+        ids, labels = (
+            batch[name][row : row + 1, : int(inside.nonzero().max()) + 1] for name in ("input_ids", "labels")
+        )
+        with torch.no_grad():
+            plain = model(ids).logits.log_softmax(-1).gather(-1, labels[..., None]).flatten()
+        torch.testing.assert_close(scores[inside], plain[inside[: len(plain)]], atol=1e-5, rtol=0)
 
 
 def test_a_downloaded_model_that_is_quantized_is_refused(downloaded):

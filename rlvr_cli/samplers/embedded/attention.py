@@ -101,6 +101,7 @@ def _attend(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention for a prefill (causal, no mask) and for a step (one query per row, additive mask).
@@ -108,6 +109,8 @@ def _attend(
     A token sees the last `sliding_window` ones, itself included. A row's tokens lie side by side, so that these are the
     last columns in a step.
     """
+    if s_aux is not None:
+        raise NotImplementedError("attention sinks")
     rows, heads, length, size = query.shape
     scale: float = scaling or size**-0.5
     if attention_mask is not None and sliding_window is not None:

@@ -784,6 +784,16 @@ def test_unsupported_models_are_refused_with_a_hint(architecture, tiny_tokenizer
     assert "--engine vllm" in info.value.hint
 
 
+@pytest.mark.parametrize("sink", [0.0, -9.0])
+def test_attention_sinks_are_refused_however_little_they_do(tiny_tokenizer, sink):
+    shape = {**LLAMA_SHAPE, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
+    model = small_model("GptOss", **shape, layer_types=["full_attention"] * 2)
+    for layer in model.model.layers:
+        torch.nn.init.constant_(layer.self_attn.sinks, sink)
+    with pytest.raises(RlvrError, match="cannot sample from GptOssForCausalLM"):
+        TransformersSampler(Policy(model, tiny_tokenizer))
+
+
 def test_a_model_that_ignores_the_mask_is_refused(tiny_model, tiny_tokenizer):
     forward = tiny_model.model.forward
     tiny_model.model.forward = lambda *args, attention_mask=None, **kwargs: forward(*args, **kwargs)
