@@ -405,7 +405,7 @@ WIRING = [
         ("the teacher at temperature 1", 'of="teacher", temperature=config.sampling_temperature', 'of="teacher", temperature=1.0', replays("distill-sampled"), "sampling_temperature"),
         ("the teacher of sampled is the student", 'of="teacher"', 'of="policy"', replays("distill-sampled")),
         ("any teacher will do", "check_teacher(model_path(config.teacher), student=model_path(config.model))", "pass", "tests/commands/test_distill.py -k another_vocabulary", "teacher"),
-        ("the teacher is not recorded", 'return model_facts(config.teacher, fetch=not config.dry_run)', 'return {"name": config.teacher}', "tests/commands/test_distill.py -k another_teacher", "teacher"),
+        ("the teacher is not recorded", 'facts = model_facts(config.teacher, fetch=not config.dry_run)', 'facts = {"name": config.teacher}', "tests/commands/test_distill.py -k another_teacher", "teacher"),
         ("any token will do", "(largest := int(batch[\"labels\"].max())) >= teacher.vocabulary_size", "(largest := int(batch[\"labels\"].max())) < 0", "tests/commands/test_distill.py -k lacks"),
     ),
     *mutations_of(
