@@ -5,6 +5,7 @@ for local files, so that endpoints do not need them.
 """
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,9 +87,12 @@ def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
     try:
         with quiet():
             config = AutoConfig.from_pretrained(path_or_id, local_files_only=True)
+        directory = local_directory(path_or_id) or snapshot_of(str(path_or_id))
+        if directory is None:
+            return None
         heads, head_size = config.num_attention_heads, getattr(config, "head_dim", None)
         return {
-            "parameters": model_identity(path_or_id)["parameters"],
+            "parameters": _num_parameters(directory),
             "layers": config.num_hidden_layers,
             "hidden": config.hidden_size,
             "intermediate": config.intermediate_size,
@@ -101,28 +105,29 @@ def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
 
 
 def _weights_identity(directory: Path) -> dict[str, Any]:
-    from safetensors import SafetensorError, safe_open
-
-    files, size, parameters = weight_files(directory), 0, 0
-    for path in files:
-        size += path.stat().st_size
-        try:
-            with safe_open(path, framework="np") as tensors:  # shapes need no torch
-                for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
-                    count = 1
-                    for length in tensors.get_slice(name).get_shape():
-                        count *= length
-                    parameters += count
-        except SafetensorError as error:
-            from rlvr_cli.models.pretrained import load_error
-
-            raise load_error("model", str(directory), directory, error) from error
+    files, parameters = weight_files(directory), _num_parameters(directory)  # which names a damaged file
     return {
         "sha256": _sha256(files),
-        "bytes": size,
+        "bytes": sum(path.stat().st_size for path in files),
         "parameters": parameters,
         "tokenizer_sha256": tokenizer_digest(directory),
     }
+
+
+def _num_parameters(directory: Path) -> int:
+    """Count the stored parameters, from the files' headers alone: a hash of all weights takes minutes where these are large."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        count = 0
+        for path in weight_files(directory):
+            with safe_open(path, framework="np") as tensors:  # shapes need no torch
+                count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118 (it is no mapping)
+        return count
+    except SafetensorError as error:
+        from rlvr_cli.models.pretrained import load_error
+
+        raise load_error("model", str(directory), directory, error) from error
 
 
 def _sha256(files: Sequence[Path]) -> str:
