@@ -4,8 +4,9 @@ Enters: the rows of a query, the arms that they are of, and what the options ask
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
@@ -13,9 +14,11 @@ from rlvr_cli.analysis.pictures.arms import Arm
 from rlvr_cli.analysis.pictures.picture import Line, Panel, Picture, number, numbers
 from rlvr_cli.analysis.queries.columns import (
     Columns,
+    are_numbers,
     columns_of,
     count_distinct,
     interval_columns,
+    kind_of,
     nothing_to_draw,
     other_columns,
     with_wanted,
@@ -114,16 +117,17 @@ class NothingShared(RlvrError):
 
 
 class Point(NamedTuple):
-    """One value: of a run, at an x. `key` is x before --x."""
+    """One value: of a run, at an x. `key` is x before --x, `shown` its text; the arm is None of what is of no run of them."""
 
     run: str
-    arm: int
+    arm: int | None
     key: Any
+    shown: str
     x: float
     y: float
     low: float
     high: float
-    note: str
+    count: float | None
 
 
 class Merged(NamedTuple):
@@ -157,6 +161,7 @@ def draw(
         RlvrError: the result cannot be drawn (a TooMany if it is too much, or NothingShared), with what to select; or a panel has another name.
     """
     name, plot = query.name or "The result", query.plot or {}
+    result = _with_names(result, plot)
     columns = columns_of(result, plot, name)
     others = other_columns(result, columns)
     if wishes.panels:
@@ -253,7 +258,11 @@ class _Maker:
         self.wishes, self.progress, self.held_out = wishes, progress, held_out
         self.arm_of = {run: number for number, arm in enumerate(arms) for run in arm.runs}
         self.starts = {run: its for arm in arms for run, its in round_starts(progress, arm.runs).items()}
-        self.rows = [row for row in result.records() if row[columns.x] is not None]
+        self.firsts = {run: arm.runs[0] for arm in arms for run in arm.runs}
+        self.varied = [c for c in columns.lines[1:] if count_distinct(result, c) > 1]
+        self.bounds = {c: interval_columns(result, c) for group in columns.y for c in group}
+        is_text = kind_of(result, columns.x) == "text"
+        self.rows = [row for row in result.records() if is_text or _is_place(row[columns.x])]
         self.rows += [row for arm in arms for row in self._absent(arm)]
         self.hours = wishes.x == "minutes" and max((p["minutes"] for p in progress.values()), default=0) > LONG_MINUTES
         self.by_run = columns.lines[:1] == ("run_id",)
@@ -299,12 +308,12 @@ class _Maker:
         """The texts along an x axis of places; none if x is a number. Those of numbers are the same in all panels."""
         x = self.columns.x
         if x == "run_id":
-            return tuple(arm.label for arm in self.arms)
+            return self._labels_of_runs(self._run(row[x]) for row in self.rows)
         if not self.columns.bars and self.plot.get("places") != "yes":
             return ()
-        values = list(dict.fromkeys(row[x] for row in self.rows))
-        if all(isinstance(v, int | float) for v in values):
-            return tuple(map(_text, sorted(values)))
+        values = {_text(row[x]): row[x] for row in self.rows}
+        if all(isinstance(v, int | float | Decimal) for v in values.values()):
+            return tuple(sorted(values, key=values.__getitem__))
         return tuple(dict.fromkeys(_text(row[x]) for row in rows))
 
     def _labels(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -317,37 +326,47 @@ class _Maker:
                 for row in self.rows:
                     if row[column] is not None:
                         variants.setdefault(self._variant(row, column, group))
-        ordered = [arm.label for arm in self.arms] if self.by_run and self.arms else list(series)
-        return tuple(ordered) or ("",), tuple(variants) or ("",)
+        ordered = self._labels_of_runs(series) if self.by_run else tuple(series)
+        return ordered or ("",), tuple(variants) or ("",)
+
+    def _labels_of_runs(self, found: Iterable[str]) -> tuple[str, ...]:
+        """The labels of the arms, in the order asked for, and behind them what else stands in the column run_id."""
+        series, arms = dict.fromkeys(found), [arm.label for arm in self.arms]
+        return tuple(series) if series.keys().isdisjoint(arms) else tuple(dict.fromkeys((*arms, *series)))
+
+    def _run(self, value: Any) -> str:
+        """The label of a run, or the text itself if it is none of the runs: a SELECT may name anything run_id."""
+        return self.arms[self.arm_of[value]].label if value in self.arm_of else _text(value)
 
     def _series(self, row: Mapping[str, Any]) -> str:
         if not self.columns.lines:
             return ""
         value = row[self.columns.lines[0]]
-        return self.arms[self.arm_of[value]].label if self.by_run and value in self.arm_of else _text(value)
+        return self._run(value) if self.by_run else _text(value)
 
     def _variant(self, row: Mapping[str, Any], column: str, group: Sequence[str]) -> str:
-        texts = [_text(row[c]) for c in self.columns.lines[1:] if count_distinct(self.result, c) > 1]
+        texts = [_text(row[c]) for c in self.varied]
         return " ".join([VARIANTS.get(column, _plain(column))] * (len(group) > 1) + texts)
 
     def panels(self) -> tuple[Panel, ...]:
         found = []
         named = [c for c in self.columns.panels if c != "run_id"]
         named = [c for c in named if c == named[0] or count_distinct(self.result, c) > 1]
-        for key in dict.fromkeys(map(self._panel, self.rows)):
-            rows = [row for row in self.rows if self._panel(row) == key]
+        of_panel: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+        for row in self.rows:
+            of_panel.setdefault(self._panel(row), []).append(row)
+        for key, rows in of_panel.items():
             shown = dict(zip(self.columns.panels, key, strict=True))
             of = " ".join(_text(shown[c]) for c in named)
-            if "run_id" in shown and len(self.arms) > 1:
-                of = " ".join(filter(None, (self.arms[self.arm_of[shown["run_id"]]].label, of)))
+            if "run_id" in shown and (len(self.arms) > 1 or shown["run_id"] not in self.arm_of):
+                of = " ".join(filter(None, (self._run(shown["run_id"]), of)))
             for group in self.columns.y:
                 found += self._group_panels(rows, group, of)
         return tuple(found)
 
     def _panel(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
         """What the rows of a panel have in common; the runs of an arm are the first of them."""
-        firsts = {run: arm.runs[0] for arm in self.arms for run in arm.runs}
-        return tuple(firsts.get(row[c], row[c]) if c == "run_id" else row[c] for c in self.columns.panels)
+        return tuple(self.firsts.get(row[c], row[c]) if c == "run_id" else row[c] for c in self.columns.panels)
 
     def _group_panels(self, rows: Sequence[Mapping[str, Any]], group: Sequence[str], of: str) -> list[Panel]:
         """The panel of columns that share one, or a panel for each variant if they would be too many lines."""
@@ -366,7 +385,7 @@ class _Maker:
             self.plot.get("y_label", y_label),
         )
         title = ", ".join(filter(None, (title, of)))
-        if group == ("value",) and of:  # of `metrics`: each name has its own unit
+        if group == ("value",) and of.strip():  # of `metrics`: each name has its own unit
             y_label = of.split()[0]
         by_column = len(self.columns.y) > 1 or not of or group[0] in self.wishes.panels
         panel = Panel(
@@ -412,30 +431,31 @@ class _Maker:
         self, rows: Sequence[Mapping[str, Any]], column: str, group: Sequence[str], places: Sequence[str]
     ) -> Iterator[Line]:
         points: dict[tuple[int, int], list[Point]] = {}
+        series_at, variant_at, place_at = (
+            {text: i for i, text in enumerate(texts)} for texts in (self.series, self.variants, places)
+        )
         for row in rows:
             if row[column] is not None:
-                at = self.series.index(self._series(row)), self.variants.index(self._variant(row, column, group))
-                points.setdefault(at, []).append(self._point(row, column, places))
+                at = series_at[self._series(row)], variant_at[self._variant(row, column, group)]
+                points.setdefault(at, []).append(self._point(row, column, place_at))
         for (series, variant), of_line in sorted(points.items(), key=lambda item: item[0]):
             if self._merged(of_line, column, smooth=1):
                 yield replace(self._line(of_line, column), series=series, variant=variant)
             else:
                 shown = column if self.by_run or not self.series[series] else f"{column} of {self.series[series]}"
-                self.partial.setdefault(shown, set()).update(self.arms[p.arm].label for p in of_line)
+                self.partial.setdefault(shown, set()).update(
+                    self.arms[p.arm].label for p in of_line if p.arm is not None
+                )
 
-    def _point(self, row: Mapping[str, Any], column: str, places: Sequence[str]) -> Point:
-        run = str(row.get("run_id", ""))
-        arm, value = self.arm_of.get(run, 0), row[self.columns.x]
-        bounds = interval_columns(self.result, column)
+    def _point(self, row: Mapping[str, Any], column: str, places: Mapping[str, int]) -> Point:
+        run, value = str(row.get("run_id", "")), row[self.columns.x]
+        whose = 0 if "run_id" not in row and len(self.arm_of) == 1 else self.arm_of.get(run)
+        bounds = self.bounds[column]
         low, high = (number(row[b]) for b in bounds) if bounds else (math.nan, math.nan)
-        note = f"{row[self.plot['counts']]:,}" if "counts" in self.plot else ""
-        if self.columns.x == "run_id":
-            x = float(arm)
-        elif places:
-            x = float(places.index(_text(value)))
-        else:
-            x = self._moved(row, run, column)
-        return Point(run, arm, x if places else value, x, number(row[column]), low, high, note)
+        count = row[self.plot["counts"]] if "counts" in self.plot else None
+        shown = self._run(value) if self.columns.x == "run_id" else _text(value)
+        x = float(places[shown]) if places else self._moved(row, run, column)
+        return Point(run, whose, x if places else value, shown, x, number(row[column]), low, high, count)
 
     def _moved(self, row: Mapping[str, Any], run: str, column: str) -> float:
         """x as --x asks for it."""
@@ -444,7 +464,9 @@ class _Maker:
             return number(value)
         if asked == "minutes":
             own = "eval_wall_seconds" if column == "eval_reward" and "eval_wall_seconds" in row else "wall_seconds"
-            found = row[own] / 60 if row.get(own) is not None else self.progress.get((run, value), {}).get("minutes")
+            found = self.progress.get((run, value), {}).get("minutes")
+            if isinstance(seconds := row.get(own), int | float | Decimal):
+                found = seconds / 60
             return number(found) / (60 if self.hours else 1)
         return number(self.progress.get((run, value), {}).get(PROGRESS[asked]))
 
@@ -454,7 +476,8 @@ class _Maker:
         Three seeds or more have an interval. That of two has one degree of freedom: it is wider than the panel, and changes from
         point to point by chance, so each seed is a faint line instead.
         """
-        are_two = len({p.run for p in points}) == 2 and len({p.arm for p in points}) == 1 and not self.columns.bars
+        of_one_arm = points[0].arm is not None and len({p.arm for p in points}) == 1
+        are_two = of_one_arm and len({p.run for p in points}) == 2 and not self.columns.bars
         joined = column not in self.plot.get("points", "").split(",")
         is_whole = self.columns.bars or not joined or (self._has_interval(points, column) and not are_two)
         smooth = 1 if is_whole else self.wishes.smooth
@@ -484,17 +507,17 @@ class _Maker:
         for key in sorted({key for its in of_run.values() for key in its}):
             here = [its[key] for its in of_run.values() if key in its]
             arm = here[0].arm
-            asked = self.arms[arm].runs if self.arms else ()
+            asked: Sequence[str] = () if arm is None else self.arms[arm].runs
             if len({p.arm for p in here}) == 1 and len(asked) > 1 and len(here) < len(asked):
                 continue
             x, y = math.fsum(p.x for p in here) / len(here), math.fsum(p.y for p in here) / len(here)
             low, high = (here[0].low, here[0].high) if len(here) == 1 else seed_interval([p.y for p in here])
-            if column == "eval_reward":
-                first = next((p for p in here if p.run == asked[0]), here[0]) if asked else here[0]
+            if column == "eval_reward" and arm is not None and asked:
+                first = next((p for p in here if p.run == asked[0]), here[0])
                 low, high = self.held_out.get((arm, first.key), (low, high))
-            notes = [int(p.note.replace(",", "")) for p in here if p.note]
-            merged.append(Merged(x, y, low, high, f"{sum(notes):,}" if notes else "", tuple(p.y for p in here)))
-        return sorted(merged, key=lambda point: point.x)
+            counts = [p.count for p in here if p.count is not None]
+            merged.append(Merged(x, y, low, high, f"{sum(counts):,}" if counts else "", tuple(p.y for p in here)))
+        return sorted(merged, key=lambda point: (math.isnan(point.x), point.x))
 
     def _shared_key(self, point: Point) -> Any:
         """What the points of an arm's runs that belong together have in common."""
@@ -505,7 +528,7 @@ class _Maker:
         for before, after in pairwise(ordered):
             if before.key == after.key:
                 raise RlvrError(
-                    f"The result has several rows with {self.columns.x} = {after.key} in one line.",
+                    f"The result has several rows with {self.columns.x} = {after.shown} in one line.",
                     "Aggregate them: GROUP BY the x and the columns of text that name a line.",
                 )
 
@@ -562,6 +585,24 @@ def seed_interval(values: Sequence[float]) -> Interval:
         return math.nan, math.nan
     low, high = mean_interval([(value, 1, 1) for value in values]) or (values[0], values[0])  # equal seeds
     return (max(low, 0.0), min(high, 1.0)) if all(0 <= v <= 1 for v in values) else (low, high)
+
+
+def _with_names(result: Table, plot: Mapping[str, str]) -> Table:
+    """The result with texts for the values, of any type, that name runs, lines, panels and places."""
+    names = {c for key in ("x", "lines", "panels") for c in plot.get(key, "").split(",")}
+    named = [c == "run_id" or (c in names and not are_numbers(result, c)) for c in result.columns]
+    if not any(named):
+        return result
+    rows = [
+        tuple(_text(v) if is_name and v is not None else v for v, is_name in zip(row, named, strict=True))
+        for row in result.rows
+    ]
+    return replace(result, rows=rows)
+
+
+def _is_place(x: Any) -> bool:
+    """Whether a value can stand on an axis."""
+    return not math.isnan(number(x)) if isinstance(x, int | float | Decimal) else x is not None
 
 
 def _plain(column: str) -> str:

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import cached_property
 
 # Okabe and Ito's colors, which color-blind readers can distinguish, without their yellow, which is too faint on white. With the
@@ -194,7 +195,7 @@ class Picture:
         return _x_axis(panel, across), _y_axis(panel, up)
 
 
-def number(value: float | None) -> float:
+def number(value: float | Decimal | None) -> float:
     """A value to draw, NaN if it cannot be drawn: None, infinity, and what overflows in a drawing. What underflows is 0."""
     if value is None or not math.isfinite(value) or abs(value) >= 1e100:
         return math.nan

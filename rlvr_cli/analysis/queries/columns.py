@@ -57,6 +57,14 @@ def columns_of(result: Table, plot: Mapping[str, str], name: str) -> Columns:
     y = y or tuple((c,) for c in numeric if c not in (x, "step"))
     if not y or x is None:
         raise _no_x(name, result)
+    needed = [c for c in (*(c for group in y for c in group), plot.get("counts", "")) if c]
+    needed += [] if bars or plot.get("places") == "yes" or x == "run_id" else [x]
+    for column in needed:
+        if not are_numbers(result, column):
+            raise RlvrError(
+                f"{name}: the line plot: draws {column}, which is no column of numbers.",
+                "y and counts are columns of numbers, and x too without bars=yes or places=yes.",
+            )
     return Columns(x, y, lines, panels, bars)
 
 
@@ -84,21 +92,29 @@ def kind_of(result: Table, column: str) -> str:
     return "text" if values and all(isinstance(v, str) for v in values) else "other"
 
 
+def are_numbers(result: Table, column: str) -> bool:
+    """Whether each value that the column has can be drawn."""
+    place = result.columns.index(column)
+    return all(row[place] is None or isinstance(row[place], int | float | Decimal) for row in result.rows)
+
+
 def _bounds_of(result: Table, column: str) -> str:
     """The column whose interval this one is a bound of; "" if it is none."""
     names = result.columns
     if column in ("low", "high"):
         at = names.index("low") if "low" in names else 0
-        return names[at - 1] if at and names[at + 1 : at + 2] == ("high",) else ""
-    owner = column.removesuffix("_low").removesuffix("_high")
-    return owner if owner != column and {owner, f"{owner}_low", f"{owner}_high"} <= set(names) else ""
+        owner = names[at - 1] if at else ""
+    else:
+        owner = column.removesuffix("_low").removesuffix("_high")
+    return owner if owner in names and column in (interval_columns(result, owner) or ()) else ""
 
 
 def interval_columns(result: Table, column: str) -> tuple[str, str] | None:
     names, after = result.columns, result.columns.index(column) + 1
-    if {f"{column}_low", f"{column}_high"} <= set(names):
-        return f"{column}_low", f"{column}_high"
-    return ("low", "high") if names[after : after + 2] == ("low", "high") else None
+    own = f"{column}_low", f"{column}_high"
+    bounds = own if set(own) <= set(names) else ("low", "high")
+    is_there = bounds == own or names[after : after + 2] == bounds
+    return bounds if is_there and all(are_numbers(result, c) for c in bounds) else None
 
 
 def count_distinct(result: Table, column: str) -> int:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from datetime import date
 
 import pytest
 
@@ -109,7 +110,103 @@ def test_what_cannot_be_drawn_says_why_and_what_to_select(columns, rows, problem
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("other", ["A", None, True, 7, 0.5, ["a"]])
+def test_a_run_id_that_is_no_run_is_a_series_behind_the_runs(other):
+    """A SELECT may name anything so, such as NULL for the total of all runs."""
+    text = "-" if other is None else str(other)
+    columns, rows = ("run_id", "step", "n"), [(other, 0, 9), (other, 2, 8), ("a", 0, 1), ("b", 0, 2)]
+    picture = of("", columns, rows, "b", "a")
+    assert picture.series == ("b", "a", text)
+    assert lines(picture) == [("b", [0.0], [2.0]), ("a", [0.0], [1.0]), (text, [0.0, 2.0], [9.0, 8.0])]
+    none = of("", columns, [("A", 0, 9), ("A", 2, 8)], "b", "a")
+    assert none.series == ("A",), "the runs themselves are not in the result"
+    picture = of("", ("run_id", "n"), [(run, n) for run, step, n in rows if not step], "b", "a")
+    assert picture.panels[0].places == ("b", "a", text)
+    assert lines(picture) == [("", [0.0, 1.0, 2.0], [2.0, 1.0, 9.0])]
+    picture = of("x=step y=n panels=run_id", columns, rows, "b", "a")
+    assert [panel.name for panel in picture.panels] == [text, "a", "b"]
+
+
+@pytest.mark.parametrize("columns", [("step",), ("run_id", "step")])
+def test_what_is_of_no_run_has_nothing_of_an_arm(columns):
+    """Neither the interval of its held-out rewards, nor gaps where a seed lacks it."""
+    rows = [row[-len(columns) - 1 :] for row in (("A", 0, 0.5), ("A", 4, 0.75))]
+    for runs in (("a", "b"), ("a+b",), ("a+b", "c")):
+        picture = of("", (*columns, "eval_reward"), rows, *runs, held_out={(0, 0): (0.0, 1.0), (0, 4): (0.0, 1.0)})
+        (line,) = picture.panels[0].lines
+        assert (line.x, line.y, line.low) == ([0.0, 4.0], [0.5, 0.75], None)
+
+
+@pytest.mark.parametrize("names", [("low", "high"), ("n_low", "n_high")])
+@pytest.mark.parametrize("values", [("x", "y"), (1, date(2024, 1, 1)), ("x", None)])
+def test_what_is_no_number_is_no_interval(names, values):
+    rows = [(step, 5, *values) for step in range(2)]
+    picture = of("", ("step", "n", *names), rows, "a")
+    assert (picture.panels[0].name, picture.panels[0].lines[0].low) == ("n", None)
+
+
+def test_a_place_that_is_not_finite_is_left_out():
+    """It would stand anywhere in the order of the others."""
+    x = [3.0, math.nan, 1.0, math.inf, None, 2.0]
+    assert lines(of("", ("size", "n"), [(at, i) for i, at in enumerate(x)], "a")) == [("", [1.0, 2.0, 3.0], [2, 5, 0])]
+    progress = {("a", 0): {"algorithm_steps": 1.0}, ("a", 2): {"algorithm_steps": 0.5}}
+    picture = of("", ("run_id", "step", "n"), [("a", s, s) for s in range(3)], "a", x="steps", progress=progress)
+    assert lines(picture)[0][1][:2] == [0.5, 1.0]
+
+
+def test_a_missing_text_is_a_bar_too():
+    picture = of("", ("failure_kind", "n"), [("wrong", 3), (None, 5)], "a")
+    assert (picture.panels[0].places, lines(picture)) == (("wrong", "-"), [("", [0.0, 1.0], [3.0, 5.0])])
+
+
+def test_the_rows_are_gone_through_as_often_however_many_they_are():
+    class Counted(list):
+        def __iter__(self):
+            nonlocal times
+            times += 1
+            return super().__iter__()
+
+    found = []
+    for steps in (2, 20):
+        times = 0
+        rows = Counted((kind, phase, s, 0.5) for kind in "xy" for phase in ("eval", "train") for s in range(steps))
+        of("", ("kind", "phase", "step", "n"), rows, "a")
+        found.append(times)
+    assert found[0] == found[1]
+
+
 # The line `plot:`
+
+
+@pytest.mark.parametrize(
+    ("line", "drawn"),
+    [
+        ("x=phase y=n", "phase"), ("x=step y=phase", "phase"), ("x=step y=n counts=phase", "phase"), ("x=day y=n", "day"),
+    ],
+)  # fmt: skip
+def test_a_line_plot_that_draws_what_is_no_number(line, drawn):
+    rows = [(step, "eval", date(2024, 1, 1 + step), 5) for step in range(2)]
+    with pytest.raises(RlvrError, match=f"q: the line plot: draws {drawn}, which is no column of numbers") as caught:
+        draw(Table(("step", "phase", "day", "n"), rows), parse_query("q", f"-- plot: {line}"), arms("a"))
+    assert "bars=yes or places=yes" in caught.value.hint
+
+
+@pytest.mark.parametrize("value", [["x"], {"x": 1}, date(2024, 1, 1)])
+def test_lines_panels_and_places_may_be_of_any_type(value):
+    for line in ("x=step y=n lines=kind", "x=step y=n panels=kind", "x=kind y=n bars=yes zeros=n"):
+        picture = of(line, ("run_id", "step", "kind", "n"), [("a", 0, value, 5)], "a")
+        assert str(value) in (picture.variants + picture.series + picture.panels[0].places + (picture.panels[0].name,))
+
+
+def test_counts_may_be_missing_and_need_not_be_whole():
+    rows = [("x", 1, 0.5), ("y", 2, None), ("z", 3, 3000)]
+    (line,) = of("x=kind y=n counts=d bars=yes", ("kind", "n", "d"), rows, "a").panels[0].lines
+    assert line.notes == ("0.5", "", "3,000")
+
+
+def test_a_panel_may_have_a_blank_name():
+    columns, rows = ("name", "step", "value"), [(" ", step, 0.5) for step in range(2)]
+    assert of("x=step y=value panels=name", columns, rows, "a").panels[0].y_label == "value"
 
 
 def test_a_query_says_how_it_is_drawn():
@@ -513,6 +610,12 @@ def test_held_out_rewards_are_drawn_when_they_were_measured():
     picture = of("curves", CURVES, rows, "a", x="minutes", progress={})
     assert list(picture.panels[0].lines[0].x) == [1.0, 2.0]
     assert list(picture.panels[1].lines[0].x) == [2.0, 3.0]
+
+
+def test_times_of_a_run_that_are_no_numbers_are_those_of_its_progress():
+    rows = [("a", step, "soon", 0.5) for step in (0, 4)]
+    picture = of("", ("run_id", "step", "wall_seconds", "reward"), rows, "a", x="minutes", progress=PROGRESS)
+    assert lines(picture)[0][1] == pytest.approx([1 / 60, 4])
 
 
 def test_x_needs_steps():

@@ -87,6 +87,12 @@ def test_arms_of_seeds_in_one_picture(picture):
     assert any(text.startswith("Arms of two seeds: the line is their mean") for text in found)
 
 
+def test_of_two_columns_with_one_name_both_are_drawn(drawn):
+    query = "SELECT step, min(reward) AS r, max(reward) AS r FROM rollouts GROUP BY ALL"
+    found = drawn(query, runs=("grpo_clip-s0",)).panels
+    assert [(panel.name, panel.lines[0].y) for panel in found] == [("r", [0.0, 0.0]), ("r_2", [0.0, 1.0])]
+
+
 def test_what_the_options_of_a_picture_change(picture):
     one = {"panels": ("eval_reward",)}
     smooth = "Lines: mean of 3 neighboring points; the points themselves are faint."

@@ -14,7 +14,7 @@ from rlvr_cli.commands.store.analyzing.asked import OBJECTIVE
 from rlvr_cli.config.store.analyze import AnalyzeConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo
-from rlvr_cli.terminal import console
+from rlvr_cli.terminal import console, tables
 from rlvr_cli.types import Table
 
 
@@ -35,6 +35,7 @@ def plot(
     from rlvr_cli.analysis.statistics.comparison import held_out_intervals
     from rlvr_cli.analysis.statistics.progress import read_progress
 
+    result = replace(result, columns=tuple(tables.unique(result.columns)))
     named = arms_of(arms)
     wishes = Wishes(
         x=config.x,
