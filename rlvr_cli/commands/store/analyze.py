@@ -31,7 +31,7 @@ from rlvr_cli.commands.store.analyzing.asked import (
 )
 from rlvr_cli.commands.store.analyzing.compared import compare_arms, compare_judge
 from rlvr_cli.commands.store.analyzing.picture import check_arms, drawn_query, plot
-from rlvr_cli.commands.store.analyzing.said import answered, as_typed, print_rows, why_nothing
+from rlvr_cli.commands.store.analyzing.said import answered, as_typed, print_rows, runs_without_rows, why_nothing
 from rlvr_cli.config.parsing.command_line import typed_options
 from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.config.store.analyze import AnalyzeConfig
@@ -113,6 +113,8 @@ def answer(query: NamedQuery, config: AnalyzeConfig, parameters: Mapping[str, An
     print_rows(result, config, infos)
     for sentence in sentences:
         console.say(sentence)
+    if query.name not in named_queries():
+        nothing = nothing or runs_without_rows(result, infos)
     if nothing:
         console.say(nothing)
 

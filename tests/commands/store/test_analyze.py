@@ -77,6 +77,18 @@ def test_the_latest_run_is_the_default(analyze, runs_dir):
     assert tables["measures"][0]["value"] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("select", "said"),
+    [
+        ("SELECT run_id FROM rollouts WHERE phase = 'train'", "no rows of old\n"),
+        ("SELECT count(*) AS n FROM rollouts WHERE phase = 'train'", ""),
+        ("SELECT upper(run_id) AS run_id FROM rollouts WHERE phase = 'train'", ""),
+    ],
+)
+def test_a_select_names_the_runs_of_which_it_has_no_rows(analyze, select, said):
+    assert analyze(query=select, runs=("old", "new")).err.partition("new (finished)\n")[2] == said
+
+
 def test_a_run_by_name_and_by_path(analyze, runs_dir):
     for name in ("old", str(runs_dir / "old")):
         captured = analyze(runs=(name,), format="json")
@@ -371,6 +383,13 @@ def test_a_run_with_few_rows_leaves_its_share_to_others(limit, kept):
     assert sorted(letters) == sorted(kept)
     assert list(shown.rows) == sorted(shown.rows, key=lambda row: row[1])
     assert bool(which) == (limit < 8)
+
+
+@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.parametrize("values", [(["a"], ["b"], ["b"]), (1, 2, 2)])
+def test_rows_whose_run_id_is_no_name_of_a_run_are_the_first_ones(values, more):
+    shown, which = shown_rows(Table(("run_id",), [(v,) for v in values], more=more), 2, runs=2)
+    assert (shown.rows, which) == ([(v,) for v in values[:2]], "the first 2 rows")
 
 
 def test_failures_to_read(analyze):

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rlvr_cli.analysis.queries.columns import kind_of
 from rlvr_cli.analysis.queries.database import Database
 from rlvr_cli.analysis.queries.named_queries import NamedQuery
 from rlvr_cli.analysis.summary import with_accuracy
@@ -54,6 +55,16 @@ def as_typed(result: Table, infos: Sequence[RunInfo], query: NamedQuery) -> Tabl
     return replace(result, rows=sorted(result.rows, key=lambda row: typed[row[place]]))
 
 
+def runs_without_rows(result: Table, infos: Sequence[RunInfo]) -> str:
+    """Say of which runs a SELECT has no rows; "" where that cannot be known, as its `run_id` names none, or rows were left out."""
+    if result.more or "run_id" not in result.columns:
+        return ""
+    place = result.columns.index("run_id")
+    found = {row[place] for row in result.rows if isinstance(row[place], str)}
+    missing = [info.id for info in infos if info.id not in found]
+    return f"no rows of {', '.join(missing)}" if 0 < len(missing) < len(infos) else ""
+
+
 def shown_rows(result: Table, limit: int, *, runs: int) -> tuple[Table, str]:
     """The rows to show, and what they are in words: if there are more than `limit` (0: all), each run gets its share of it.
 
@@ -62,11 +73,11 @@ def shown_rows(result: Table, limit: int, *, runs: int) -> tuple[Table, str]:
     if not 0 < limit < len(result.rows) and not result.more:
         return result, ""
     first, which = result.rows[:limit], f"the first {limit} rows"
-    if runs < 2 or "run_id" not in result.columns:
+    if runs < 2 or "run_id" not in result.columns or kind_of(result, "run_id") != "text":
         return replace(result, rows=first, more=True), which
     place = result.columns.index("run_id")
     if result.more:
-        seen = len({row[place] for row in first})
+        seen = len({row[place] for row in first} - {None})
         return replace(result, rows=first), f"{which}, which are of {seen} of the {runs} runs,"
     left = Counter(row[place] for row in result.rows)
     kept: Counter[Any] = Counter()
