@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import environment_of
 from rlvr_cli.runs.remote.copies import brought_run
-from rlvr_cli.runs.remote.follow import LOST
+from rlvr_cli.runs.remote.follow import GIVEN_UP, LOST
 from rlvr_cli.runs.remote.index import INDEX, runs_below
 from rlvr_cli.runs.remote.lease import Lease, check_free, renewing
 from rlvr_cli.runs.remote.store import Address, Store, parsed_address
@@ -26,7 +26,7 @@ from rlvr_cli.terminal import console
 if TYPE_CHECKING:
     import subprocess
 
-RESTARTS = 5  # of a process that ends for no reason
+RESTARTS = 5  # of a process that ends too early
 PATIENCE = 120.0  # seconds that a store has after the end of a run while nothing arrives
 TOLD_AFTER = 2.0  # seconds of waiting at the end
 
@@ -125,14 +125,13 @@ class Upload:
             if self._child is not None:
                 self._child.kill()
             raise
-        run, self._watcher = self._run, None
+        finally:
+            self._renewing.set()
+        self._watcher = None
         if self._lost is not None:
             raise self._lost
         if self._problem:
-            raise RlvrError(
-                f"The run is not whole at {self.address}: {self._problem}",
-                f"Here it is: {shown(run)}. Send the rest with: rlvr export {shown(run)} --to {self._above}",
-            )
+            raise self._not_whole(self._problem)
         console.say(f"uploaded to {self.address}, {time.monotonic() - began:.1f} s after the end")
 
     def give_up(self) -> None:
@@ -144,9 +143,15 @@ class Upload:
     def _is_lost(self, error: RlvrError) -> None:
         self._lost = error
 
+    def _not_whole(self, problem: str) -> RlvrError:
+        return RlvrError(
+            f"The run is not whole at {self.address}: {problem}",
+            f"Here it is: {shown(str(self._run))}. Send the rest with: {self._export}",
+        )
+
     @property
-    def _above(self) -> str:
-        return str(self.address).rpartition("/")[0]
+    def _export(self) -> str:
+        return f"rlvr export {shown(str(self._run))} --to {str(self.address).rpartition('/')[0]}"
 
     def _spawn(self) -> None:
         import subprocess
@@ -171,7 +176,7 @@ class Upload:
                 self._child.stdin.close()
 
     def _watch(self) -> None:
-        """Pass on what the process says, and start it again if it is killed."""
+        """Pass on what the process says, and start it again if it ends too early; if that does not help, keep the lease from here."""
         for left in reversed(range(RESTARTS)):
             child = self._child
             assert child is not None
@@ -181,13 +186,23 @@ class Upload:
                 for line in child.stdout:
                     self._hear(*line.rstrip("\n").partition(" ")[::2])
             status = child.wait()
-            if status in (0, 1, LOST):  # after 1 it has said why
-                self._problem = self._problem or ("its process failed." if status == 1 else "")
+            self._close_input()
+            if status in (0, LOST) or (status == GIVEN_UP and self._problem):
                 return
             self._problem = f"its process ended with status {status}."
             if left:
                 console.say(f"note: the process of the upload ended with status {status}; another goes on")
-                self._spawn()
+                try:
+                    self._spawn()
+                except OSError as error:
+                    self._problem = f"another process cannot be started: {error.strerror}."
+                    break
+        if not self._ending:
+            self._renewing = renewing(self._lease, self._is_lost)
+            console.say(
+                f"note: the upload to {self.address} has stopped: {self._problem} The run goes on, and nobody else can write it there. "
+                f"Once it has ended, send the rest with: {self._export}"
+            )
 
     def _hear(self, kind: str, text: str) -> None:
         if kind == "note":

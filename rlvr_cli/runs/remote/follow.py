@@ -50,6 +50,7 @@ AGAIN = 1.0  # seconds after a failure at the end
 KEPT = 2  # checkpoints in the index
 THREADS = 8
 LOST = 3  # exit status: another writer has the run
+GIVEN_UP = 4  # exit status: the end of the run cannot be uploaded; it has said why
 
 
 class Uploader:
@@ -77,7 +78,7 @@ class Uploader:
             if path.startswith(f"{CHECKPOINTS}/"):
                 self._checkpoints.setdefault(path.split("/")[1], {})[path] = file
         self._worker: threading.Thread | None = None
-        self._problem: RlvrError | None = None  # of the worker
+        self._problem: Exception | None = None  # of the worker
         self._clean()
 
     def sync(self, *, whole: bool) -> None:
@@ -166,6 +167,7 @@ class Uploader:
             return
         if self._problem is not None:
             problem, self._problem, self._worker = self._problem, None, None
+            self._glance = []  # it is tried again also where nothing is new
             raise problem
         newest = snapshot.checkpoints_of(self._run)[-1:]
         self._worker = None
@@ -179,7 +181,7 @@ class Uploader:
     def _work(self, name: str) -> None:
         try:
             self._upload_checkpoint(name)
-        except RlvrError as error:
+        except Exception as error:  # `sync` raises it
             self._problem = error
 
     def _upload_checkpoints(self) -> None:
@@ -219,7 +221,7 @@ def follow(
         ended: waits up to so many seconds for the end; whether it has come.
 
     Raises:
-        RlvrError: its end cannot be uploaded.
+        RlvrError: its end cannot be uploaded; or whatever else the last attempt failed with.
         Changed: another writer has it.
     """
     uploader: Uploader | None = None
@@ -235,14 +237,14 @@ def follow(
             failing = 0
         except Changed:
             raise
-        except RlvrError as error:
+        except Exception as error:  # whatever it is, the run goes on
             if uploader is not None and uploader.arrived > arrived:
                 arrived, deadline = uploader.arrived, float("inf")
             deadline = min(deadline, time.monotonic() + patience) if over else deadline
             if time.monotonic() > deadline:
                 raise
             if not failing:
-                say(f"the upload waits: {error.problem} The run goes on, and is uploaded later.")
+                say(f"the upload waits: {_problem_of(error)} The run goes on, and is uploaded later.")
             failing += 1
             if over:
                 time.sleep(AGAIN)
@@ -250,6 +252,14 @@ def follow(
         took = time.process_time() - began
         if over:
             return
+
+
+def _problem_of(error: Exception) -> str:
+    """Say what an error means. The text of one that is neither ours nor the system's may quote a request."""
+    if isinstance(error, RlvrError):
+        return error.problem
+    reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else ""
+    return f"its process failed with {type(error).__name__}{reason and f' ({reason})'}."
 
 
 def main() -> None:
@@ -284,12 +294,9 @@ def main() -> None:
         lease.release()
     except Changed:
         is_lost(lost(store))
-    except RlvrError as error:
-        tell("failed", error.problem)
-        os._exit(1)
-    except Exception as error:  # the library's own text may quote a request
-        tell("failed", f"its process failed with {type(error).__name__}.")
-        os._exit(1)
+    except Exception as error:
+        tell("failed", _problem_of(error))
+        os._exit(GIVEN_UP)
     os._exit(0)  # a thread may be waiting for the store
 
 

@@ -546,13 +546,74 @@ def test_an_upload_at_the_end_may_take_long_and_fail_in_between(s3, place, finis
     assert len(s3.faults) < 999
 
 
-def test_a_killed_upload_process_is_started_again(s3, place, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("RLVR_FAULT", "upload.upload:2")
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        ("kill", "the process of the upload ended with status -9; another goes on"),
+        ("enospc", "the upload waits: its process failed with OSError (No space left on device). The run goes on"),
+    ],
+    ids=["kill", "enospc"],
+)
+def test_an_upload_process_that_is_killed_or_meets_an_error_goes_on(
+    s3, place, tmp_path, monkeypatch, capsys, action, said
+):
+    monkeypatch.setenv("RLVR_FAULT", f"upload.upload:2:{action}")
     with RunDir.create(str(place), "grpo", name="r", metadata={}) as run:
         monkeypatch.delenv("RLVR_FAULT")
         step(run, 0)
-    assert "the process of the upload ended with status -9; another goes on" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
     assert files(fetch_run(place.below("r"), tmp_path / "b")[0]) == files(run.path)
+
+
+def test_an_error_of_the_thread_for_checkpoints_is_raised_by_the_next_look(s3, place, finished, monkeypatch):
+    as_killed(finished)
+    store = Store(place.below("done"))
+    uploader = Uploader(finished, Lease.acquire(store))
+    uploader.sync(whole=False)
+    weights = finished / "checkpoints" / "step-000001" / "policy.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"weights")
+    monkeypatch.setenv("RLVR_FAULT", "upload:1:enospc")
+    with pytest.raises(OSError, match="No space left"):
+        until(lambda: uploader.sync(whole=False))
+
+    def is_named() -> bool:
+        uploader.sync(whole=False)
+        return weights.relative_to(finished).as_posix() in parsed_index(read(store, INDEX)[0], where="").files
+
+    until(is_named)
+
+
+def test_an_upload_process_that_cannot_run_is_told_and_the_run_keeps_its_place(
+    s3, place, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(lease, "RENEWED_EVERY", 0.05)
+    monkeypatch.setattr(behind, "RESTARTS", 2)
+    monkeypatch.setenv("PYTHONHOME", str(tmp_path))  # with which a Python ends at once, with status 1
+
+    def signs() -> int:
+        return len([request for request in s3.requests if request.startswith("PUT") and LEASE in request])
+
+    def write() -> None:
+        with RunDir.create(str(place), "grpo", name="r", metadata={}) as run:
+            before = signs()
+            until(lambda: signs() > before + 1)
+            step(run, 0)
+
+    with pytest.raises(
+        RlvrError, match=rf"The run is not whole at {place}/r: its process ended with status 1"
+    ) as raised:
+        write()
+    path = tmp_path / "cache" / "work" / place.bucket / place.prefix / "r"
+    said, before = capsys.readouterr().err, signs()
+    assert f"rlvr export {path} --to {place}" in raised.value.hint
+    assert said.count("the process of the upload ended with status 1; another goes on") == 1
+    assert (
+        said.count(f"note: the upload to {place}/r has stopped: its process ended with status 1. The run goes on") == 1
+    )
+    export_run(path, place)
+    assert rows_there(place) == 3
+    assert signs() <= before + 1, "nobody has it any more"
 
 
 def begun(s3, place, cache: Path, *, steps: int) -> subprocess.Popen[str]:
