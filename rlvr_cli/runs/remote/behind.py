@@ -55,6 +55,7 @@ class Upload:
         self._child: subprocess.Popen[str] | None = None
         self._watcher: threading.Thread | None = None
         self._ending = False
+        self._stopped = False
         self._problem = ""  # why it has not ended well
         self._lost: RlvrError | None = None
         self._process = os.getpid()
@@ -115,24 +116,33 @@ class Upload:
             return
         began = time.monotonic()
         self._ending = True
-        self._close_input()
         try:
+            self._close_input()
             self._watcher.join(TOLD_AFTER)
             if self._watcher.is_alive():
                 console.say(f"waiting for the upload to {self.address}")
             self._watcher.join()
         except BaseException:
-            if self._child is not None:
-                self._child.kill()
+            self._stop(self._watcher)
             raise
         finally:
             self._renewing.set()
-        self._watcher = None
+            self._watcher = None
         if self._lost is not None:
             raise self._lost
         if self._problem:
             raise self._not_whole(self._problem)
         console.say(f"uploaded to {self.address}, {time.monotonic() - began:.1f} s after the end")
+
+    def _stop(self, watcher: threading.Thread) -> None:
+        """End the upload as it is, and say where the run is unless all of it has arrived."""
+        assert self._child is not None
+        self._stopped = True
+        self._child.kill()
+        watcher.join(TOLD_AFTER)
+        if self._child.returncode != 0 and self._lost is None:
+            error = self._not_whole("the upload was interrupted.")
+            console.say(f"note: {error.problem} {error.hint}")
 
     def give_up(self) -> None:
         """Let others have the place, where nothing was begun."""
@@ -169,6 +179,8 @@ class Upload:
         )
         if self._ending:
             self._close_input()
+        if self._stopped:  # after the one before it was killed
+            self._child.kill()
 
     def _close_input(self) -> None:
         if self._child is not None and self._child.stdin is not None:
@@ -187,7 +199,7 @@ class Upload:
                     self._hear(*line.rstrip("\n").partition(" ")[::2])
             status = child.wait()
             self._close_input()
-            if status in (0, LOST) or (status == GIVEN_UP and self._problem):
+            if self._stopped or status in (0, LOST) or (status == GIVEN_UP and self._problem):
                 return
             self._problem = f"its process ended with status {status}."
             if left:

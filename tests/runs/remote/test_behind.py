@@ -616,6 +616,28 @@ def test_an_upload_process_that_cannot_run_is_told_and_the_run_keeps_its_place(
     assert signs() <= before + 1, "nobody has it any more"
 
 
+def test_ctrl_c_in_the_final_wait_ends_the_upload_and_says_where_the_run_is(s3, place, capsys):
+    """The store answers no more; the main thread is interrupted while it waits."""
+    free = threading.Event()
+
+    def hold(request: str) -> None:
+        if request.startswith("PUT") and "rollouts/" in request:
+            until(lambda: run._upload._ending)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            assert free.wait(SOON)
+
+    s3.before = hold
+    run = RunDir.create(str(place), "grpo", name="r", metadata={})
+    step(run, 0)
+    with pytest.raises(KeyboardInterrupt):
+        run.close()
+    free.set()
+    said = capsys.readouterr().err
+    assert f"note: The run is not whole at {place}/r: the upload was interrupted." in said
+    assert f"rlvr export {run.path} --to {place}" in said
+    assert "another goes on" not in said
+
+
 def begun(s3, place, cache: Path, *, steps: int) -> subprocess.Popen[str]:
     path = os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))
     environment = os.environ | variables(s3) | {"RLVR_CACHE_DIR": str(cache), "PYTHONPATH": path}
