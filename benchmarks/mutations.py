@@ -2069,6 +2069,8 @@ STORAGE = [
         ("what was uploaded is not read back", "if received(self._store.stream(key, size=file.bytes)) != file:", "if False:", f"{BEHIND}faults_of_the_store_cost_nothing_but_time[flip]"),
         ("a file that has grown is sent as it is", "first_bytes(file, seen.file.bytes)", "file", f"{BEHIND}large_files_are_uploaded_while_they_grow"),
         ("a file that was replaced ends the upload", "            if os.fstat(file.fileno()).st_ino == seen.state[0]:", "            if True:", f"{BEHIND}large_files_are_uploaded_while_they_grow"),
+        ("a small file takes three requests", 'b"".join(pieces) if small else pieces', "pieces", f"{BEHIND}a_run_is_in_the_store_while_it_is_written"),
+        ("what was sent is held in memory", "seen._replace(data=None) for", "seen for", f"{BEHIND}large_files_are_uploaded_while_they_grow"),
         ("rows wait for checkpoints", "        if whole:\n            self._upload_checkpoints()", "        if True:\n            self._upload_checkpoints()", f"{BEHIND}rows_do_not_wait_for_a_checkpoint"),
         ("the last checkpoints are left out", "chosen = taken.checkpoints if whole else", "chosen = [] if whole else", f"{BEHIND}rows_do_not_wait_for_a_checkpoint"),
         ("old versions stay after an upload", "        self._store.delete(sorted(gone", "        sorted(sorted(gone", f"{BEHIND}a_run_is_in_the_store_while_it_is_written"),
@@ -2079,6 +2081,7 @@ STORAGE = [
         ("an error of the thread for checkpoints is lost", "        except Exception as error:  # `sync`", "        except RlvrError as error:  # `sync`", f"{BEHIND}an_error_of_the_thread_for_checkpoints_is_raised_by_the_next_look"),
         ("a failing store ends the upload", "            if time.monotonic() > deadline:", "            if True:", f"{BEHIND}faults_of_the_store_cost_nothing_but_time[flip]"),
     ),
+    Mutation("all parts are held in memory", "runs/remote/snapshot.py", 'path.split("/")[0] not in FOLDERS', "True", "tests/runs/remote/test_snapshot.py -k parts_are"),
     Mutation("a file that grows is never taken", "runs/remote/snapshot.py", "and new[1] > old[1] > IN_MEMORY", "and new[1] == old[1]", "tests/runs/remote/test_snapshot.py -k grows"),
     *mutations_of(
         "runs/remote/lease.py",

@@ -111,6 +111,7 @@ class Uploader:
         for name in chosen:
             files |= self._checkpoints.get(name, {})
         self._put(of_run(metadata, files))
+        self._known = {path: seen._replace(data=None) for path, seen in self._known.items()}
         self._glance = glance
 
     def _send(self, path: str, seen: Seen) -> bool:
@@ -120,7 +121,9 @@ class Uploader:
             return True
         with suppress(FileNotFoundError), (self._run / path).open("rb") as file:
             if os.fstat(file.fileno()).st_ino == seen.state[0]:
-                self._upload(path, seen.file, first_bytes(file, seen.file.bytes))
+                pieces = first_bytes(file, seen.file.bytes)
+                small = seen.file.bytes <= snapshot.IN_MEMORY  # one put, where pieces take three requests
+                self._upload(path, seen.file, b"".join(pieces) if small else pieces)
                 return True
         return False
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.manifest import FOLDERS
 from rlvr_cli.runs.remote.index import CHECKPOINTS, File, first_bytes, may_have_links, received, stays_here
 from rlvr_cli.runs.storage.files import os_errors_as_user_errors, shown
 
@@ -26,7 +27,7 @@ class Seen(NamedTuple):
 
     state: tuple[int, ...]  # changes when the file does
     file: File
-    data: bytes | None  # of a small one
+    data: bytes | None  # of a small one that may be replaced, until it is sent; parts never are
 
 
 class Snapshot(NamedTuple):
@@ -47,7 +48,8 @@ def take(run: Path, known: dict[str, Seen]) -> Snapshot | None:
             before = dict(_states(run))
             for path, state in before.items():
                 if path not in known or known[path].state != state:
-                    known[path] = _seen(run / path, state)
+                    is_held = state[1] <= IN_MEMORY and path.split("/")[0] not in FOLDERS
+                    known[path] = _seen(run / path, state, is_held=is_held)
             if _is_as_before(dict(_states(run)), before):
                 for path in known.keys() - before.keys():
                     del known[path]
@@ -115,8 +117,8 @@ def _is_as_before(now: dict[str, tuple[int, ...]], before: dict[str, tuple[int, 
     return now.keys() == before.keys() and all(is_same(now[path], state) for path, state in before.items())
 
 
-def _seen(path: Path, state: tuple[int, ...]) -> Seen:
-    if state[1] > IN_MEMORY:
+def _seen(path: Path, state: tuple[int, ...], *, is_held: bool) -> Seen:
+    if not is_held:
         if not path.exists():
             raise FileNotFoundError
         with os_errors_as_user_errors(path, "read"), path.open("rb") as file:

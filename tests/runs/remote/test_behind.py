@@ -96,6 +96,7 @@ def test_a_run_is_in_the_store_while_it_is_written(s3, place, tmp_path, capsys):
     assert files(fetch_run(place.below("r"), tmp_path / "b")[0]) == files(run.path)
     index = parsed_index(read(Store(place.below("r")), INDEX)[0], where="")
     assert set(Store(place.below("r")).sizes()) == {INDEX, *index.keys.values()}, "no lease, and no old versions"
+    assert not any("upload" in request for request in s3.requests), "a small file is one put, not an upload in parts"
 
 
 def test_at_every_moment_the_store_has_a_run(s3, place, tmp_path):
@@ -261,6 +262,7 @@ def test_large_files_are_uploaded_while_they_grow(s3, place, finished, monkeypat
     with pytest.raises(RlvrError, match="still changes"):
         there_after(replace, whole=True)
     assert there_after(grow, whole=True) == 3000
+    assert {seen.data for seen in uploader._known.values()} == {None}, "what was sent is not held in memory"
 
 
 def test_what_a_tracker_writes_last_is_uploaded(s3, place, tmp_path):

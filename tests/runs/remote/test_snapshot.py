@@ -22,6 +22,15 @@ def test_links_of_wandb_are_left_out_and_others_are_refused(finished):
             look()
 
 
+def test_parts_are_not_held_in_memory(finished):
+    """They are never replaced, and so can be read again; a run may have many gigabytes of them."""
+    known = {}
+    assert take(finished, known) is not None
+    held = {path for path, seen in known.items() if seen.data is not None}
+    assert {path for path in known if path.startswith("rollouts/")} == known.keys() - held
+    assert {"run.json", "metrics.parquet"} <= held
+
+
 def test_a_large_file_that_grows_is_taken_as_it_was_at_first(finished, monkeypatch):
     """W&B and TensorBoard append to theirs at any time. What becomes another file changes the run."""
     monkeypatch.setattr(snapshot, "IN_MEMORY", 1000)
