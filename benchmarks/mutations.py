@@ -2376,6 +2376,8 @@ CLUSTER = [
     ),
     *mutations_of(
         "runs/remote/work.py",
+        ("a run that was uploaded is said not to have been", "    if _mark(run).exists() and not is_locked(run):", "    if False:", f"{WORK} name_whose"),
+        ("a run that is written is said to be a leftover", "    if _mark(run).exists() and not is_locked(run):", "    if _mark(run).exists():", f"{WORK} name_whose"),
         ("what was uploaded stays for ever", "if total <= most or", "if True or", f"{WORK} exceed_the_bound"),
         ("what was just uploaded is removed", "ended > time.time() - IN_USE_SECONDS", "ended > time.time()", f"{WORK} exceed_the_bound"),
         ("a run that a process has is removed", "if not is_locked(path) and not is_locked(path.parent):", "if True:", f"{WORK} exceed_the_bound"),

@@ -82,7 +82,7 @@ from rlvr_cli.runs.recovery import recover, remove_temporaries
 from rlvr_cli.runs.remote.behind import Upload
 from rlvr_cli.runs.remote.lease import Held
 from rlvr_cli.runs.remote.store import is_address, parsed_address
-from rlvr_cli.runs.remote.work import work_folder
+from rlvr_cli.runs.remote.work import name_is_taken, work_folder
 from rlvr_cli.runs.storage.files import (
     Reserve,
     atomic_write,
@@ -246,10 +246,7 @@ class RunDir:
                 raise
             _give_up(upload)
             if name and address and os.path.lexists(root / name):
-                raise RlvrError(
-                    f"{shown(root / name)} exists: a run of that name was not uploaded.",
-                    f"Send it with rlvr export {shown(root / name)} --to {address}, and resume it; or choose another name with --run.",
-                )
+                raise name_is_taken(root / name, address)
             check_new_name(name, str(address) if address else root)
         raise AssertionError
 

@@ -19,7 +19,7 @@ from rlvr_cli.runs.remote.copies import brought_run, export_run
 from rlvr_cli.runs.remote.index import INDEX, Index, file_at
 from rlvr_cli.runs.remote.store import Address, Store, parsed_address
 from rlvr_cli.runs.remote.views import look_again, remote_run, view_of
-from rlvr_cli.runs.storage.files import check_can_write, user_cache
+from rlvr_cli.runs.storage.files import check_can_write, shown, user_cache
 from rlvr_cli.terminal import console
 
 _UPLOADED = ".uploaded"  # behind the name of a run: beside it, a file that says that all of it is in the store
@@ -62,6 +62,23 @@ def uploaded(run: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
                 mark.unlink(missing_ok=True)
                 total -= size[mark]
+
+
+def name_is_taken(run: Path, above: Address) -> RlvrError:
+    """The error for a new run whose name a run has here that is not in the store.
+
+    Args:
+        above: the address of the runs.
+    """
+    command, other = f"rlvr export {shown(run)} --to {above}", "or choose another name with --run."
+    if _mark(run).exists() and not is_locked(run):
+        return RlvrError(
+            f"{shown(run)} exists: a run of that name was uploaded once, and is no longer in the store.",
+            f"Remove {shown(run)} to make a new run of that name; or send it again with {command}, and resume it; {other}",
+        )
+    return RlvrError(
+        f"{shown(run)} exists: a run of that name was not uploaded.", f"Send it with {command}, and resume it; {other}"
+    )
 
 
 def _mark(run: Path) -> Path:

@@ -83,6 +83,23 @@ def test_a_run_that_goes_on_is_not_taken_for_one_that_was_uploaded(s3, place):
     assert mark.exists()
 
 
+def test_a_name_whose_run_was_removed_from_the_store_is_refused_with_the_reason(s3, place):
+    write_run(place, "r")
+    here = work.work_folder(str(place)) / "r"
+    there = Store(place.below("r"))
+    there.delete(list(there.sizes()))
+    views.forget()
+    lock = Lock(here)
+    for was in ("was not uploaded", "is no longer in the store"):
+        with pytest.raises(RlvrError, match=rf"{here} exists: .* {was}") as raised:
+            write_run(place, "r")
+        assert f"rlvr export {here} --to {place}" in raised.value.hint
+        assert (f"Remove {here} to make a new run" in raised.value.hint) == (was != "was not uploaded")
+        lock.release()  # with which it may have gone on
+    shutil.rmtree(here)
+    write_run(place, "r")
+
+
 def test_a_model_is_that_of_a_run_in_the_store(s3, place, tiny_model_dir, tmp_path, monkeypatch):
     trained = tmp_path / "trained"
     with RunDir.create(tmp_path, "sft", name="trained", metadata={}) as run:
