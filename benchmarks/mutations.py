@@ -1447,6 +1447,7 @@ EPISODES = [
     ),
     *mutations_of(
         "environments/tools.py",
+        ("a process that earlier calls have filled is kept", "isinstance(problem, MemoryError) and memory_is_filled():", "False:", "tests/environments/test_tools.py -k earlier"),
         ("a call gets the result of another one", "for call in json.loads(turn):", "for call in json.loads(turn)[::-1]:", f"{CHAT_TURNS} in_their_order"),
         ("a chat model's tool has the name of its function", '    schema["function"]["name"] = name\n', "", f"{CHAT_TURNS} in_their_order"),
     ),
@@ -1617,6 +1618,7 @@ EPISODES = [
         "environments/worker.py",
         ("the copy of a process that forks answers too", "if os.getpid() != process:", "if False:", "tests/environments/test_pool.py -k said_twice"),
         ("an answer takes no time", '"seconds": time.monotonic() - began}', '"seconds": 0.0}', "tests/environments/test_pool.py -k at_once"),
+        ("a process that earlier episodes have filled is kept", " and answered and memory_is_filled():", " and False:", "tests/environments/test_pool.py -k earlier"),
         ("tools are asked again", "answered = 0 if _keeps_a_state(environment) else len(turns) - 1", "answered = 0", "tests/environments/test_tools.py -k asked_again"),
         ("an environment without a prompt ends the run", "if not (chat or str(prompt)):", "if False:", f"{PLAYED} prompt_that_cannot"),
         ("what answers a call ends an episode without a word", "if any(call.done or", "if False and any(call.done or", "tests/environments/test_pool.py -k own_episode"),

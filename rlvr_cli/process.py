@@ -315,7 +315,7 @@ def time_and_memory_limit(
                 give_up()
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    ceiling = _data_bytes() + bytes
+    ceiling = _bytes_of(5) + bytes
     with suppress(ValueError, OSError):
         resource.setrlimit(
             resource.RLIMIT_DATA, (ceiling if hard == resource.RLIM_INFINITY else min(ceiling, hard), hard)
@@ -329,10 +329,10 @@ def time_and_memory_limit(
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def _data_bytes() -> int:
-    """Return the bytes that count toward RLIMIT_DATA so far; 0 where the system does not report them."""
+def _bytes_of(field: int) -> int:
+    """Return a field of /proc/self/statm in bytes: 0 counts toward RLIMIT_AS, 5 toward RLIMIT_DATA; 0 where the system does not report them."""
     with suppress(OSError, ValueError, IndexError), open("/proc/self/statm") as file:
-        return int(file.read().split()[5]) * resource.getpagesize()
+        return int(file.read().split()[field]) * resource.getpagesize()
     return 0
 
 
@@ -341,12 +341,20 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def limit_memory(memory_bytes: int) -> int:
-    """Limit the address space of this process and of all that it starts, and return the limit in bytes: less, where less is allowed."""
+def limit_memory(memory_bytes: int) -> None:
+    """Limit the address space of this process and of all that it starts; to less, where less is allowed."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    return limit
+
+
+OUT_OF_MEMORY = ("MemoryError", "_ArrayMemoryError")  # exceptions; the second is NumPy's
+
+
+def memory_is_filled() -> bool:
+    """Whether the address space is above half of the limit of `limit_memory`: memory that is refused may then be the fault of earlier work."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return limit != resource.RLIM_INFINITY and _bytes_of(0) > limit / 2
 
 
 def memory_limit() -> int:

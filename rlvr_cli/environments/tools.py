@@ -11,6 +11,7 @@ from typing import Any
 from rlvr_cli import user_code
 from rlvr_cli.environments.interface import Reply
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.process import memory_is_filled
 from rlvr_cli.types import Example
 
 Tool = Callable[[str], object]  # the text between the tags -> the result
@@ -162,5 +163,7 @@ def _outcome(call: Callable[[], object]) -> tuple[str, str | None]:
     try:
         return str(call()), None
     except Exception as problem:  # whatever the tool raises; the policy may call it in another way
+        if isinstance(problem, MemoryError) and memory_is_filled():  # perhaps by earlier calls: see `worker.serve`
+            raise
         said = str(problem) if isinstance(problem, ToolError) else f"{type(problem).__name__}: {problem}"
         return f"error: {said}", f"error: {said}"

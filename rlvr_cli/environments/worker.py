@@ -21,7 +21,7 @@ from rlvr_cli.environments.open import EnvironmentSpec, load_environment, load_f
 from rlvr_cli.environments.tools import CALLED, ChatTools, Tools, schema_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.parallel.lines import TheirLines
-from rlvr_cli.process import fork_guarded, limit_memory
+from rlvr_cli.process import OUT_OF_MEMORY, fork_guarded, limit_memory, memory_is_filled
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example
 from rlvr_cli.user_code import location
@@ -72,7 +72,7 @@ def serve(
             os._exit(0)
         lines.write(message)
 
-    episodes = _Episodes(make, chat=chat, called=lambda: say(CALLED))
+    episodes, answered = _Episodes(make, chat=chat, called=lambda: say(CALLED)), 0
     for questions in lines.read():
         for kind, *question in questions:
             began = time.monotonic()
@@ -85,6 +85,9 @@ def serve(
                 said = _schemas(spec, first)
             else:
                 said = _answer(spec, episodes, kind, *question)
+            if said.get("error") in OUT_OF_MEMORY and answered and memory_is_filled():
+                os._exit(0)  # earlier episodes have filled it: a process that is started afresh is asked again
+            answered += 1
             say({**said, "seconds": time.monotonic() - began})
 
 

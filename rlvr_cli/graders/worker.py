@@ -21,7 +21,7 @@ from dataclasses import astuple
 from typing import IO, Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.process import fork_guarded, limit_memory
+from rlvr_cli.process import OUT_OF_MEMORY, fork_guarded, limit_memory, memory_is_filled
 from rlvr_cli.types import KEPT_CHARACTERS
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     if not setup:
         return
     fork_guarded(setup["parent"])
-    limit = limit_memory(int(setup["memory_bytes"]))
+    limit_memory(int(setup["memory_bytes"]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pipes = (requests.fileno(), replies.fileno())
     os.register_at_fork(after_in_child=lambda: [os.close(pipe) for pipe in pipes])
@@ -62,7 +62,7 @@ def main() -> None:
             signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that is left would go off in a later item
             if os.getpid() != process:  # the grader forked and returned in the copy, too
                 os._exit(0)
-            if verdict[0] == "MemoryError" and graded and _address_space() > limit / 2:
+            if verdict[0] in OUT_OF_MEMORY and graded and memory_is_filled():
                 verdict = None  # earlier items have filled the memory
             _reply(replies, [token, index, verdict])
             graded += 1
@@ -76,15 +76,6 @@ def _take_over_streams() -> tuple[IO[bytes], IO[bytes]]:
         os.dup2(null, stream)
     os.close(null)
     return requests, replies
-
-
-def _address_space() -> int:
-    """The bytes that count toward RLIMIT_AS; 0 where the system does not report them."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:
-        return 0
 
 
 def _reply(stream: IO[bytes], message: Any) -> None:

@@ -36,6 +36,7 @@ SAID = {
     "break off!": "[%d, {",
 }
 answers = 2  # of this process, with what it says before the first question
+kept = []
 
 class Counts:
     stop = ("!",)
@@ -98,6 +99,8 @@ class Counts:
             print("to stderr", file=sys.stderr)
         if turn == "environment!":
             return Reply(str("RLVR_SECRET" in os.environ))
+        if turn in ("keep!", "keep too much!"):
+            kept.extend(bytes(1 << 30) for _ in range(1 + (turn != "keep!")))
         return Reply(f"[{self.name}: {self.turns} {turn}]", reward=0.5, done=turn == "end!")
 """
 
@@ -136,6 +139,14 @@ def test_an_episode_that_is_played_again_has_the_time_of_all_its_turns(pool):
     turns = ["wait!"] * 3  # half a second each, of which the process knows nothing
     assert ask(pool, *turns).reply.text == "[Q 7: 3 wait!]"
     assert ask(pool, *turns, "hang!").detail == "no answer within 1 s (--turn-timeout)"
+
+
+def test_memory_that_earlier_episodes_have_filled_costs_a_process_and_no_episode(pool):
+    assert ask(pool, "a!").error is None
+    for seed in range(2):
+        assert ask(pool, "keep!", seed=seed).reply.text == f"[Q {seed}: 1 keep!]"
+    assert ask(pool, "a!", "b!").reply.text == "[Q 7: 2 b!]"
+    assert ask(pool, "keep too much!", seed=8).error == "MemoryError"  # by itself
 
 
 HELD = """
@@ -190,7 +201,7 @@ def test_what_has_ended_is_given_up(tmp_path):
         ("no time!", "crash", "sent no message"),
         slow("no such time!", "crash", "sent no message"),
         slow("before its time!", "crash", "sent no message"),
-        ("raise!", "KeyError", "mine.py:52: 'gone'"),
+        ("raise!", "KeyError", "mine.py:53: 'gone'"),
     ],
 )
 def test_what_fails_costs_its_own_episode_and_is_said_once(pool, turn, error, detail):
@@ -207,7 +218,7 @@ def test_what_is_no_reply_costs_its_own_episode(pool):
     """By a process that goes on, so that they share one."""
     number = "Reply(text=5, done=False, reward=None, role='environment', error=None, calls=())"
     for turn, error, detail in (
-        ("memory!", "MemoryError", "mine.py:54"),
+        ("memory!", "MemoryError", "mine.py:55"),
         ("inner!", "ValueError", "belong to the Reply itself"),
         ("nothing!", "TypeError", "answer() returned None, not a Reply"),
         ("number!", "TypeError", f"answer() returned {number}, not a Reply of text"),
