@@ -163,7 +163,7 @@ class EnvironmentPool:
     def _answer(self, slot: Slot, said: dict[str, Any]) -> Answer:
         seconds = said["seconds"]
         if "error" in said:
-            self._say(said["error"], said["detail"])
+            self.say_failed(said["error"], said["detail"])
             return Answer(error=said["error"], detail=said["detail"], seconds=seconds)
         if "prompt" in said:
             return Answer(prompt=said["prompt"], seconds=seconds)
@@ -183,7 +183,8 @@ class EnvironmentPool:
             "these rewards are only stored, in episode.turn_rewards"
         )
 
-    def _say(self, error: str, detail: str) -> None:
+    def say_failed(self, error: str, detail: str) -> None:
+        """Report an error of an episode; of each kind the first, of the first few kinds."""
         with self._lock:
             if self._closing or error in self._reported or len(self._reported) >= _REPORTED:
                 return

@@ -121,7 +121,7 @@ class _Table:
 
     def first_round(self, requests: Sequence[Request]) -> list[Request]:
         """Begin all episodes, and return the requests for their first turns: one for the episodes with the same prompt."""
-        pool, asked = self._player.pool, []
+        pool, asked, prompts = self._player.pool, [], []
         for index, request in enumerate(requests):
             assert request.example is not None, "an episode needs its example"
             for sample, seed in enumerate(request.seeds):
@@ -139,14 +139,34 @@ class _Table:
             same = self._asked[-1][0] if self._asked else None
             if same and (same.request_index, same.prompt) == (playing.request_index, playing.prompt):
                 self._asked[-1].append(playing)
-            else:
-                self._asked.append([playing])
-                more = {"prompt_ids": ids, "max_tokens": self._rest(playing), "common_prefix": request.common_prefix}
-                asked.append(Request(playing.prompt, (), name=request.name, **more))
-        asked = [replace(r, seeds=tuple(p.seed for p in group)) for r, group in zip(asked, self._asked, strict=True)]
-        if pool.begins:
-            self._prompts = prompt_token_ids(self._player.tokenizer, asked, vocab_size=len(self._player.tokenizer))
-        return asked
+                continue
+            more = {"prompt_ids": ids, "max_tokens": self._rest(playing), "common_prefix": request.common_prefix}
+            own = Request(playing.prompt, (), name=request.name, **more)
+            prompt = self._prompts[playing.request_index] if answer.prompt is None else self._tokens(own)
+            if answer.prompt is not None and (detail := self._too_long(prompt, playing)):
+                pool.say_failed("ValueError", detail)
+                playing.prompt = None
+                self._fail(playing, Answer(error="ValueError", detail=detail))
+                continue
+            self._asked.append([playing])
+            asked.append(own)
+            prompts.append(prompt)
+        self._prompts = prompts
+        return [replace(r, seeds=tuple(p.seed for p in group)) for r, group in zip(asked, self._asked, strict=True)]
+
+    def _tokens(self, request: Request) -> list[int]:
+        (ids,) = prompt_token_ids(self._player.tokenizer, [request], vocab_size=len(self._player.tokenizer))
+        return ids
+
+    def _too_long(self, prompt: Sequence[int], playing: Playing) -> str:
+        """Why a prompt of the environment leaves no room for the policy; empty if it does."""
+        most = self._rest(playing)
+        if self._context is None or len(prompt) + most <= self._context:
+            return ""
+        return (
+            f"begin() returned a prompt of {len(prompt):,} tokens; with the {most:,} that the policy may sample, "
+            f"they are more than the {self._context:,} of the model's context"
+        )
 
     def next_round(self) -> list[Request]:
         """Wait for the environment, and return the requests of all episodes that go on: the sampler's call ended before."""

@@ -383,6 +383,24 @@ def test_a_prompt_that_cannot_be_costs_its_own_episode(pools, engine, tiny_token
     assert {c.prompt for (i, _), c in found.items() if i == 1} == {"Its own prompt"}
 
 
+def test_a_prompt_that_leaves_no_room_costs_its_own_episode_and_is_said_once(tmp_path, engine, tiny_tokenizer):
+    (tmp_path / "mine.py").write_text(SCRIPT)
+    spec, said = EnvironmentSpec(f"{tmp_path}/mine.py:Script"), []
+    (long, _), (_, sound) = requests_of(prompt="a" * 1_000), requests_of(prompt="a" * 472)
+    with closing(EnvironmentPool(spec, workers=1, report=said.append)) as pool:
+        sampler = EpisodeSampler(engine, tiny_tokenizer, pool, max_turns=1, longest=longest(200))
+        found = play(sampler, [long, sound])
+        with pytest.raises(RlvrError, match="its prompt has 1000 tokens"):
+            play(sampler, [replace(request, prompt="a" * 1_000) for request in requests_of()])  # the dataset's
+    detail = (
+        "begin() returned a prompt of 1,000 tokens; with the 40 that the policy may sample, "
+        "they are more than the 512 of the model's context"
+    )
+    assert [found[0, j].grade.error_detail for j in range(3)] == [detail] * 3
+    assert [(found[1, j].grade, found[1, j].num_prompt_tokens) for j in range(3)] == [(None, 472)] * 3
+    assert said == [f"the environment {spec.title} failed in an episode: ValueError: {detail}"]
+
+
 def test_a_call_that_is_closed_leaves_nothing_behind(pools, engine, tiny_tokenizer):
     sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=4, longest=longest(90))
     expected = play(sampler, requests_of(*SAYS))
