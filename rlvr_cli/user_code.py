@@ -135,6 +135,16 @@ def location(spec: str, function: Callable[..., Any], *, error: BaseException | 
     return f"{path}:{lines[-1]}" if lines else str(path)
 
 
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception, which may be the user's own code: a sentence about it where that raises."""
+    try:
+        return str(error).strip()
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return "its text cannot be read"
+
+
 def _top_level_names(tree: ast.Module) -> list[str]:
     names: list[str] = []
     for node in ast.walk(tree):

@@ -165,5 +165,9 @@ def _outcome(call: Callable[[], object]) -> tuple[str, str | None]:
     except Exception as problem:  # whatever the tool raises; the policy may call it in another way
         if isinstance(problem, MemoryError) and memory_is_filled():  # perhaps by earlier calls: see `worker.serve`
             raise
-        said = str(problem) if isinstance(problem, ToolError) else f"{type(problem).__name__}: {problem}"
+        said = (
+            str(problem)
+            if isinstance(problem, ToolError)
+            else f"{type(problem).__name__}: {user_code.text_of(problem)}"
+        )
         return f"error: {said}", f"error: {said}"

@@ -24,7 +24,7 @@ from rlvr_cli.parallel.lines import TheirLines
 from rlvr_cli.process import OUT_OF_MEMORY, fork_guarded, limit_memory, memory_is_filled
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example
-from rlvr_cli.user_code import location
+from rlvr_cli.user_code import location, text_of
 
 MOST_CHARACTERS = 8_000  # of a reply
 _EPISODES = 10_000  # that one process keeps; others are played again
@@ -225,23 +225,26 @@ def _fields(reply: object) -> dict[str, Any]:
     """The environment's answer as it is sent. Raises TypeError or ValueError unless it is a sound `Reply`."""
     if not isinstance(reply, Reply):
         raise TypeError(f"answer() returned {reply!r:.200}, not a Reply")
-    texts = (reply.text, reply.role, "" if reply.error is None else reply.error)
-    if not all(isinstance(text, str) for text in texts) or not isinstance(reply.reward, SupportsFloat | None):
+    words = (reply.text, reply.role, "" if reply.error is None else reply.error)
+    if not all(isinstance(text, str) for text in words) or not isinstance(reply.reward, SupportsFloat | None):
         raise TypeError(f"answer() returned {reply!r:.200}, not a Reply of text, with a number as its reward")
+    if reply.role in ("", "policy"):
+        raise ValueError(f"a Reply has the role {reply.role!r}: name who says it, such as 'environment'")
     reward = None if reply.reward is None else float(reply.reward)  # also of numpy and torch
     if reward is not None and not math.isfinite(reward):
         raise ValueError(f"a reward of {reward}")
     for name, value in (reply.measured or {}).items():
         if not isinstance(name, str) or not isinstance(value, SupportsFloat) or not math.isfinite(float(value)):
             raise ValueError(f"measured {name!r:.100} = {value!r:.100}, not a finite number with a name")
-    measured = reply.measured and {name: float(value) for name, value in reply.measured.items()}
+    measured = reply.measured and {storable(name): float(value) for name, value in reply.measured.items()}
     calls = [_fields(call) for call in reply.calls]
     if any(call.done or call.calls or call.reward is not None or call.measured for call in reply.calls):
         raise ValueError(
             "done, reward, measured or calls in one of the calls of a Reply: they belong to the Reply itself"
         )
     numbers = {"done": bool(reply.done), "reward": reward, "measured": measured}
-    return {"text": _cut(storable(reply.text)), "role": reply.role, "error": reply.error, "calls": calls, **numbers}
+    texts = {"text": _cut(storable(reply.text)), "role": storable(reply.role), "error": reply.error}
+    return {**texts, "calls": calls, **numbers}
 
 
 def _cut(text: str) -> str:
@@ -255,4 +258,4 @@ def _described(spec: EnvironmentSpec, error: BaseException) -> str:
     """The text of an exception, after FILE:LINE if it was raised in a user's file."""
     places = [location(file, object, error=error) for file in spec.files]
     raised = [place for file, place in zip(spec.files, places, strict=True) if place != file.rpartition(":")[0]]
-    return ": ".join([*(raised or places)[:1], str(error).strip() or type(error).__name__])
+    return ": ".join([*(raised or places)[:1], text_of(error) or type(error).__name__])

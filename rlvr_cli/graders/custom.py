@@ -52,12 +52,7 @@ def error_detail(error: BaseException, spec: str, function: Callable[..., Any]) 
     Args:
         function: of `load`, for a user's function.
     """
-    try:
-        text = str(error).strip()
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # the text of an exception may be the user's own code
-        text = "its text cannot be read"
+    text = user_code.text_of(error)
     if not user_code.is_file_spec(spec):
         return text
     where = user_code.location(spec, inspect.unwrap(function), error=error)

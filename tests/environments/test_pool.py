@@ -85,6 +85,12 @@ class Counts:
             return None
         if turn == "number!":
             return Reply(5)
+        if turn == "unreadable!":
+            raise type("Odd", (Exception,), {"__str__": lambda error: 1 / 0})
+        if turn in ("policy!", "nobody!"):
+            return Reply(calls=(Reply(role="policy" if turn == "policy!" else ""),))
+        if turn == "half a name!":
+            return Reply(role="half \\ud83d", measured={"half \\ud83d": 1})
         if turn == "nan!":
             return Reply(reward=float("nan"))
         if turn == "numbers!":
@@ -223,6 +229,9 @@ def test_what_is_no_reply_costs_its_own_episode(pool):
         ("nothing!", "TypeError", "answer() returned None, not a Reply"),
         ("number!", "TypeError", f"answer() returned {number}, not a Reply of text"),
         ("nan!", "ValueError", "a reward of nan"),
+        ("policy!", "ValueError", "mine.py: a Reply has the role 'policy'"),
+        ("nobody!", "ValueError", "mine.py: a Reply has the role ''"),
+        ("unreadable!", "Odd", "mine.py:67: its text cannot be read"),
     ):
         found = ask(pool, turn, seed=1)
         assert found.error == error
@@ -385,6 +394,8 @@ def test_a_flood_is_cut_and_the_policy_is_told(pool):
 
 def test_what_is_no_unicode_is_escaped(pool):
     assert ask(pool, "surrogate!").reply.text == "half \\ud83d"
+    named = ask(pool, "half a name!", seed=8).reply
+    assert (named.role, named.measured) == ("half \\ud83d", {"half \\ud83d": 1.0})
 
 
 def test_what_it_prints_is_seen_nowhere_and_it_sees_no_key(pool, capfd):

@@ -23,6 +23,9 @@ def add(a: int, b: int = 1):
 
 def fails(text):
     return 1 / 0
+
+def fails_oddly(text):
+    raise type("Odd", (Exception,), {"__str__": lambda error: 1 / 0})
 """
 
 
@@ -59,11 +62,12 @@ def test_a_failed_call_is_told_to_the_policy_and_counted():
 
 def test_tools_of_a_user_beside_a_built_in_one(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
-    tools = [f"{tmp_path}/mine.py:{name}" for name in ("search", "add", "fails")]
+    tools = [f"{tmp_path}/mine.py:{name}" for name in ("search", "add", "fails", "fails_oddly")]
     assert answer("<search>cats</search>", tools=tools).text == "<out>nothing about cats</out>"
     assert answer('<add>{"a": 2}</add>', tools=tools).text == "<out>3</out>"
     assert answer("<calc>2*3</calc>", tools=tools).text == "<out>6</out>"
     assert answer("<fails>x</fails>", tools=tools).error == "error: ZeroDivisionError: division by zero"
+    assert answer("<fails_oddly>x</fails_oddly>", tools=tools).error == "error: Odd: its text cannot be read"
     assert answer("<add>2, 3</add>", tools=tools).error.startswith(
         'error: the call is not JSON such as {"a": ..., "b": ...}'
     )
