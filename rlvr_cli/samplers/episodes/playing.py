@@ -47,6 +47,11 @@ class Playing:
     def num_policy_tokens(self) -> int:
         return sum(self.mask)
 
+    @property
+    def reward(self) -> float:
+        """The sum of the turns' rewards."""
+        return sum(reward or 0.0 for reward in self.rewards)
+
     def add_turn(self, completion: Completion) -> None:
         """Add a turn of the policy."""
         self.prompt_ids = self.prompt_ids or completion.prompt_ids
@@ -84,8 +89,7 @@ class Playing:
         cut = ended_by == "length"
         grade = self.grade
         if grade is None and gives_rewards:
-            total = sum(reward or 0.0 for reward in self.rewards)
-            grade = Grade(None, None, total, failure_kind=None if total > 0.5 else "low_reward")
+            grade = Grade(None, None, self.reward, failure_kind=None if self.reward > 0.5 else "low_reward")
         ends = tuple(accumulate(map(len, self.texts)))
         last_own = max(place for place, turn in enumerate(self.turns) if turn.role == "policy")
         episode = Episode(
