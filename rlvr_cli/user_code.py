@@ -75,7 +75,7 @@ def load(spec: str, role: Role) -> Callable[..., Any]:
     """Run the file and return its function.
 
     Raises:
-        RlvrError: see `find`; or running the file raised an exception.
+        RlvrError: see `find`; or running the file raised an exception, or the function is a generator.
     """
     path, name = find(spec, role)
     module_spec = importlib.util.spec_from_file_location(f"rlvr_user_{role.noun}_{path.stem}", path.resolve())
@@ -95,6 +95,11 @@ def load(spec: str, role: Role) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         raise RlvrError(f"{name} in {path} is not a {role.kind}.", f"Write path/to/file.py:{role.kind}.")
+    if inspect.isgeneratorfunction(function):
+        raise RlvrError(
+            f"{location(spec, function)}: the {role.noun} {name} is a generator, and its result is taken as a whole.",
+            "Write return in place of yield.",
+        )
     if role.num_arguments is None:
         return function
     with suppress(ValueError):  # some C functions have no signature

@@ -114,9 +114,14 @@ def load_function(spec: str) -> tuple[str, Callable[..., object]]:
     """Run the file of FILE.py:FUNCTION and return the tool's name and the function.
 
     Raises:
-        RlvrError: see `user_code.load`.
+        RlvrError: see `user_code.load`; or it has the name of the policy's turns.
     """
-    return spec.rpartition(":")[2], user_code.load(spec, TOOL)
+    file, _, name = spec.rpartition(":")
+    if name == "policy":
+        raise RlvrError(
+            f"{file}: a tool cannot be called policy: turns of that name are the policy's own.", "Give it another name."
+        )
+    return name, user_code.load(spec, TOOL)
 
 
 def load_tool(spec: str) -> tuple[str, Tool]:
@@ -130,7 +135,11 @@ def load_tool(spec: str) -> tuple[str, Tool]:
     name, function = load_function(spec)
     parameters = list(inspect.signature(function).parameters.values())
     if len(parameters) == 1 and parameters[0].annotation in (str, "str", inspect.Parameter.empty):
-        return name, function
+        only = parameters[0]
+        if only.kind is only.KEYWORD_ONLY:
+            return name, lambda argument: function(**{only.name: argument})
+        if only.kind is not only.VAR_KEYWORD:
+            return name, function
 
     def call(argument: str) -> object:
         try:
@@ -146,10 +155,16 @@ def load_tool(spec: str) -> tuple[str, Tool]:
 
 def _called(function: Callable[..., object], arguments: Any) -> object:
     """Call a function with arguments by name; they are checked before it runs."""
+    signature = inspect.signature(function)
+    named = [
+        p.replace(kind=p.POSITIONAL_OR_KEYWORD) if p.kind is p.POSITIONAL_ONLY else p
+        for p in signature.parameters.values()
+    ]
     try:
-        bound = inspect.signature(function).bind(**arguments)
+        bound = signature.replace(parameters=named).bind(**arguments)
     except TypeError as problem:
         raise ToolError(f"the call is not JSON such as {_arguments(function)}: {problem}") from None
+    bound.apply_defaults()  # by position, none may be left out before another
     return function(*bound.args, **bound.kwargs)
 
 

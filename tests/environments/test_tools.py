@@ -76,6 +76,25 @@ def test_tools_of_a_user_beside_a_built_in_one(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("signature", "argument"),
+    [
+        ("*, x: str", "1 2"),
+        ("*x", "1 2"),
+        ("x, /", "1 2"),
+        ("**x", '{"y": "1 2"}'),
+        ("x, y='2', /", '{"x": "1"}'),
+        ("x='1', y='1', /, *, z=''", '{"y": "2"}'),
+    ],
+)
+def test_a_tool_is_called_however_it_takes_its_arguments(tmp_path, signature, argument):
+    (tmp_path / "mine.py").write_text(f"def look({signature}): return locals()\n")
+    reply = answer(f"<look>{argument}</look>", tools=[f"{tmp_path}/mine.py:look"])
+    assert reply.error is None
+    assert "1" in reply.text
+    assert "2" in reply.text
+
+
 def test_tools_are_not_asked_again_what_they_have_answered(tmp_path):
     (tmp_path / "mine.py").write_text("asked = []\ndef count(text): asked.append(text); return len(asked)\n")
     with closing(EnvironmentPool(EnvironmentSpec("", (f"{tmp_path}/mine.py:count",)), workers=1)) as pool:
@@ -160,6 +179,21 @@ def test_a_tool_that_would_have_to_be_awaited_is_refused(tmp_path):
     (tmp_path / "mine.py").write_text("async def look(query: str):\n    return query\n")
     with pytest.raises(RlvrError, match=r"mine.py:1: the tool look is async, and it is called without await\."):
         check_environment(EnvironmentSpec("", (f"{tmp_path}/mine.py:look",)))
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("look", "mine.py:2: the tool look is a generator, and its result is taken as a whole."),
+        ("policy", "mine.py: a tool cannot be called policy: turns of that name are the policy's own."),
+    ],
+)
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_tool_that_cannot_be_is_refused(tmp_path, name, problem, chat):
+    (tmp_path / "mine.py").write_text("def policy(query): return query\ndef look(query):\n    yield query\n")
+    with pytest.raises(RlvrError) as error:
+        load_environment(EnvironmentSpec("", (f"{tmp_path}/mine.py:{name}",), chat))
+    assert error.value.problem == f"{tmp_path}/{problem}"
 
 
 def test_a_tool_with_the_name_of_a_built_in_one_is_refused(tmp_path):
