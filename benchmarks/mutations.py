@@ -1356,6 +1356,8 @@ ROUNDED = "tests/replay/test_rounding.py -k"
 EPISODES = [
     Mutation("a replay in bfloat16 is to be as exact as one in float32", "replay/run.py", "ROUNDED_GAP if", "GAP if", "tests/training/test_session.py -k without_a_signal"),
     Mutation("only the last nudged replay counts", "replay/run.py", "max(update.allowed, ROUNDING * moved)", "max(TOLERANCE, ROUNDING * moved)", f"{REPLAYED} farthest"),
+    Mutation("rounding moves no log-probability", "replay/run.py", "allowed_weights=allowed_weights, rounded_gaps=gaps)", "allowed_weights=allowed_weights)", f"{ROUNDED} move_the_gradients"),
+    Mutation("the first replay forgets its log-probabilities", "replay/run.py", "kept[name] = own", "pass", f"{ROUNDED} move_the_gradients"),
     Mutation("all nudged replays are one", "replay/run.py", "torch.Generator().manual_seed(seed)", "torch.Generator().manual_seed(0)", f"{REPLAYED} nudged_replays_differ"),
     Mutation("a nudge is not taken back", "replay/run.py", "weight.copy_(before)", "pass", f"{ROUNDED} taken_back"),
     Mutation("all weights are nudged up", "replay/run.py", "weight.mul_(1 + last_bit * signs.to(weight))", "weight.mul_(1 + last_bit)", f"{ROUNDED} taken_back"),

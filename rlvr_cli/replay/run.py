@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from rlvr_cli.models.identity import model_path
 from rlvr_cli.models.load import load_frozen, load_policy
 from rlvr_cli.models.policy import Lora, Policy, distinct_tensors
 from rlvr_cli.replay import formulas
-from rlvr_cli.replay.sampling import broken_rule, log_prob_gaps
+from rlvr_cli.replay.sampling import broken_rule, log_prob_gaps, sampled_log_probs
 from rlvr_cli.replay.stored import Batch, Response, StoredRun, batches, rows_of, sampling_params, with_rates
 
 TOLERANCE = (
@@ -62,6 +62,9 @@ class Replay:
         default_factory=list
     )  # by policy version, the largest of its sampled log-probabilities, nats
     allowed_gap: float = GAP
+    rounded_gaps: dict[int, float] = field(
+        default_factory=dict
+    )  # policy version -> nats that rounding may move them by
     rows: int = 0  # rollouts whose log-probabilities were compared
     broken: list[str] = field(default_factory=list)  # sentences about rollouts that do not obey the options
 
@@ -89,7 +92,8 @@ class Replay:
         found += [
             f"a log-probability of a token that policy {version} sampled differs by {gap:.2g} nats from its weights and options"
             for version, gap in enumerate(self.gaps)
-            if not gap <= self.allowed_gap * exact[min(version, len(exact) - 1)]
+            if not gap
+            <= max(self.allowed_gap * exact[min(version, len(exact) - 1)], self.rounded_gaps.get(version, 0.0))
         ]
         return found + self.broken
 
@@ -153,7 +157,8 @@ def allowing(replay: Replay, twin: Replay) -> Replay:
         moved = max(moved, *(_difference(*pair) for pair in pairs))
         updates.append(replace(update, allowed=max(update.allowed, ROUNDING * moved)))
     allowed_weights = max(replay.allowed_weights, ROUNDING * max(twin.weights.values(), default=0.0))
-    return replace(replay, updates=updates, allowed_weights=allowed_weights)
+    gaps = {v: max(replay.rounded_gaps.get(v, 0.0), ROUNDING * gap) for v, gap in enumerate(twin.gaps)}
+    return replace(replay, updates=updates, allowed_weights=allowed_weights, rounded_gaps=gaps)
 
 
 def _replay(
@@ -168,8 +173,8 @@ def _replay(
     """Replay a run once.
 
     Args:
-        kept: the weights that are compared with those of the run are put here.
-        nudged_from: what an earlier replay has kept: nudge the weights for each response, compare with these, look at no rollouts.
+        kept: the weights that are compared with those of the run, and log-probabilities of rollouts, are put here.
+        nudged_from: what an earlier replay has kept: nudge the weights for each response, and compare with these, not with the run.
         seed: of the nudges.
     """
     policy = load_policy(
@@ -189,11 +194,18 @@ def _replay(
 
     def look_at_rollouts() -> None:
         nonlocal rows
-        if nudged_from is None:
-            found = list(_rollouts_of_version(run, policy, len(updates)))
-            gaps.append(max((gap for gap, _, _ in found), default=0.0))
-            broken.extend(rule for _, rule, _ in found if rule)
-            rows += sum(begins for _, _, begins in found)
+        found = list(_rollouts_of_version(run, policy, len(updates)))
+        own = {str(place): one.log_probs for place, one in enumerate(found)}
+        name = f"rollouts of policy {len(updates)}"
+        if nudged_from is not None:
+            earlier = nudged_from.get(name, own)
+            gaps.append(max((float((own[i] - earlier[i]).abs().max()) for i in own if len(own[i])), default=0.0))
+            return
+        if kept is not None:
+            kept[name] = own
+        gaps.append(max((one.gap for one in found), default=0.0))
+        broken.extend(one.rule for one in found if one.rule)
+        rows += sum(one.begins for one in found)
 
     def look_at_weights() -> None:
         if nudged_from is not None:
@@ -481,10 +493,17 @@ def _wrong_versions(run: StoredRun) -> list[str]:
     return wrong
 
 
-def _rollouts_of_version(run: StoredRun, policy: Policy, version: int) -> Iterator[tuple[float, str | None, bool]]:
-    """For each rollout with tokens that this version of the policy sampled: the largest gap of one, the rule that the rollout
-    breaks, and whether they are its first.
-    """
+class _Looked(NamedTuple):
+    """What is seen of a rollout with tokens that a version of the policy sampled."""
+
+    gap: float  # the largest of one of them, nats
+    rule: str | None  # that the rollout breaks
+    begins: bool  # whether they are its first
+    log_probs: Tensor  # of them at the temperature, (tokens,), nats
+
+
+def _rollouts_of_version(run: StoredRun, policy: Policy, version: int) -> Iterator[_Looked]:
+    """Look at each rollout with tokens that this version of the policy sampled."""
     for phase, step in run.steps.get(version, []):
         params = sampling_params(run, phase)
         for row in rows_of(run, phase, step):
@@ -495,10 +514,13 @@ def _rollouts_of_version(run: StoredRun, policy: Policy, version: int) -> Iterat
             where = f"the {phase} rollout {row.example_id}/{row.sample_index} of step {step}"
             with torch.no_grad():
                 logits = row_logits(policy, [*row.prompt_ids], [*row.response_ids])
+                own = sampled_log_probs(row, params, logits=logits)
                 gaps = log_prob_gaps(row, params, logits=logits, ends=policy.eos_token_ids)
             if row.token_versions is not None:
-                gaps = gaps[torch.tensor(row.token_versions, device=gaps.device) == version]
-            yield float(gaps.max()) if len(gaps) else 0.0, f"{where} {rule}" if rule and begins else None, begins
+                of_this = torch.tensor(row.token_versions, device=gaps.device) == version
+                gaps, own = gaps[of_this], own[of_this]
+            gap = float(gaps.max()) if len(gaps) else 0.0
+            yield _Looked(gap, f"{where} {rule}" if rule and begins else None, begins, own)
 
 
 def weight_difference(weights: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) -> float:

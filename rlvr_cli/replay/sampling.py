@@ -32,6 +32,14 @@ def broken_rule(row: Rollout, params: SamplingParams, *, thinking_budget: int = 
     return None
 
 
+def sampled_log_probs(row: Rollout, params: SamplingParams, *, logits: Tensor) -> Tensor:
+    """(sampled tokens,): their log-probabilities at the temperature (greedy: at 1), of all logits, nats. Arguments as of `log_prob_gaps`."""
+    log_p = torch.log_softmax(logits / (params.temperature or 1.0), dim=-1)
+    ids = torch.tensor(row.response_ids, device=logits.device)[:, None]
+    sampled = row.response_mask or [True] * len(row.response_ids)
+    return log_p.gather(1, ids)[:, 0][torch.tensor(sampled, dtype=torch.bool, device=logits.device)]
+
+
 def log_prob_gaps(row: Rollout, params: SamplingParams, *, logits: Tensor, ends: tuple[int, ...]) -> Tensor:
     """|stored - computed| of the log-probability of each sampled token, nats.
 
