@@ -46,7 +46,12 @@ class EnvironmentSpec:
     @property
     def calls(self) -> bool:
         """Whether there are tools that a chat model calls."""
-        return self.chat and not user_code.is_file_spec(self.name)
+        return self.chat and not self.is_file
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a class of the user's; the arguments of a package's environment may end in .py, too."""
+        return user_code.is_file_spec(self.name) and not self.name.startswith((VERIFIERS, REASONING_GYM))
 
     @property
     def of_verifiers(self) -> bool:
@@ -64,12 +69,12 @@ class EnvironmentSpec:
     @property
     def files(self) -> tuple[str, ...]:
         """The specifications among these that name files."""
-        return tuple(text for text in (self.name, *self.tools) if user_code.is_file_spec(text))
+        return (self.name, *self.tools) if self.is_file else self.tools
 
 
 def check_environment(spec: EnvironmentSpec) -> None:
     """Raise RlvrError unless the environment and the tools exist; files are read, but not run."""
-    if user_code.is_file_spec(spec.name):
+    if spec.is_file:
         user_code.find(spec.name, ENVIRONMENT)
         if spec.tools:
             raise RlvrError(
@@ -108,7 +113,7 @@ def load_environment(spec: EnvironmentSpec) -> Callable[[], Environment]:
         RlvrError: see `check_environment` and `user_code.load`.
     """
     check_environment(spec)
-    if user_code.is_file_spec(spec.name):
+    if spec.is_file:
         return user_code.load(spec.name, ENVIRONMENT)
     if spec.of_verifiers:
         loaded = verifiers.load(spec.name)

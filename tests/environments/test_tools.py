@@ -202,9 +202,15 @@ def test_a_tool_with_the_name_of_a_built_in_one_is_refused(tmp_path):
         check_environment(EnvironmentSpec("calculator", (f"{tmp_path}/mine.py:calc",)))
 
 
-def test_a_family_of_reasoning_gym_is_a_dataset():
-    with pytest.raises(RlvrError, match=r"Write --dataset reasoning-gym:gcd,size=9 in place of --environment\."):
-        check_environment(EnvironmentSpec("reasoning-gym:gcd,size=9"))
+@pytest.mark.parametrize("options", ["size=9", "path=a.py"])
+def test_a_family_of_reasoning_gym_is_a_dataset(options):
+    with pytest.raises(RlvrError, match=rf"Write --dataset reasoning-gym:gcd,{options} in place of --environment\."):
+        check_environment(EnvironmentSpec(f"reasoning-gym:gcd,{options}"))
+
+
+def test_an_environment_of_a_package_whose_arguments_name_a_file_is_no_file():
+    spec = EnvironmentSpec("verifiers:a,path=b.py", chat=True)
+    assert (spec.is_file, spec.files, spec.calls) == (False, (), True)
 
 
 def test_the_facts_change_with_the_file(tmp_path):

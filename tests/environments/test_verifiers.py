@@ -109,6 +109,7 @@ def test_what_cannot_be_loaded_is_said(place, spec, problem):
 def test_what_does_not_go_together_is_refused():
     for spec, problem in {
         EnvironmentSpec("verifiers:a"): "Add --chat",
+        EnvironmentSpec("verifiers:a,path=b.py"): "Add --chat",
         EnvironmentSpec("verifiers:a,size=3", chat=True): "size, which is for --dataset",
         EnvironmentSpec("verifiers:a", ("x.py:f",), chat=True): "--tool does not go",
     }.items():
