@@ -1868,7 +1868,8 @@ VERIFIERS = [
     ),
     *mutations_of(
         "config/shared/episodes.py",
-        ("questions of verifiers are graded without it", "if VERIFIERS in str(", "if False and VERIFIERS in str(", f"{RUBRIC} without_their_environment"),
+        ("questions of verifiers are graded without it", "if any(VERIFIERS in name for name in asked) and", "if False and", f"{RUBRIC} without_their_environment"),
+        ("questions of verifiers for evaluations are graded without it", '("dataset", "eval_dataset"))', '("dataset",))', f"{RUBRIC} without_their_environment"),
     ),
 ]  # fmt: skip
 

@@ -237,8 +237,11 @@ def test_eval_of_one_turn(place, rlvr):
     assert any(row["episode"]["ended_by"] == "environment" for row in rows)
 
 
-def test_questions_without_their_environment_are_refused(rlvr):
-    done = rlvr("eval", *COMMON[:3], "--dataset", "verifiers:rlvr-mine", status=2)
+@pytest.mark.parametrize(
+    "command", ["eval --dataset verifiers:rlvr-mine", "grpo --dataset arithmetic --eval-dataset verifiers:rlvr-mine"]
+)
+def test_questions_without_their_environment_are_refused(rlvr, command):
+    done = rlvr(*command.split(), *COMMON[:3], "--dry-run", status=2)
     assert "The questions of verifiers are graded by their environment alone." in done.err
 
 

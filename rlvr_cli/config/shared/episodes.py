@@ -77,7 +77,8 @@ class EpisodeOptions(SamplingOptions, PromptOptions, ModelOptions):
 
 def check_episodes(config: EpisodeOptions) -> None:
     """Raise RlvrError for options that have no effect, or cannot go with episodes."""
-    if VERIFIERS in str(getattr(config, "dataset", "")) and not config.environment.startswith(VERIFIERS):
+    asked = (str(getattr(config, name, "")) for name in ("dataset", "eval_dataset"))
+    if any(VERIFIERS in name for name in asked) and not config.environment.startswith(VERIFIERS):
         raise RlvrError(
             "The questions of verifiers are graded by their environment alone.",
             "Add --environment verifiers:ID, with the same keys but size, and --chat.",
