@@ -1863,6 +1863,8 @@ VERIFIERS = [
         "data/packages/verifiers.py",
         ("the arguments of an environment are lost", "load_environment(name, **arguments)", "load_environment(name)", f"{RUBRIC} environments_rows"),
         ("a version of verifiers without such environments is loaded", 'if not found.startswith(f"{PLAYED}."):', "if False:", f"{RUBRIC} without_such_environments"),
+        ("an environment counts the time in which the policy samples", "one.timeout_seconds = None", "pass", f"{RUBRIC} own_does_not_count"),
+        ("environments of a group keep their time limits", "for one in _single(environment):", "for one in [environment]:", f"{RUBRIC} own_does_not_count"),
         ("the size of a specification is lost", "min(filter(None, (wanted.size, limit)), default=None)", "limit", f"{RUBRIC} environments_rows"),
         ("evaluations have training questions", "table = environment.get_eval_dataset()", "table = environment.get_dataset()", f"{RUBRIC} environments_rows"),
     ),

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -12,7 +13,7 @@ pytest.importorskip("verifiers", reason="verifiers is not installed")
 from chat_models import write_chat_model
 from checks import findings
 from rlvr_cli.data.datasets import load_dataset
-from rlvr_cli.data.packages.verifiers import text_of
+from rlvr_cli.data.packages.verifiers import load, text_of
 from rlvr_cli.environments.open import EnvironmentSpec, check_environment
 from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.errors import RlvrError
@@ -94,6 +95,7 @@ def test_questions_are_the_environments_rows(place):
         ("verifiers:no-such-thing", "verifiers cannot load no-such-thing: .*installed"),
         ("verifiers:rlvr-mine,kind=broken", "verifiers cannot load rlvr-mine: .*out of order"),
         ("verifiers:rlvr-mine,grouped=true", "rewards of a whole group"),
+        ("verifiers:rlvr-mine,kind=game,tokens=9", "ends a rollout by max_total_completion_tokens"),
     ],
 )
 def test_what_cannot_be_loaded_is_said(place, spec, problem):
@@ -170,6 +172,18 @@ def test_episodes_of_one_process_go_on_side_by_side_and_are_played_again(pools, 
         assert said[seed].split()[0] == more[seed].split()[0]  # the secret of an episode
         again = pool.play_again(question, seed, [turn("a"), turn("b")]).result()
         assert [reply.calls[0].text for reply in again.replies] == [said[seed], more[seed]]
+
+
+def test_a_time_limit_of_the_environments_own_does_not_count_while_the_policy_samples(pools, question):
+    pool = pools["game"]
+    for seed in (1, 2):
+        assert pool.begin(question, seed).result().error is None
+    time.sleep(0.1)
+    for seed in (1, 2):
+        reply = pool.answer(question, seed, [turn("a")]).result().reply
+        assert reply is not None
+        assert not reply.done
+    assert [one.timeout_seconds for one in load("verifiers:rlvr-mine,kind=group").envs] == [None]
 
 
 def test_the_rollout_of_an_episode_that_has_ended_ends(place, question):

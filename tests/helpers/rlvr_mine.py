@@ -42,7 +42,7 @@ class Game(vf.MultiTurnEnv):
         return [vf.UserMessage(content=f"{state['secret']} {random.randint(1, 1_000_000_000)}")]
 
 
-def load_environment(kind="one", step=2, num=6, grouped=False, wrong=0.25):
+def load_environment(kind="one", step=2, num=6, grouped=False, wrong=0.25, tokens=-1):
     print("a line of the environment's own")
     if kind == "broken":
         raise ValueError("out of order")
@@ -63,4 +63,6 @@ def load_environment(kind="one", step=2, num=6, grouped=False, wrong=0.25):
         return vf.SingleTurnEnv(eval_dataset=rows(101, 4, step), **given)
     if kind == "tool":
         return vf.ToolEnv(tools=[lookup], max_turns=3, **given)
-    return Game(max_turns=4, **given)
+    game = Game(max_turns=4, timeout_seconds=0.05, **given)  # while no policy samples
+    game.set_max_total_completion_tokens(tokens)
+    return vf.EnvGroup([game]) if kind == "group" else game

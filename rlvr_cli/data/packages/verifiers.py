@@ -78,7 +78,21 @@ def load(spec: str) -> Any:
             f"{name} of verifiers has rewards of a whole group, and an episode is rewarded by itself.",
             "Use an environment whose rewards are of single rollouts.",
         )
+    for one in _single(environment):
+        if getattr(one, "max_total_completion_tokens", 0) > 0:
+            raise RlvrError(
+                f"{name} of verifiers ends a rollout by max_total_completion_tokens, and is told no numbers of tokens.",
+                "Leave it out of the environment: --sampling-max-tokens bounds what the policy samples in an episode.",
+            )
+        one.timeout_seconds = None  # it would count the time in which the policy samples
     return environment
+
+
+def _single(environment: Any) -> list[Any]:
+    """The environments in a group, which may hold groups in turn; of any other environment itself."""
+    if not isinstance(environment, import_module("verifiers").EnvGroup):
+        return [environment]
+    return [one for member in environment.envs for one in _single(member)]
 
 
 def questions(spec: str, *, split: str, limit: int | None) -> tuple[list[Example], list[str]]:
