@@ -78,7 +78,7 @@ class VerifiersEnvironment:
         if not self._go_on():
             self._output()
             raise RuntimeError("the rollout ended before it asked its model anything")
-        return [{"role": message["role"], "content": text_of(message.get("content"))} for message in self._heard]
+        return [message | {"content": text_of(message.get("content"))} for message in self._heard]
 
     def answer(self, turn: str) -> Reply:
         """Let the rollout go on with what the policy said, to its next question or its end."""

@@ -208,7 +208,7 @@ def _schemas(spec: EnvironmentSpec, environment: Any) -> dict[str, Any]:
 
 
 def _prompt(prompt: object, *, chat: bool) -> str | list[dict[str, Any]] | None:
-    """The prompt of an environment. Raises ValueError if it is an empty text; TypeError unless messages have the texts `role` and `content`."""
+    """The prompt of an environment. Raises ValueError for an empty text or calls of tools; TypeError unless messages have the texts `role` and `content`."""
     if prompt is None:
         return None
     if isinstance(prompt, str) or not isinstance(prompt, Sequence):
@@ -218,6 +218,8 @@ def _prompt(prompt: object, *, chat: bool) -> str | list[dict[str, Any]] | None:
     for message in prompt:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise TypeError(f"begin() returned the message {message!r:.200}, not {{role, content}} of text")
+        if message.get("tool_calls"):
+            raise ValueError("the prompt holds tool calls, which are not shown; write them as text")
     return [{"role": message["role"], "content": storable(message["content"])} for message in prompt]
 
 

@@ -44,7 +44,8 @@ class Counts:
 
     def begin(self, example, seed):
         self.turns, self.name = 0, f"{example.question} {seed}"
-        return None
+        called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+        return [called] if example.question == "called" else None
 
     def answer(self, turn):
         global answers
@@ -237,6 +238,8 @@ def test_what_is_no_reply_costs_its_own_episode(pool):
         assert found.error == error
         assert detail in found.detail
         assert ask(pool, "a!", seed=3).reply is not None
+    called = pool.begin(Example("q", "called", "1"), 1).result()
+    assert "the prompt holds tool calls, which are not shown" in called.detail
 
 
 @pytest.mark.parametrize(

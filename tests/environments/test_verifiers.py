@@ -141,6 +141,14 @@ def test_a_question_of_another_dataset_gets_the_environments_system_prompt(pools
     assert pools["game"].answer(other, 1, [turn("a")]).result().reply.calls[0].role == "environment"
 
 
+def test_a_prompt_with_calls_of_tools_is_refused(pools, question):
+    call = {"id": "a", "type": "function", "function": {"name": "lookup", "arguments": "{}"}}
+    asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+    prompt = [asked, {"role": "tool", "content": "99", "tool_call_id": "a"}, {"role": "user", "content": "And?"}]
+    shown = Example("x", "And?", json.dumps(json.loads(question.ground_truth) | {"prompt": prompt}))
+    assert "the prompt holds tool calls, which are not shown" in pools["one"].begin(shown, 1).result().detail
+
+
 def test_a_tool_answers_its_calls_and_a_turn_without_one_ends(pools, question):
     pool = pools["tool"]
     (schema,) = pool.schemas
