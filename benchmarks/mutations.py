@@ -1413,6 +1413,8 @@ EPISODES = [
         ("the messages of an environment are not hidden", "return text, tuple(ids)", "return text, None", f"{CHAT_TURNS} answers_as_the_user"),
         ("the model is not told the switch for thinking", "thinking=thinking, system=system, tools=json", "system=system, tools=json", f"{IN_A_CHAT} switches_reach", "chat_thinking"),
         ("the environment's messages have no system message", "thinking=thinking, system=system, tools=json", "thinking=thinking, tools=json", f"{IN_A_CHAT} switches_reach", "chat_system"),
+        ("a grader judges what verifiers rewards", "not spec.of_verifiers and not (", "not (", "tests/rollouts/test_inputs.py -k need_no_answers"),
+        ("a run of verifiers that was begun with a grader does not go on", ' and config.sources.get("grader") != "resumed run"', "", "tests/rollouts/test_inputs.py -k need_no_answers"),
         ("tools are lost", "EnvironmentSpec(config.environment, config.tool, config.chat)", "EnvironmentSpec(config.environment, (), config.chat)", f"{IN_A_RUN} limits_of_episodes", "tool environment"),
         ("what ends a response is not known", "ends=ends,", "ends=[tokenizer.eos_token_id],", f"{IN_A_CHAT} switches_reach"),
     ),

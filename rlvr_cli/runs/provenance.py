@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from rlvr_cli.config.parsing.options import options
 from rlvr_cli.config.parsing.sources import BOUNDS, LENGTH, resume
+from rlvr_cli.config.shared.questions import VERIFIERS
 from rlvr_cli.config.shared.run import RunOptions
 from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.process import available_cores
@@ -178,6 +179,8 @@ DERIVED = ("start", "beginnings")  # facts that follow from others, and that old
 
 def _check_facts(metadata: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     stored = metadata.get("facts", {})
+    if name_of(stored.get("environment")).startswith(VERIFIERS):
+        stored = stored | {"grader": facts.get("grader")}  # older runs name one that never judged
     differing = [
         f"its {kind} {name} was {_brief(was)}, now is {_brief(now)}"
         for kind in facts

@@ -247,7 +247,8 @@ def rows_of(run: Path) -> list[dict]:
 
 def test_eval_of_one_turn(place, rlvr):
     spec = "verifiers:rlvr-mine"
-    rlvr("eval", *COMMON, "--dataset", f"{spec},size=3", "--environment", spec, "--num-samples", 2, "--run", "one")
+    given = ["--dataset", f"{spec},size=3", "--environment", spec, "--num-samples", 2, "--run", "one"]
+    assert "3 questions; rewards of the environment" in rlvr("eval", *COMMON, *given).err
     rows = rows_of(place / "runs/one")
     assert len(rows) == 6
     assert findings(place / "runs/one") == []

@@ -18,7 +18,7 @@ from rlvr_cli.rollouts.inputs import check_stops, load_questions
 from rlvr_cli.training.session import load_eval_dataset, load_inputs
 
 
-def test_questions_for_a_judge_need_no_answers(tmp_path):
+def test_questions_for_a_judge_or_an_environment_need_no_answers(tmp_path):
     """As in AlpacaEval, whose rows have an instruction and a reference output, and SimpleSafetyTests."""
     path = str(tmp_path / "alpaca_eval.json")
     (tmp_path / "alpaca_eval.json").write_text(
@@ -33,6 +33,12 @@ def test_questions_for_a_judge_need_no_answers(tmp_path):
     evaluated = load_eval_dataset(GrpoConfig(eval_dataset=path, **judge))
     assert evaluated is not None
     assert evaluated.rows == 1
+    environment: dict[str, Any] = {"environment": "verifiers:a", "chat": True, "dataset": path}
+    assert len(load_questions(EvalConfig(**environment), purpose="eval").examples) == 1
+    with pytest.raises(RlvrError, match="environment verifiers:a gives the rewards, and so does --grader gsm8k"):
+        load_questions(EvalConfig(**environment, grader="gsm8k"), purpose="eval")
+    begun = EvalConfig(**environment, grader="gsm8k", sources={"grader": "resumed run"})
+    assert len(load_questions(begun, purpose="eval").examples) == 1
     for config in (EvalConfig(dataset=path), EvalConfig(dataset=path, grader="gsm8k")):
         with pytest.raises(RlvrError, match="no answer"):
             load_questions(config, purpose="eval")

@@ -10,7 +10,6 @@ from contextlib import closing
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from rlvr_cli import user_code
 from rlvr_cli.config.shared.episodes import EpisodeOptions
 from rlvr_cli.environments.interface import Reply
 from rlvr_cli.environments.open import EnvironmentSpec
@@ -143,9 +142,9 @@ def gives_rewards(config: EpisodeOptions) -> bool:
         RlvrError: the environment cannot be loaded, or there is a --grader, too.
     """
     spec = environment_spec(config)
-    if not user_code.is_file_spec(spec.name) or not _gives_rewards(spec, config.turn_timeout):
+    if not spec.of_verifiers and not (spec.is_file and _gives_rewards(spec, config.turn_timeout)):
         return False
-    if config.grader:
+    if config.grader and config.sources.get("grader") != "resumed run":  # runs with one were begun
         raise RlvrError(
             f"The environment {spec.title} gives the rewards, and so does --grader {config.grader}.",
             "Leave --grader out.",
