@@ -1848,6 +1848,7 @@ REASONING_GYM = [
     ),
     *mutations_of(
         "environments/open.py",
+        ("an environment of verifiers may change within a run", "digests = verifiers.digests(self.name)", "pass", "tests/environments/test_tools.py -k module_of_a"),
         ("a family of reasoning-gym is no dataset", "elif spec.name.startswith(REASONING_GYM):", "elif False:", "tests/environments/test_tools.py -k family"),
     ),
 ]  # fmt: skip

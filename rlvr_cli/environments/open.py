@@ -63,8 +63,11 @@ class EnvironmentSpec:
         """What run.json stores: a resumed run must have the same."""
         if not self.title:
             return {}
-        own = {"files": list(self.files)} if self.files else {}
-        return {"environment": {"name": self.title, **own, "sha256": [user_code.sha256(file) for file in self.files]}}
+        digests = {file: user_code.sha256(file) for file in self.files}
+        if self.of_verifiers:
+            digests = verifiers.digests(self.name)
+        own = {"files": list(digests)} if digests else {}
+        return {"environment": {"name": self.title, **own, "sha256": list(digests.values())}}
 
     @property
     def files(self) -> tuple[str, ...]:

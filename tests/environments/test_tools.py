@@ -221,3 +221,17 @@ def test_the_facts_change_with_the_file(tmp_path):
     (tmp_path / "mine.py").write_text(MINE + "\n")
     assert json.dumps(spec.facts) != json.dumps(before)
     assert EnvironmentSpec("").facts == {}
+
+
+@pytest.mark.parametrize("name", ["rub.py", "rub/__init__.py", "rub/parts/words.py"])
+def test_the_facts_change_with_the_module_of_a_packages_environment(tmp_path, monkeypatch, name):
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / name.replace("rub", "my_rub")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("raise SystemExit")  # nothing is imported
+    spec = EnvironmentSpec("verifiers:me/my-rub,path=x.py", chat=True)
+    before = spec.facts["environment"]
+    assert before["files"] == [str(file.relative_to(tmp_path))]
+    file.write_text("raise SystemExit(1)")
+    assert spec.facts["environment"]["sha256"] != before["sha256"]
+    assert "files" not in EnvironmentSpec("verifiers:no-such-thing").facts["environment"]

@@ -100,11 +100,18 @@ def test_another_engine_goes_on_and_is_recorded(tmp_path: Path, capsys: pytest.C
 
 def test_a_run_of_verifiers_that_names_a_grader_and_no_files_goes_on(tmp_path: Path):
     began = {"grader": "r1_zero", "environment": {"name": "verifiers:a", "sha256": []}}
-    now = {"grader": "environment", "environment": {"name": "verifiers:a", "sha256": []}}
+    files = {"files": ["a.py"], "sha256": ["0" * 64]}
+    now = {"grader": "environment", "environment": {"name": "verifiers:a", **files}}
     with open_run(EvalConfig(runs_dir=str(tmp_path), run="r"), command="eval", facts=began):
         pass
     with open_run(EvalConfig(runs_dir=str(tmp_path), resume="r"), command="eval", facts=now) as run:
         assert run.metadata["facts"] == began
+    other = {"grader": "environment", "environment": {"name": "verifiers:b", **files}}
+    with (
+        pytest.raises(RlvrError, match="environment name was 'verifiers:a', now is 'verifiers:b'"),
+        open_run(EvalConfig(runs_dir=str(tmp_path), resume="r"), command="eval", facts=other),
+    ):
+        pass
 
 
 def test_limits_given_to_a_resumed_run_are_stored_and_the_next_resume_has_them(tmp_path: Path):

@@ -6,6 +6,7 @@ whose ground truth is the whole row in JSON, as the environment wants it back; i
 An environment is the code of somebody else: it is loaded in a process of its own, here and where it plays.
 """
 
+import hashlib
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import sys
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlvr_cli.config.shared.questions import VERIFIERS, named_arguments
@@ -58,6 +60,20 @@ def check_installed() -> None:
         )
 
 
+def digests(spec: str) -> dict[str, str]:
+    """The SHA-256 (hex) of the file of an environment's module, or of each Python file in its folder, by its name. Nothing is run.
+    Empty where Python finds no such module.
+    """
+    found = find_spec(_module_of(parse(spec).name).partition(".")[0])
+    if found is None:
+        return {}
+    folders = [Path(folder) for folder in found.submodule_search_locations or ()]
+    files = {f.relative_to(folder.parent): f for folder in folders for f in sorted(folder.rglob("*.py"))}
+    if not folders:
+        files = {Path(str(found.origin)).name: Path(str(found.origin))}
+    return {str(name): hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items() if file.is_file()}
+
+
 def load(spec: str) -> Any:
     """Load the environment of a specification: its code runs.
 
@@ -71,7 +87,7 @@ def load(spec: str) -> Any:
     except Exception as error:  # whatever the environment raises
         raise RlvrError(
             f"verifiers cannot load {name}: {' '.join(str(error).split())[:500] or type(error).__name__}",
-            f"Install it: it is a module {name.rpartition('/')[2].replace('-', '_')} with a function load_environment, whose arguments are the keys.",
+            f"Install it: it is a module {_module_of(name)} with a function load_environment, whose arguments are the keys.",
         ) from error
     if environment.requires_group_rollouts:
         raise RlvrError(
@@ -86,6 +102,10 @@ def load(spec: str) -> Any:
             )
         one.timeout_seconds = None  # it would count the time in which the policy samples
     return environment
+
+
+def _module_of(name: str) -> str:
+    return name.rpartition("/")[2].replace("-", "_")
 
 
 def _single(environment: Any) -> list[Any]:
