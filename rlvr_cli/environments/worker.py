@@ -208,7 +208,7 @@ def _schemas(spec: EnvironmentSpec, environment: Any) -> dict[str, Any]:
 
 
 def _prompt(prompt: object, *, chat: bool) -> str | list[dict[str, Any]] | None:
-    """The prompt of an environment. Raises ValueError for an empty text or calls of tools; TypeError unless messages have the texts `role` and `content`."""
+    """The prompt of an environment. Raises ValueError for an empty text or calls of tools, TypeError unless messages have `role` and `content`."""
     if prompt is None:
         return None
     if isinstance(prompt, str) or not isinstance(prompt, Sequence):
