@@ -30,6 +30,7 @@ from rlvr_cli.rollouts.collect import log_generations, make_rollout
 from rlvr_cli.rollouts.grading import check_some_graded, utc_now_naive
 from rlvr_cli.rollouts.metrics import rollout_metrics
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.storage.files import typed
 from rlvr_cli.terminal import console
 from rlvr_cli.training.credit.advantages import compute_group_normalized_rewards
 from rlvr_cli.training.losses.normalization import masked_mean, masked_normalize
@@ -226,7 +227,8 @@ def _grade_here(reward_fn: Callable[[str, str], Any], response: str, truth: str)
 
 def _report_failures(rollouts: Sequence[Rollout], run: Path) -> None:
     """Say how many grades failed, and how the first did; raise RlvrError if all did."""
-    hint = f"rlvr analyze failures {run} shows them. Correct the reward function; rlvr grade {run} --grader FILE.py:FUNCTION grades them again."
+    path = typed(run)
+    hint = f"rlvr analyze failures {path} shows them. Correct the reward function; rlvr grade {path} --grader FILE.py:FUNCTION grades them again."
     check_some_graded(run, of="the run", hint=hint)
     failed = [r for r in rollouts if r.grade_error is not None]
     if failed:

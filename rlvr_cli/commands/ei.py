@@ -11,6 +11,7 @@ from rlvr_cli.commands.sources.sampling import Sampling
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.models.tokens.tokenization import pad_id_of
 from rlvr_cli.runs.provenance import resumed_config
+from rlvr_cli.runs.storage.files import typed
 from rlvr_cli.terminal import console
 from rlvr_cli.training.loop import RolloutLoop, RolloutSource, rollout_loop
 from rlvr_cli.training.planning.plan import ei_plan, print_plan
@@ -69,5 +70,5 @@ def say_that_none_was_correct(step: int, trainer: Trainer) -> None:
     console.say(
         f"step {step}: no response was correct, so there is nothing to train on; the next step uses other questions.\n"
         f"  If that goes on: a model that was fine-tuned first (rlvr sft), a larger --group-size, easier questions, or "
-        f"another --prompt or --grader. rlvr analyze failures {trainer.run.path} --phase train shows what was wrong."
+        f"another --prompt or --grader. rlvr analyze failures {typed(trainer.run.path)} --phase train shows what was wrong."
     )

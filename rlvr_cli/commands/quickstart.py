@@ -25,7 +25,7 @@ from rlvr_cli.runs.manifest import RUN_FILE, RUN_NAME
 from rlvr_cli.runs.readers import read_rollouts
 from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.runs.remote.work import Mirror
-from rlvr_cli.runs.storage.files import os_errors_as_user_errors
+from rlvr_cli.runs.storage.files import os_errors_as_user_errors, typed
 from rlvr_cli.terminal import console, tables
 
 SHOWN = re.compile(r"evaluation +after|updates: |steps: |sampling: |note: ")  # lines of a command's stderr to show
@@ -109,7 +109,7 @@ def run(config: QuickstartConfig) -> None:
         f"GRPO changed the held-out reward by {rise:+.2f}. All steps together took {time.monotonic() - started:.0f} s."
     )
     console.say(
-        f"next           rlvr analyze {task.query} {runs / f'{name}-grpo'}    (rlvr analyze --list names other queries)"
+        f"next           rlvr analyze {task.query} {typed(runs / f'{name}-grpo')}    (rlvr analyze --list names other queries)"
     )
 
 

@@ -25,7 +25,7 @@ from rlvr_cli.runs.manifest import RUN_NAME
 from rlvr_cli.runs.readers import ENDED
 from rlvr_cli.runs.remote.store import is_address, parsed_address
 from rlvr_cli.runs.remote.work import Mirror
-from rlvr_cli.runs.storage.files import check_can_write, os_errors_as_user_errors
+from rlvr_cli.runs.storage.files import check_can_write, os_errors_as_user_errors, typed
 from rlvr_cli.sweeps.emitted import emitted, with_address
 from rlvr_cli.sweeps.experiment import (
     Experiment,
@@ -195,5 +195,5 @@ def results(sweep: Sweep, failed: Sequence[str]) -> list[Table]:
     for line in told:
         console.say(line)
     console.say(f"report   {page}    ({markdown.name} and its pictures, for a text)")
-    console.say(f"more     rlvr view {folder}    (in a browser)")
+    console.say(f"more     rlvr view {typed(folder)}    (in a browser)")
     return found

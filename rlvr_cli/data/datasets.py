@@ -41,6 +41,7 @@ from rlvr_cli.data.packages import verifiers
 from rlvr_cli.data.synthetic import SPLITS, arithmetic, check_split, countdown, multiplication
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.runs.manifest import RUN_FILE
+from rlvr_cli.runs.storage.files import typed
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example
 
@@ -282,7 +283,7 @@ def _check_no_traces(spec: str, purpose: Purpose) -> None:
     if purpose == "traces":
         raise RlvrError(
             f"{spec} has questions, and no traces to train on.",
-            f"Sample some: rlvr eval --dataset {spec} --num-samples 8, then rlvr sft --dataset RUN --correct-only.",
+            f"Sample some: rlvr eval --dataset {typed(spec)} --num-samples 8, then rlvr sft --dataset RUN --correct-only.",
         )
 
 
@@ -364,7 +365,7 @@ def _split_file(directory: Path, split: str | None, *, purpose: Purpose) -> tupl
     if (directory / RUN_FILE).exists():
         raise RlvrError(
             f"{directory} is a run, not a dataset.",
-            f"To train on the rollouts of a run: rlvr sft --dataset {directory}",
+            f"To train on the rollouts of a run: rlvr sft --dataset {typed(directory)}",
         )
     files = [path for path in sorted(directory.iterdir()) if suffix_of(path) in SUFFIXES and path.is_file()]
     wanted = [split] if split else ["validation", "test"] if purpose == "eval" else ["train"]

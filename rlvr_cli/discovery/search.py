@@ -51,6 +51,7 @@ from rlvr_cli.runs.storage.files import (
     fsync_directory,
     os_errors_as_user_errors,
     read_regular,
+    typed,
     write_together,
 )
 from rlvr_cli.sandbox.run import Limits
@@ -185,7 +186,7 @@ def _check_counts(to_do: Search, known: Sequence[Known]) -> None:
     if most is not None and not all(k.counted for k in known):
         raise RlvrError(
             f"The endpoint does not count tokens: its answers have no usage, and --max-tokens {most} would never take effect.",
-            f"Limit attempts instead: rlvr discover --resume {to_do.run.place} --max-tokens 0 --max-attempts N",
+            f"Limit attempts instead: rlvr discover --resume {typed(to_do.run.place)} --max-tokens 0 --max-attempts N",
         )
 
 
@@ -197,7 +198,7 @@ def _check_verifier(to_do: Search, known: Sequence[Known], round: int) -> None:
     if len(asked) > 1 and all(k.reward is None for k in asked):
         hint = (
             "The verifier must judge whatever a program may give: correct verify.py, and start a new run. "
-            f"To go on in spite of it: rlvr discover --resume {to_do.run.place}"
+            f"To go on in spite of it: rlvr discover --resume {typed(to_do.run.place)}"
         )
         rounds = sorted({k.round for k in asked})
         errors = chain.from_iterable(stored_errors(to_do.run.path, phase=PHASE, step=step) for step in rounds)

@@ -15,6 +15,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.pool import GraderPool, described_error
 from rlvr_cli.judges.pool import JudgePool
 from rlvr_cli.runs.readers import read_parts
+from rlvr_cli.runs.storage.files import typed
 from rlvr_cli.terminal import console
 from rlvr_cli.types import Completion, Grade, Graders, Phase
 
@@ -121,7 +122,7 @@ def check_some_graded(run: Path, *, of: str, hint: str, environment: str = "") -
 def grader_hint(run: Path, *, phase: Phase) -> str:
     """What to do about a grader whose grades fail in training."""
     return (
-        f"rlvr analyze failures {run} --phase {phase} shows them. Correct the grader (try it with rlvr grade --check) or the environment, "
+        f"rlvr analyze failures {typed(run)} --phase {phase} shows them. Correct the grader (try it with rlvr grade --check) or the environment, "
         "and start a new run. "
         "--max-grade-errors 1 trains in spite of it."
     )

@@ -27,7 +27,7 @@ from rlvr_cli.runs.readers import read_metadata, resolve_run
 from rlvr_cli.runs.remote.behind import check_can_upload
 from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.runs.run_dir import RunDir, check_new_name
-from rlvr_cli.runs.storage.files import check_can_write, is_full_disk
+from rlvr_cli.runs.storage.files import check_can_write, is_full_disk, typed
 from rlvr_cli.runs.storage.sources import place_of, source_of
 from rlvr_cli.terminal import console
 from rlvr_cli.text import environment_secrets, redacted, storable
@@ -112,7 +112,7 @@ def open_run(
         _refuse_secrets(metadata)
         about = [name_of(facts.get(kind)) for kind in ("model", "dataset")]
         run = RunDir.create(config.runs_dir, command, name=config.run, about=about, metadata=metadata)
-    how = f"go on with all runs: {all_runs}" if all_runs else f"resume with: rlvr {command} --resume {run.place}"
+    how = f"go on with all runs: {all_runs}" if all_runs else f"resume with: rlvr {command} --resume {typed(run.place)}"
     with run, run.activity.watched(minutes=config.stall_minutes):
         try:
             yield run

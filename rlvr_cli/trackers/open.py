@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.runs.readers import RunInfo
-from rlvr_cli.runs.storage.files import os_errors_as_user_errors, shown
+from rlvr_cli.runs.storage.files import os_errors_as_user_errors, shown, typed
 from rlvr_cli.trackers.rows import Row
 from rlvr_cli.trackers.sent import FOLDER
 
@@ -59,7 +59,7 @@ TRACKERS = {
 
 def later(run: Path, name: str, project: str) -> str:
     """Return the command that sends what a tracker has not got of a run."""
-    return f"rlvr export {run} --to {name}" + (f" --track-project {shlex.quote(project)}" if project else "")
+    return f"rlvr export {typed(run)} --to {name}" + (f" --track-project {shlex.quote(project)}" if project else "")
 
 
 def check_installed(names: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto  # pyright: ignore[r
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from rlvr_cli.runs.readers import RunInfo
+from rlvr_cli.runs.storage.files import typed
 from rlvr_cli.trackers.rows import SAMPLE_COLUMNS, Row, Samples, as_markdown, described, started_at
 
 SAMPLES_TAG = "eval/samples"
@@ -37,7 +38,7 @@ class TensorBoard:
 
     @property
     def note(self) -> str:
-        return f"look at it with: tensorboard --logdir {self._all_runs}"
+        return f"look at it with: tensorboard --logdir {typed(self._all_runs)}"
 
     def send(self, rows: Sequence[Row]) -> Sequence[Row]:
         """Make the files say what all rows of the run so far say. Returns those of which something was written."""

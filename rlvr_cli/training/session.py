@@ -30,6 +30,7 @@ from rlvr_cli.rollouts.prompt_lengths import check_prompts
 from rlvr_cli.rollouts.shots import with_shots
 from rlvr_cli.runs.provenance import open_run
 from rlvr_cli.runs.readers import read_metadata, resolve_run
+from rlvr_cli.runs.storage.files import typed
 from rlvr_cli.samplers.episodes.open import environment_facts, open_environment
 from rlvr_cli.samplers.open import Engine, choose_engine, engine_kind, sampler_recorded
 from rlvr_cli.terminal import console
@@ -333,7 +334,7 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
         except Diverged as diverged:
             console.say(
                 f"diverged       {diverged}\n    The run ends here (--stop-when diverged). To go on all the same: "
-                f"rlvr {command} --resume {run.place} --stop-when never"
+                f"rlvr {command} --resume {typed(run.place)} --stop-when never"
             )
             trainer.save()  # also with --checkpoint-every 0
             trainer.finish()

@@ -27,6 +27,7 @@ from rlvr_cli.models.policy import Policy
 from rlvr_cli.process import StopRequest
 from rlvr_cli.runs.metrics_log import MetricsLog
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.storage.files import typed
 from rlvr_cli.samplers.episodes.open import played
 from rlvr_cli.terminal import console
 from rlvr_cli.training.checkpoints import check_space_for_training, load_checkpoint
@@ -365,7 +366,7 @@ class Trainer:
         """
         self.check_divergence()
         if self.updates and done >= total:
-            how = f"; longer with: rlvr {self.run.metadata['command']} --resume {self.run.place} {longer}"
+            how = f"; longer with: rlvr {self.run.metadata['command']} --resume {typed(self.run.place)} {longer}"
             extends = (
                 longer and self.config.lr_schedule == "constant"
             )  # else more would have changed those that are done

@@ -1,4 +1,5 @@
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from factories import a_rollout
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.sft import SftConfig
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.runs.provenance import environment, open_run, redact_argv, resumed_config
 
 
@@ -160,3 +161,15 @@ def test_a_secret_of_the_environment_is_not_stored(tmp_path: Path, monkeypatch: 
         pass
     monkeypatch.setattr("sys.argv", ["rlvr", "eval", "--prompt=x abc-1234567890"])
     assert environment()["argv"] == ["rlvr", "eval", "--prompt=x ***"]
+
+
+def test_an_interrupted_run_is_resumed_by_the_command_that_it_names(tmp_path: Path):
+    """Also where a shell would take the path for two words."""
+    runs = tmp_path / "my runs"
+    with (
+        pytest.raises(Interrupted, match="finished work is kept") as raised,
+        open_run(EvalConfig(runs_dir=str(runs), run="r"), command="eval", facts={}),
+    ):
+        raise KeyboardInterrupt
+    command = str(raised.value).partition("resume with: ")[2]
+    assert shlex.split(command) == ["rlvr", "eval", "--resume", str(runs / "r")]

@@ -12,6 +12,7 @@ from rlvr_cli.discovery.attempts import Known, best_of
 from rlvr_cli.discovery.search import Settings
 from rlvr_cli.discovery.strategies import prompt_of
 from rlvr_cli.discovery.tasks import Task
+from rlvr_cli.runs.storage.files import typed
 from rlvr_cli.samplers.open import Engine
 from rlvr_cli.sandbox.run import available_layers
 from rlvr_cli.terminal import console, tables
@@ -68,8 +69,8 @@ def print_result(
     if not known:
         console.say("nothing was asked: the program to start from has the score --target")
     elif best is None or not any_valid:
-        console.say(f"nothing valid was found; why: rlvr analyze attempt_errors {path}")
+        console.say(f"nothing valid was found; why: rlvr analyze attempt_errors {typed(path)}")
     elif best.is_start or (start_score is not None and best.score < start_score):
-        console.say(f"nothing is better than the program to start from; why: rlvr analyze attempts {path}")
+        console.say(f"nothing is better than the program to start from; why: rlvr analyze attempts {typed(path)}")
     else:
-        console.say(f"program  {path / 'best' / 'program.py'}; its ancestors: rlvr analyze lineage {path}")
+        console.say(f"program  {path / 'best' / 'program.py'}; its ancestors: rlvr analyze lineage {typed(path)}")

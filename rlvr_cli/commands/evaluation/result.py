@@ -15,6 +15,7 @@ from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.rollouts.grading import check_some_graded
 from rlvr_cli.runs.readers import read_run
+from rlvr_cli.runs.storage.files import typed
 from rlvr_cli.samplers.episodes.turns import environment_spec
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.types import Table
@@ -52,7 +53,7 @@ def check_graded(path: Path, config: EvalConfig) -> None:
     check_some_graded(
         path,
         of="the run",
-        hint=f"rlvr analyze failures {path} shows them. Correct the grader; rlvr grade {path} --grader grades them again. If it "
+        hint=f"rlvr analyze failures {typed(path)} shows them. Correct the grader; rlvr grade {typed(path)} --grader grades them again. If it "
         "was the environment, correct that, and evaluate again under another --run.",
         environment=environment_spec(config).title,
     )

@@ -20,7 +20,7 @@ from rlvr_cli.runs.remote.index import INDEX, runs_below
 from rlvr_cli.runs.remote.lease import Lease, check_free, renewing
 from rlvr_cli.runs.remote.store import Address, Store, parsed_address
 from rlvr_cli.runs.remote.work import begun, work_folder
-from rlvr_cli.runs.storage.files import check_can_write, shown
+from rlvr_cli.runs.storage.files import check_can_write, shown, typed
 from rlvr_cli.terminal import console
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Upload:
 
     @property
     def _export(self) -> str:
-        return f"rlvr export {shown(str(self._run))} --to {str(self.address).rpartition('/')[0]}"
+        return f"rlvr export {typed(self._run)} --to {str(self.address).rpartition('/')[0]}"
 
     def _spawn(self) -> None:
         import subprocess

@@ -19,7 +19,7 @@ from rlvr_cli.runs.remote.copies import brought_run, export_run
 from rlvr_cli.runs.remote.index import INDEX, Index, file_at
 from rlvr_cli.runs.remote.store import Address, Store, parsed_address
 from rlvr_cli.runs.remote.views import look_again, remote_run, view_of
-from rlvr_cli.runs.storage.files import check_can_write, shown, user_cache
+from rlvr_cli.runs.storage.files import check_can_write, shown, typed, user_cache
 from rlvr_cli.terminal import console
 
 _UPLOADED = ".uploaded"  # behind the name of a run: beside it, a file that says that all of it is in the store
@@ -70,7 +70,7 @@ def name_is_taken(run: Path, above: Address) -> RlvrError:
     Args:
         above: the address of the runs.
     """
-    command, other = f"rlvr export {shown(run)} --to {above}", "or choose another name with --run."
+    command, other = f"rlvr export {typed(run)} --to {above}", "or choose another name with --run."
     if _mark(run).exists() and not is_locked(run):
         return RlvrError(
             f"{shown(run)} exists: a run of that name was uploaded once, and is no longer in the store.",

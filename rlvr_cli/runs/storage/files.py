@@ -5,6 +5,7 @@ Enters: bytes and paths. Leaves: atomically replaced files, or an RlvrError that
 
 import errno
 import os
+import shlex
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -175,6 +176,11 @@ class Reserve:
 def shown(path: Path | str) -> str:
     """Return a path or name, escaped for display in a message; of a run that stands for one elsewhere, its address."""
     return printable(place_of(path), keep="")
+
+
+def typed(path: Path | str) -> str:
+    """Return a path or address as one types it in a command of a shell."""
+    return shlex.quote(shown(path))
 
 
 def read_regular(run: Path, relative: str) -> bytes:

@@ -43,7 +43,7 @@ from rlvr_cli.data.traces import told_as_run_too
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo, fact_of, resolve_runs
 from rlvr_cli.runs.several import read_runs
-from rlvr_cli.runs.storage.sources import place_of
+from rlvr_cli.runs.storage.files import typed
 from rlvr_cli.terminal import console
 
 
@@ -167,7 +167,7 @@ def _check_questions_are_known(questions: Mapping[str, Question], infos: Sequenc
             environment, dataset = (fact_of(info.metadata, name, "name") for name in ("environment", "dataset"))
             raise RlvrError(
                 f"The environment {environment} of {info.id} gave {own} of the prompts, which do not tell the questions.",
-                f"The questions are in its dataset {dataset}; rlvr analyze hardest {place_of(info.path)}, for training with --phase train, "
+                f"The questions are in its dataset {dataset}; rlvr analyze hardest {typed(info.path)}, for training with --phase train, "
                 "has the pass rate of each. "
                 "--emit traces without --decontaminate-against needs only the prompts.",
             )
