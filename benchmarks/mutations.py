@@ -888,7 +888,8 @@ MATHEMATICS = [
         ("the reference of an adapter that goes on is said to be its base", 'if goes_on else "without the adapter"', 'if not goes_on else "without the adapter"', "tests/commands/test_dpo.py -k on_from_an_adapter"),
         ("no plan has the notes that all have", "notes += shared_notes(config, samples=bool(inputs.questions))", "pass", "tests/commands/test_sft.py -k every_plan_notes"),
         ("a smaller split is said to keep more", "if memory.largest < fitting:", "if memory.largest > fitting:", "tests/training/planning/test_memory.py -k asked_for_costs"),
-        ("a container has the memory of its machine", "host_note(inputs.memory, memory_limit())", "host_note(inputs.memory, 2**60)", "tests/commands/test_grpo_options.py -k container"),
+        ("a container has the memory of its machine", "host_note(inputs.memory, memory_limit(), dry", "host_note(inputs.memory, 2**60, dry", "tests/commands/test_grpo_options.py -k container"),
+        ("a plan for another machine is refused here", "dry_run=config.dry_run)", "dry_run=False)", "tests/commands/test_grpo_options.py -k container"),
     ),
     *mutations_of(
         "training/planning/memory.py",

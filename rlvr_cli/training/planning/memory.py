@@ -51,6 +51,7 @@ class MemoryPlan:
         sampling: while the engine samples, without vLLM's share.
         host: what the host's memory holds of the optimizer.
         capacity: the bytes of the trainer's device; None on a CPU.
+        on_host: how many trainers compute on this machine's CPU, in the memory of the host.
         devices: the bytes of each visible CUDA device, by its name.
         shortage: why vLLM has too little memory, as a sentence; empty if it has enough.
         utilization: the share of its device that vLLM takes.
@@ -65,6 +66,7 @@ class MemoryPlan:
     sampling: Mapping[str, float]
     host: Mapping[str, float] = field(default_factory=dict)
     capacity: float | None = None
+    on_host: int = 0
     devices: Mapping[str, float] = field(default_factory=dict)
     shortage: str = ""
     utilization: float = UTILIZATION
@@ -79,10 +81,13 @@ class MemoryPlan:
         """Whether the estimate for an update is within the capacity, and vLLM has enough."""
         if self.shortage or self.capacity is None:
             return not self.shortage
-        sampling = sum(self.sampling.values()) - self.sampling.get(
-            _CACHE, 0.0
-        )  # the engine makes do with a smaller cache
-        return max(sum(self.updating.values()), sampling) <= self.capacity
+        return self.needed <= self.capacity
+
+    @property
+    def needed(self) -> float:
+        """The bytes that a trainer's device holds at most. Of the key-value cache none: the engine makes do with a smaller one."""
+        sampling = sum(self.sampling.values()) - self.sampling.get(_CACHE, 0.0)
+        return max(sum(self.updating.values()), sampling)
 
     @property
     def state(self) -> float:
@@ -138,17 +143,16 @@ def memory_plan(
         sampling,
         _held_by_host(config, shape, trainers=len(placement.trainers)),
         capacity=capacity,
+        on_host=placement.trainers.count("cpu"),
         devices=capacities,
         utilization=asked or UTILIZATION,
         micro_batch_tokens=tokens,
         tokens_that_fit=that_fit,
         largest=largest,
     )
-    if config.fsdp:  # what an engine samples with is taken apart again
-        return plan
-    if not apart:
+    if not apart and not config.fsdp:
         return _keeping(plan)
-    if of is None:
+    if config.fsdp or of is None:  # of shards, what an engine samples with is taken apart again
         return plan
     return _divided(plan, config, shape, of=of, shared=placement.shared)
 
@@ -466,11 +470,25 @@ def check_memory(
     return f"updates are estimated to need more memory than the {_size(plan.capacity)} of their device. {advice}"
 
 
-def host_note(plan: MemoryPlan, memory: float) -> str:
-    """Return a note if the host, with so many bytes of memory, holds too little for the optimizer; else, the empty string."""
-    needed = sum(plan.host.values())
+def host_note(plan: MemoryPlan, memory: float, *, dry_run: bool = False) -> str:
+    """Return a note if the host, with so many bytes of memory, holds too little for the optimizer, or for trainers on its CPU; else, the
+    empty string.
+
+    Raises:
+        RlvrError: the run cannot fit, as of `check_memory`, on its CPU; with `dry_run` that is noted, too: the run may be for another machine.
+    """
+    needed = sum(plan.host.values()) + plan.needed * plan.on_host
     if needed <= memory:
         return ""
+    if plan.on_host:
+        advice, has = "Train on a GPU, or a smaller model.", f"this machine has {_size(memory)} of memory"
+        state = plan.state * plan.on_host
+        if state > memory and not dry_run:
+            raise RlvrError(
+                f"Weights, gradients and optimizer state take {_size(state)}, and {has}.",
+                f"{advice} --dry-run says which GPUs the run fits.",
+            )
+        return f"the run is estimated to need {_size(needed)}, and {has}. {advice}"
     what = "--offload-optimizer" if "optimizer state" in plan.host else "a checkpoint with --fsdp"
     return f"{what} needs {_size(needed)} of the host's memory, and this one has {_size(memory)}"
 

@@ -47,7 +47,7 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs)
     """Print the plan, the devices and their memory; with --dry-run also which GPUs the run fits.
 
     Raises:
-        RlvrError: the run cannot fit its device.
+        RlvrError: the run cannot fit its device, or on a CPU this machine's memory.
     """
     engine, shape, rows = inputs.engine.name, model_shape(model_path(config.model)), config.micro_batch_rows
     if playing := episodes_line(config):
@@ -67,7 +67,7 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs)
     notes = [NO_EVALUATION] if not inputs.facts["eval_dataset"] else []
     notes += [ROUNDED_BETA2] if rounds_beta2_away(config) else []  # a resumed run's
     notes += shared_notes(config, samples=bool(inputs.questions))
-    of_host = host_note(inputs.memory, memory_limit())
+    of_host = host_note(inputs.memory, memory_limit(), dry_run=config.dry_run)
     for note in (*notes, check_memory(inputs.memory, config, shape, engine=engine, rows=rows), of_host):
         if note:
             console.say(f"note: {note}")
