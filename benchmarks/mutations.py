@@ -892,6 +892,13 @@ MATHEMATICS = [
         ("a plan for another machine is refused here", "dry_run=config.dry_run)", "dry_run=False)", "tests/commands/test_grpo_options.py -k container"),
     ),
     *mutations_of(
+        "commands/quickstart.py",
+        ("a quickstart begins anew", "(title, left_of(command, runs))", "(title, command)", "tests/models/test_tiny.py -k goes_on_where"),
+        ("a quickstart goes on with another one's runs", '[1:] != words:', '[1:] != words and False:', "tests/models/test_tiny.py -k goes_on_where"),
+    ),
+    Mutation("a start that failed is never made", "models/tiny.py", "with _begun(path, metadata) or RunDir", "with RunDir", "tests/models/test_tiny.py -k model_of_a_run"),
+    Mutation("the command that resumes a run has two words for a path", "runs/provenance.py", "--resume {typed(run.place)}", "--resume {run.place}", "tests/runs/test_provenance.py -k command_that_it_names"),
+    *mutations_of(
         "training/planning/memory.py",
         ("nothing is counted where nothing is said", "if tokens is None and (rows is None or config.packed_length):", "if tokens is None and config.packed_length:", f"{SPLITS} nothing_is_said", "micro_batch_tokens"),
         ("a CPU gets the micro-batches of a GPU", "return max(TOKENS, unit)", "return max(MOST_TOKENS, unit)", f"{SPLITS} nothing_is_said", "micro_batch_tokens"),

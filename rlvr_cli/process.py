@@ -195,7 +195,7 @@ def forwarding_signals(process: "subprocess.Popen[str]") -> Iterator["subprocess
         yield process
     except KeyboardInterrupt:
         process.wait()
-        raise Interrupted("the runs so far are kept") from None
+        raise Interrupted from None
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

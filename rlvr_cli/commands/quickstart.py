@@ -6,6 +6,7 @@ in them, and a table of rewards.
 Every step is a command that can also be typed, and runs as a process of its own.
 """
 
+import os
 import re
 import shlex
 import subprocess
@@ -16,16 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlvr_cli.analysis.statistics.estimators import share_interval
+from rlvr_cli.config.parsing.command_line import typed_options, words_of
 from rlvr_cli.config.parsing.sources import environment_values
 from rlvr_cli.config.quickstart import QuickstartConfig
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.process import forwarding_signals
 from rlvr_cli.rollouts.metrics import AVERAGED, generation_metrics
 from rlvr_cli.runs.manifest import RUN_FILE, RUN_NAME
-from rlvr_cli.runs.readers import read_rollouts
+from rlvr_cli.runs.readers import ENDED, read_metadata, read_rollouts
 from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.runs.remote.work import Mirror
-from rlvr_cli.runs.storage.files import os_errors_as_user_errors, typed
+from rlvr_cli.runs.storage.files import os_errors_as_user_errors, shown, typed
 from rlvr_cli.terminal import console, tables
 
 SHOWN = re.compile(r"evaluation +after|updates: |steps: |sampling: |note: ")  # lines of a command's stderr to show
@@ -77,7 +79,7 @@ TOOLS = Task(
 
 
 def run(config: QuickstartConfig) -> None:
-    """Run the commands one after the other. Raises RlvrError when one fails, Interrupted after a signal."""
+    """Run what is left of the commands, one after the other. Raises RlvrError when one fails, Interrupted after a signal."""
     name = config.name or f"quickstart-{time.strftime('%Y%m%d-%H%M%S')}"
     mirror = Mirror(config.runs_dir) if is_address(config.runs_dir) else None
     runs = mirror.folder if mirror else Path(config.runs_dir)
@@ -90,9 +92,18 @@ def run(config: QuickstartConfig) -> None:
     with os_errors_as_user_errors(runs):
         runs.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    for title, command in commands(name, runs, seed=config.seed, task=task):
-        console.say(f"\n# {title}\n$ {shlex.join(command)}")
-        run_command(command)
+    planned = commands(name, runs, seed=config.seed, task=task)
+    steps = [(title, left_of(command, runs)) for title, command in planned]
+    again = shlex.join(["rlvr", "quickstart", *words_of(QuickstartConfig, {**typed_options(config), "name": name})])
+    try:
+        for title, command in steps:
+            console.say(f"\n# {title}\n{f'$ {shlex.join(command)}' if command else 'finished before'}")
+            if command:
+                run_command(command)
+    except (Interrupted, KeyboardInterrupt):
+        raise Interrupted(f"the runs so far are kept; go on with: {again}") from None
+    except RlvrError as error:
+        raise RlvrError(error.problem, f"Once that is mended, go on with: {again}") from error
     if mirror:
         for run in sorted(runs.glob(f"{name}-*/{RUN_FILE}")):
             mirror.send(run.parent.name)
@@ -105,9 +116,8 @@ def run(config: QuickstartConfig) -> None:
         rows.append((stage, averages["reward/mean"], low, high, averages["reward/format"], averages["length/mean"]))
     tables.print_table(("model", "held_out_reward", "low", "high", "format_reward", "mean_tokens"), rows)
     rise = rows[2][1] - rows[1][1]
-    console.say(
-        f"GRPO changed the held-out reward by {rise:+.2f}. All steps together took {time.monotonic() - started:.0f} s."
-    )
+    took = f"{'All steps together' if steps == planned else 'The rest'} took {time.monotonic() - started:.0f} s."
+    console.say(f"GRPO changed the held-out reward by {rise:+.2f}. {took}")
     console.say(
         f"next           rlvr analyze {task.query} {typed(runs / f'{name}-grpo')}    (rlvr analyze --list names other queries)"
     )
@@ -154,6 +164,21 @@ def commands(name: str, runs: Path, *, seed: int, task: Task = REASONING) -> lis
         *([taken_away] if task.tool else []),
         ("draw the curves", draw),
     ]
+
+
+def left_of(command: list[str], runs: Path) -> list[str]:
+    """The command that does the rest of this one's run, if any is left. Raises RlvrError if another one made the run."""
+    is_rlvr = command[0] == "rlvr"
+    words = command[1:] if is_rlvr else command[3:]
+    run = runs / words[words.index("--run") + 1] if "--run" in words else Path(words[0])
+    if words[0] == "analyze" or not os.path.lexists(run):
+        return command
+    metadata = read_metadata(run)
+    if metadata.get("environment", {}).get("argv", [])[1:] != words:
+        raise RlvrError(f"{shown(run)} exists already, and was made by another command.", "Choose another --name.")
+    if metadata["status"] in ENDED:
+        return []
+    return [*command[:2], "--resume", run.name, "--runs-dir", str(runs)] if is_rlvr else command
 
 
 def run_command(command: Sequence[str]) -> None:

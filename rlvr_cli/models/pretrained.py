@@ -6,6 +6,7 @@ Weights are read from safetensors only, and no code that a model repository brin
 import copy
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -188,16 +189,28 @@ def write_pretrained(
 ) -> None:
     """Write a model with these weights, and its tokenizer, in a form that `transformers` and vLLM can load.
 
-    All or nothing: see `replaced`.
+    All or nothing: see `replaced`. Raises OSError.
     """
     with replaced(directory) as fresh:
-        with quiet(), _valid_generation_config(model), _without_peft(model):
+        with quiet(), rust_errors_as_os_errors(), _valid_generation_config(model), _without_peft(model):
             model.save_pretrained(fresh, state_dict=dict(weights))  # save_pretrained empties this dict
             tokenizer.save_pretrained(fresh)
         precisions = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
         if model.dtype not in precisions and len(precisions) == 1:  # config.json names the model's own
             config, dtype = fresh / "config.json", dtype_name(*precisions)
             config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": dtype}, indent=2) + "\n")
+
+
+@contextmanager
+def rust_errors_as_os_errors() -> Iterator[None]:
+    """Raise OSError where safetensors or tokenizers raise their own exceptions for an OS error, such as a full disk."""
+    try:
+        yield
+    except Exception as error:
+        code = re.search(r"\(os error ([0-9]+)\)", str(error))
+        if code is None or isinstance(error, OSError):
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
 @contextmanager

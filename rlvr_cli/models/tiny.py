@@ -9,14 +9,20 @@ model, with `--as-run` in the folder `model` of a run, where `rlvr quickstart` h
 import argparse
 import json
 import re
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
+from rlvr_cli.runs.manifest import RUN_FILE
+from rlvr_cli.runs.provenance import environment
+from rlvr_cli.runs.readers import ENDED, read_metadata
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.storage.files import os_errors_as_user_errors
 from rlvr_cli.runs.storage.sums import sums_of
 
 END_OF_TEXT = "<|endoftext|>"
@@ -91,6 +97,13 @@ def new_tiny_model(directory: Path, *, texts: Sequence[str], seed: int = 0, word
 
 def main() -> None:
     """Make the untrained start of the built-in model from built-in traces."""
+    try:
+        _main()
+    except RlvrError as error:
+        sys.exit("\n  ".join(filter(None, (f"error: {error.problem}", error.hint))))
+
+
+def _main() -> None:
     from rlvr_cli.data.datasets import load_dataset
     from rlvr_cli.data.prompts import load_prompt
 
@@ -107,13 +120,24 @@ def main() -> None:
     texts = [text for e in traces for text in (template.fill(e.question), e.response or "")]
     words = [f"{number:02}" for number in range(100)] if arguments.dataset == "multiplication" else []
     make = partial(new_tiny_model, texts=texts, seed=arguments.seed, words=words)
-    if not arguments.as_run:
-        return make(arguments.directory)
     path: Path = arguments.directory
-    metadata = {"seed": arguments.seed, "facts": {"model": {"name": f"tiny model for {arguments.dataset}, untrained"}}}
-    with RunDir.create(path.parent, "tiny", name=path.name, metadata=metadata) as run:
-        make(run.path / "model")
-        run.update(model_files=sums_of(run.path / "model"))
+    with os_errors_as_user_errors(path):
+        if not arguments.as_run:
+            return make(path)
+        facts = {"model": {"name": f"tiny model for {arguments.dataset}, untrained"}}
+        metadata = {"seed": arguments.seed, "facts": facts}
+        with _begun(path, metadata) or RunDir.create(
+            path.parent, "tiny", name=path.name, metadata={**metadata, "environment": environment()}
+        ) as run:
+            make(run.path / "model")
+            run.update(model_files=sums_of(run.path / "model"))
+
+
+def _begun(path: Path, metadata: Mapping[str, Any]) -> RunDir | None:
+    """The run with this metadata that an earlier call has begun and not finished, if there is one."""
+    known = read_metadata(path) if (path / RUN_FILE).exists() else {"status": "new"}
+    is_begun = known["status"] not in ("new", *ENDED) and {"command": "tiny", **metadata}.items() <= known.items()
+    return RunDir.resume(path) if is_begun else None
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ from torch import Tensor
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.models.policy import Policy, distinct_tensors, first_not_finite
-from rlvr_cli.models.pretrained import follow_umask
+from rlvr_cli.models.pretrained import follow_umask, rust_errors_as_os_errors
 from rlvr_cli.runs.storage.files import (
     atomic_write,
     fsync_directory,
@@ -305,8 +305,7 @@ def _write_files(
 ) -> dict[str, dict[str, Any]]:
     """Write all files but the state; return the bytes and sha256 of each. These are computed while others are written."""
     with ThreadPoolExecutor() as sums:
-        with _rust_errors_as_os_errors():
-            policy.save(folder / _MODEL)
+        policy.save(folder / _MODEL)
         found = {name: sums.submit(_size_and_sha256, folder, name) for name in _names_in(folder)}
         fault_point("checkpoint.torn")
         _write_tensors(folder / _OPTIMIZER, moments)
@@ -329,7 +328,7 @@ def _publish(temporary: Path, path: Path) -> None:
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    with _rust_errors_as_os_errors():
+    with rust_errors_as_os_errors():
         save_file(dict(tensors), path)
     follow_umask(path.parent)
     with path.open("rb") as file:
@@ -339,18 +338,6 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     # Clone, because load_file maps the file: pruning a mapped file would not free its disk space.
     return {name: tensor.clone() for name, tensor in load_file(path).items()}
-
-
-@contextmanager
-def _rust_errors_as_os_errors() -> Iterator[None]:
-    """Raise OSError where safetensors or tokenizers raise their own exceptions for an OS error, such as a full disk."""
-    try:
-        yield
-    except Exception as error:
-        code = re.search(r"\(os error ([0-9]+)\)", str(error))
-        if code is None or isinstance(error, OSError):
-            raise
-        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
 def _fitting_weights(path: Path, policy: Policy, *, extra: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,17 +1,23 @@
 """A new tiny model is a model like any other: every loader loads what was made."""
 
+import resource
+import shutil
 from pathlib import Path
 
 import pytest
 
-from rlvr_cli.commands.quickstart import commands
+from rlvr_cli.commands.quickstart import commands, left_of, run
+from rlvr_cli.config.quickstart import QuickstartConfig
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.data.prompts import load_prompt
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path, model_identity
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.tiny import main, new_tiny_model, new_tokenizer
 from rlvr_cli.runs.check import check_run
+from rlvr_cli.runs.provenance import environment
 from rlvr_cli.runs.readers import read_run
+from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.storage.sums import sums_of
 
 TEMPLATE = load_prompt("r1_zero")
@@ -54,16 +60,32 @@ def test_the_seed_determines_the_model(tmp_path):
 
 
 def test_the_quickstarts_start_is_the_model_of_a_run(tmp_path, monkeypatch):
-    """So that nothing but runs lies among the runs; that of a folder is the same."""
-    for arguments in (["runs/q0-start", "--as-run"], ["folder"]):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr("sys.argv", ["tiny", *arguments, "--seed", "3"])
+    """So that nothing but runs lies among the runs; that of a folder is the same. One that failed is made by the same command."""
+    monkeypatch.chdir(tmp_path)
+
+    def problem_of(*arguments):
+        monkeypatch.setattr("sys.argv", ["tiny", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return str(ended.value.code).splitlines()[0]
+
+    in_a_run, most = ("runs/q0-start", "--as-run", "--seed"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, most[1]))  # stands for a full disk
+    try:
+        assert problem_of(*in_a_run, "3") == "error: Cannot write runs/q0-start: File too large."
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert read_run(tmp_path / "runs/q0-start").metadata["status"] == "failed"
+    assert problem_of(*in_a_run, "4") == "error: runs/q0-start exists already.", "another seed makes another model"
+    for arguments in (in_a_run, ["folder", "--seed"]):
+        monkeypatch.setattr("sys.argv", ["tiny", *arguments, "3"])
         main()
     info = read_run(tmp_path / "runs/q0-start")
     assert info.metadata["model_files"] == sums_of(tmp_path / "folder")
     assert (info.metadata["status"], info.metadata["seed"]) == ("finished", 3)
     assert check_run(info.path).problems == []
     assert model_identity(info.path / "model")["sha256"] == model_identity(tmp_path / "folder")["sha256"]
+    assert problem_of(*in_a_run, "3") == "error: runs/q0-start exists already."
 
 
 def test_the_quickstart_names_its_directory_unless_every_command_takes_that_one(monkeypatch):
@@ -75,6 +97,29 @@ def test_the_quickstart_names_its_directory_unless_every_command_takes_that_one(
     assert (given("runs"), given("other")) == ({""}, {"other"})
     monkeypatch.setenv("RLVR_RUNS_DIR", "/data/runs")
     assert given("runs") == {"runs"}, "the variable would send the runs elsewhere"
+
+
+def test_the_quickstart_goes_on_where_an_earlier_one_stopped(tmp_path, monkeypatch):
+    (_, make), (_, evaluate), *_, (_, draw) = commands("q0", tmp_path, seed=0)
+    resume = ["rlvr", "eval", "--resume", "q0-start-eval", "--runs-dir", str(tmp_path)]
+
+    def left_after(name, command, words, status):
+        monkeypatch.setattr("sys.argv", [command, *words])
+        with RunDir.create(tmp_path, command, name=name, metadata={"environment": environment()}) as made:
+            made.finish(status)
+        return left_of(make if command == "tiny" else evaluate, tmp_path)
+
+    assert [left_of(command, tmp_path) for command in (make, evaluate, draw)] == [make, evaluate, draw]
+    assert left_after("q0-start", "tiny", make[3:], "failed") == make, "which goes on by itself"
+    assert left_after("q0-start-eval", "eval", evaluate[1:], "interrupted") == resume
+    for name in ("q0-start", "q0-start-eval"):
+        shutil.rmtree(tmp_path / name)
+    assert left_after("q0-start", "tiny", make[3:], "finished") == []
+    assert left_after("q0-start-eval", "eval", evaluate[1:], "finished") == []
+    for given in ({"seed": 1}, {"tools": True}):
+        with pytest.raises(RlvrError, match="q0-start exists already, and was made by another command") as raised:
+            run(QuickstartConfig(name="q0", runs_dir=str(tmp_path), **given))
+        assert raised.value.hint == "Choose another --name."
 
 
 def test_the_quickstart_writes_only_runs_among_the_runs():
