@@ -22,7 +22,10 @@ class QuickstartConfig(Provenance):
     )
     seed: int = knob(0, "Seed of the model, the data and the runs.", group="Run", common=True, at_least=0)
     name: str = knob(
-        "", "Prefix of the run names: NAME-sft and so on. Empty: quickstart-DATE-TIME.", group="Run", common=True
+        "",
+        "Prefix of the run names: NAME-sft and so on; that of an earlier call goes on with its runs. Empty: quickstart-DATE-TIME.",
+        group="Run",
+        common=True,
     )
     runs_dir: str = knob("runs", "Directory that holds the runs.", group="Run", common=True, path=True)
 
