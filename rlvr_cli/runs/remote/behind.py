@@ -161,7 +161,7 @@ class Upload:
 
     @property
     def _export(self) -> str:
-        return f"rlvr export {typed(self._run)} --to {str(self.address).rpartition('/')[0]}"
+        return f"rlvr export {typed(str(self._run))} --to {str(self.address).rpartition('/')[0]}"
 
     def _spawn(self) -> None:
         import subprocess
