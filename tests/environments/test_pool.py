@@ -208,7 +208,7 @@ def test_what_has_ended_is_given_up(tmp_path):
         ("no time!", "crash", "sent no message"),
         slow("no such time!", "crash", "sent no message"),
         slow("before its time!", "crash", "sent no message"),
-        ("raise!", "KeyError", "mine.py:53: 'gone'"),
+        ("raise!", "KeyError", "mine.py:54: 'gone'"),
     ],
 )
 def test_what_fails_costs_its_own_episode_and_is_said_once(pool, turn, error, detail):
@@ -225,14 +225,14 @@ def test_what_is_no_reply_costs_its_own_episode(pool):
     """By a process that goes on, so that they share one."""
     number = "Reply(text=5, done=False, reward=None, role='environment', error=None, calls=())"
     for turn, error, detail in (
-        ("memory!", "MemoryError", "mine.py:55"),
+        ("memory!", "MemoryError", "mine.py:56"),
         ("inner!", "ValueError", "belong to the Reply itself"),
         ("nothing!", "TypeError", "answer() returned None, not a Reply"),
         ("number!", "TypeError", f"answer() returned {number}, not a Reply of text"),
         ("nan!", "ValueError", "a reward of nan"),
         ("policy!", "ValueError", "mine.py: a Reply has the role 'policy'"),
         ("nobody!", "ValueError", "mine.py: a Reply has the role ''"),
-        ("unreadable!", "Odd", "mine.py:67: its text cannot be read"),
+        ("unreadable!", "Odd", "mine.py:68: its text cannot be read"),
     ):
         found = ask(pool, turn, seed=1)
         assert found.error == error

@@ -200,7 +200,7 @@ def test_pad_id_is_pad_then_eos_then_an_error():
 
 
 def test_a_prompt_without_a_token_is_named(tiny_tokenizer):
-    with pytest.raises(RlvrError, match="Prompt 1 of 2"):
+    with pytest.raises(RlvrError, match="Prompt 1 has no tokens"):
         tokenize_prompt_and_output(["a", ""], ["b", "c"], tiny_tokenizer)
 
 

@@ -247,7 +247,16 @@ def test_a_run_whose_accuracy_cannot_be_counted_is_sound(tmp_path, monkeypatch, 
     assert (rows["a"]["status"], rows["a"]["command"], rows["a"]["accuracy"]) == ("finished", "grpo", None)
     assert "a: its accuracy is not known: The query needed more than 1KB of memory." in said.err
     assert said.err.count("broken: ") == 1
-    page = pages.runs_page(pages.run_rows({"a": tmp_path / "a"}), {"a": ""}, title="t", given="", order="", state="")
+    page = pages.runs_page(
+        pages.run_rows({"a": tmp_path / "a"}),
+        {"a": ""},
+        title="t",
+        given="",
+        order="",
+        state="",
+        below="",
+        committed="",
+    )
     assert "its accuracy is not known: The query needed" in page
     assert ">finished<" in page
 
