@@ -123,7 +123,7 @@ class Upload:
                 console.say(f"waiting for the upload to {self.address}")
             self._watcher.join()
         except BaseException:
-            self._stop(self._watcher)
+            self._stop()
             raise
         finally:
             self._renewing.set()
@@ -134,13 +134,12 @@ class Upload:
             raise self._not_whole(self._problem)
         console.say(f"uploaded to {self.address}, {time.monotonic() - began:.1f} s after the end")
 
-    def _stop(self, watcher: threading.Thread) -> None:
+    def _stop(self) -> None:
         """End the upload as it is, and say where the run is unless all of it has arrived."""
         assert self._child is not None
         self._stopped = True
         self._child.kill()
-        watcher.join(TOLD_AFTER)
-        if self._child.returncode != 0 and self._lost is None:
+        if self._child.wait() != 0 and self._lost is None:
             error = self._not_whole("the upload was interrupted.")
             console.say(f"note: {error.problem} {error.hint}")
 

@@ -631,9 +631,11 @@ def test_ctrl_c_in_the_final_wait_ends_the_upload_and_says_where_the_run_is(s3, 
     s3.before = hold
     run = RunDir.create(str(place), "grpo", name="r", metadata={})
     step(run, 0)
+    watcher = run._upload._watcher
     with pytest.raises(KeyboardInterrupt):
         run.close()
     free.set()
+    until(lambda: watcher not in threading.enumerate())
     said = capsys.readouterr().err
     assert f"note: The run is not whole at {place}/r: the upload was interrupted." in said
     assert f"rlvr export {run.path} --to {place}" in said
