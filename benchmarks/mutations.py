@@ -729,6 +729,7 @@ WIRING = [
     Mutation("part numbers are not counted on", "runs/run_dir.py", "self._next_parts[folder, slug, phase, step] = number + 1", "pass", "tests/runs/test_run_dir.py -k committed_keys"),
     Mutation("a summary does not spill", "analysis/queries/database.py", "timeout_seconds=timeout_seconds, spills=True) as database", "timeout_seconds=timeout_seconds) as database", "tests/analysis/test_summary.py -k little_memory"),
     Mutation("waiting for a busy processor ends a query", "process.py", "time.process_time if computing else time.monotonic", "time.monotonic", "tests/test_process.py -k no_waiting"),
+    Mutation("what a failed call holds fills its process", "process.py", "one.__traceback__ = None", "pass", "tests/environments/test_tools.py -k earlier"),
     Mutation("what was spilled stays when a query is given up", "process.py", "shutil.rmtree(folder, ignore_errors=True)", "pass", "tests/test_process.py -k given_up"),
     *mutations_of(
         "analysis/queries/database.py",
@@ -1459,7 +1460,7 @@ EPISODES = [
     ),
     *mutations_of(
         "environments/tools.py",
-        ("a process that earlier calls have filled is kept", "isinstance(problem, MemoryError) and memory_is_filled():", "False:", "tests/environments/test_tools.py -k earlier"),
+        ("a process that earlier calls have filled is kept", "if memory_was_filled(problem):", "if False:", "tests/environments/test_tools.py -k earlier"),
         ("a call gets the result of another one", "for call in json.loads(turn):", "for call in json.loads(turn)[::-1]:", f"{CHAT_TURNS} in_their_order"),
         ("a chat model's tool has the name of its function", '    schema["function"]["name"] = name\n', "", f"{CHAT_TURNS} in_their_order"),
     ),
@@ -1632,7 +1633,7 @@ EPISODES = [
         "environments/worker.py",
         ("the copy of a process that forks answers too", "if os.getpid() != process:", "if False:", "tests/environments/test_pool.py -k said_twice"),
         ("an answer takes no time", '"seconds": time.monotonic() - began}', '"seconds": 0.0}', "tests/environments/test_pool.py -k at_once"),
-        ("a process that earlier episodes have filled is kept", " and answered and memory_is_filled():", " and False:", "tests/environments/test_pool.py -k earlier"),
+        ("a process that earlier episodes have filled is kept", 'said.pop("is_filled", False) and answered:', "said.pop('is_filled', False) and False:", "tests/environments/test_pool.py -k earlier"),
         ("tools are asked again", "answered = 0 if _keeps_a_state(environment) else len(turns) - 1", "answered = 0", "tests/environments/test_tools.py -k asked_again"),
         ("an environment without a prompt ends the run", "if not (chat or str(prompt)):", "if False:", f"{PLAYED} prompt_that_cannot"),
         ("what answers a call ends an episode without a word", "if any(call.done or", "if False and any(call.done or", "tests/environments/test_pool.py -k own_episode"),

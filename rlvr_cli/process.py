@@ -348,11 +348,19 @@ def limit_memory(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-OUT_OF_MEMORY = ("MemoryError", "_ArrayMemoryError")  # exceptions; the second is NumPy's
-
-
-def memory_is_filled() -> bool:
-    """Whether the address space is above half of the limit of `limit_memory`: memory that is refused may then be the fault of earlier work."""
+def memory_was_filled(error: BaseException) -> bool:
+    """Whether memory was refused, as an exception or one that it comes from says, and the address space is above half of the limit of
+    `limit_memory` without what their frames hold, which is let go: earlier work may have filled it then.
+    """
+    chain: list[BaseException] = []
+    last: BaseException | None = error
+    while last is not None and last not in chain:
+        chain.append(last)
+        last = last.__cause__ or last.__context__
+    if not any(isinstance(one, MemoryError) for one in chain):
+        return False
+    for one in chain:
+        one.__traceback__ = None
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return limit != resource.RLIM_INFINITY and _bytes_of(0) > limit / 2
 

@@ -91,7 +91,9 @@ def load(spec: str, role: Role) -> Callable[..., Any]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # whatever the user's own code raises
-        raise RlvrError(f"{path} could not be loaded: {type(error).__name__}: {error}", "Correct the file.") from error
+        raise RlvrError(
+            f"{path} could not be loaded: {type(error).__name__}: {text_of(error)}", "Correct the file."
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
         raise RlvrError(f"{name} in {path} is not a {role.kind}.", f"Write path/to/file.py:{role.kind}.")

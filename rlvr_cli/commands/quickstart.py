@@ -67,14 +67,7 @@ REASONING = Task(
     "quickstart", "arithmetic", 8000, 4000, "work the problem out", new="other questions", query="failures"
 )
 TOOLS = Task(
-    "quickstart-tools",
-    "multiplication",
-    6000,
-    6000,
-    "ask the calculator",
-    "questions in another order",
-    "turns",
-    tool=True,
+    "quickstart-tools", "multiplication", 6000, 6000, "ask the calculator", "reordered questions", "turns", tool=True
 )
 
 
@@ -92,6 +85,12 @@ def run(config: QuickstartConfig) -> None:
     with os_errors_as_user_errors(runs):
         runs.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
+    if mirror:
+        mirror.bring(
+            [f"{name}-{run}" for run in ("start", "sft", "grpo", *task.stages.values())], left_out=(failed := {})
+        )
+        for problem in failed.values():
+            raise problem
     planned = commands(name, runs, seed=config.seed, task=task)
     steps = [(title, left_of(command, runs)) for title, command in planned]
     again = shlex.join(["rlvr", "quickstart", *words_of(QuickstartConfig, {**typed_options(config), "name": name})])
@@ -100,13 +99,13 @@ def run(config: QuickstartConfig) -> None:
             console.say(f"\n# {title}\n{f'$ {shlex.join(command)}' if command else 'finished before'}")
             if command:
                 run_command(command)
+        if mirror:
+            for run in sorted(runs.glob(f"{name}-*/{RUN_FILE}")):
+                mirror.send(run.parent.name)
     except (Interrupted, KeyboardInterrupt):
         raise Interrupted(f"the runs so far are kept; go on with: {again}") from None
     except RlvrError as error:
         raise RlvrError(error.problem, f"Once that is mended, go on with: {again}") from error
-    if mirror:
-        for run in sorted(runs.glob(f"{name}-*/{RUN_FILE}")):
-            mirror.send(run.parent.name)
     console.say(f"\ncurves         {runs / f'{name}-grpo' / PICTURE}")
     rows = []
     for stage, suffix in task.stages.items():
@@ -115,9 +114,8 @@ def run(config: QuickstartConfig) -> None:
         low, high = share_interval(averages["reward/mean"], n)
         rows.append((stage, averages["reward/mean"], low, high, averages["reward/format"], averages["length/mean"]))
     tables.print_table(("model", "held_out_reward", "low", "high", "format_reward", "mean_tokens"), rows)
-    rise = rows[2][1] - rows[1][1]
     took = f"{'All steps together' if steps == planned else 'The rest'} took {time.monotonic() - started:.0f} s."
-    console.say(f"GRPO changed the held-out reward by {rise:+.2f}. {took}")
+    console.say(f"GRPO changed the held-out reward by {rows[2][1] - rows[1][1]:+.2f}. {took}")
     console.say(
         f"next           rlvr analyze {task.query} {typed(runs / f'{name}-grpo')}    (rlvr analyze --list names other queries)"
     )
@@ -131,8 +129,7 @@ def commands(name: str, runs: Path, *, seed: int, task: Task = REASONING) -> lis
 
     start = model_of("start")
     picture = runs / f"{name}-grpo" / PICTURE
-    is_default = str(runs) == "runs" and "runs_dir" not in environment_values()
-    where = [] if is_default else ["--runs-dir", str(runs)]
+    where = [] if str(runs) == "runs" and "runs_dir" not in environment_values() else ["--runs-dir", str(runs)]
 
     def rlvr(command: str, run: str, *given: str, model: str, dataset: str = "") -> list[str]:
         options = ["--preset", task.preset, "--model", model, *(["--dataset", dataset] if dataset else []), *given]

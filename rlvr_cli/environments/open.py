@@ -104,7 +104,13 @@ def check_environment(spec: EnvironmentSpec) -> None:
     names = Counter([*built_in, *(tool.rpartition(":")[2] for tool in spec.tools)])
     for tool in spec.tools:
         user_code.find(tool, TOOL)
-        if names[name := tool.rpartition(":")[2]] > 1:
+        file, _, name = tool.rpartition(":")
+        if name == "policy":
+            raise RlvrError(
+                f"{file}: a tool cannot be called policy: turns of that name are the policy's own.",
+                "Give it another name.",
+            )
+        if names[name] > 1:
             own = f", one of them by --environment {spec.name}" if name in built_in else ""
             raise RlvrError(f"Several tools are called {name}{own}.", "Give each --tool a name of its own.")
 

@@ -11,7 +11,7 @@ from typing import Any
 from rlvr_cli import user_code
 from rlvr_cli.environments.interface import Reply
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.process import memory_is_filled
+from rlvr_cli.process import memory_was_filled
 from rlvr_cli.types import Example
 
 Tool = Callable[[str], object]  # the text between the tags -> the result
@@ -111,17 +111,8 @@ def schema_of(name: str, function: Callable[..., object]) -> dict[str, Any]:
 
 
 def load_function(spec: str) -> tuple[str, Callable[..., object]]:
-    """Run the file of FILE.py:FUNCTION and return the tool's name and the function.
-
-    Raises:
-        RlvrError: see `user_code.load`; or it has the name of the policy's turns.
-    """
-    file, _, name = spec.rpartition(":")
-    if name == "policy":
-        raise RlvrError(
-            f"{file}: a tool cannot be called policy: turns of that name are the policy's own.", "Give it another name."
-        )
-    return name, user_code.load(spec, TOOL)
+    """Run the file of FILE.py:FUNCTION and return the tool's name and the function. Raises RlvrError: see `user_code.load`."""
+    return spec.rpartition(":")[2], user_code.load(spec, TOOL)
 
 
 def load_tool(spec: str) -> tuple[str, Tool]:
@@ -178,7 +169,7 @@ def _outcome(call: Callable[[], object]) -> tuple[str, str | None]:
     try:
         return str(call()), None
     except Exception as problem:  # whatever the tool raises; the policy may call it in another way
-        if isinstance(problem, MemoryError) and memory_is_filled():  # perhaps by earlier calls: see `worker.serve`
+        if memory_was_filled(problem):  # perhaps by earlier calls: see `worker.serve`
             raise
         said = (
             str(problem)

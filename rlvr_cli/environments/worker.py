@@ -21,7 +21,7 @@ from rlvr_cli.environments.open import EnvironmentSpec, load_environment, load_f
 from rlvr_cli.environments.tools import CALLED, ChatTools, Tools, schema_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.parallel.lines import TheirLines
-from rlvr_cli.process import OUT_OF_MEMORY, fork_guarded, limit_memory, memory_is_filled
+from rlvr_cli.process import fork_guarded, limit_memory, memory_was_filled
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example
 from rlvr_cli.user_code import location, text_of
@@ -85,7 +85,7 @@ def serve(
                 said = _schemas(spec, first)
             else:
                 said = _answer(spec, episodes, kind, *question)
-            if said.get("error") in OUT_OF_MEMORY and answered and memory_is_filled():
+            if said.pop("is_filled", False) and answered:
                 os._exit(0)  # earlier episodes have filled it: a process that is started afresh is asked again
             answered += 1
             say({**said, "seconds": time.monotonic() - began})
@@ -194,7 +194,8 @@ def _answer(
             case _:
                 return episodes.play_again(seed, example, turns)
     except BaseException as error:  # whatever the user's own code raises
-        return {"error": type(error).__name__, "detail": _described(spec, error)}
+        said = {"error": type(error).__name__, "detail": _described(spec, error)}
+        return {**said, "is_filled": memory_was_filled(error)}
 
 
 def _schemas(spec: EnvironmentSpec, environment: Any) -> dict[str, Any]:

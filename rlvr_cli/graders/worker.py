@@ -21,7 +21,7 @@ from dataclasses import astuple
 from typing import IO, Any
 
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.process import OUT_OF_MEMORY, fork_guarded, limit_memory, memory_is_filled
+from rlvr_cli.process import fork_guarded, limit_memory, memory_was_filled
 from rlvr_cli.types import KEPT_CHARACTERS
 
 
@@ -51,6 +51,7 @@ def main() -> None:
     for line in requests:
         token, items = json.loads(line)
         for index, *item in items:
+            is_filled = False
             try:
                 verdict: Any = astuple(grade(*item))[:7]  # no judgement
             except BaseException as error:  # whatever a grader raises becomes the error of this item
@@ -59,10 +60,11 @@ def main() -> None:
                     verdict[1] = error_detail(error, setup["spec"], grade)[:KEPT_CHARACTERS]
                 except BaseException:  # the text of an exception may be the grader's own code
                     verdict[1] = "the text of the exception cannot be read"
+                is_filled = memory_was_filled(error)
             signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that is left would go off in a later item
             if os.getpid() != process:  # the grader forked and returned in the copy, too
                 os._exit(0)
-            if verdict[0] in OUT_OF_MEMORY and graded and memory_is_filled():
+            if is_filled and graded:
                 verdict = None  # earlier items have filled the memory
             _reply(replies, [token, index, verdict])
             graded += 1

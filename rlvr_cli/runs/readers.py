@@ -478,8 +478,9 @@ def resolve_runs(names: Sequence[str], root: Path | str) -> Named:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a text is a pattern of names or paths, such as 'abl-*'; False for SQL, which has spaces."""
-    return re.fullmatch(r"[^\s]*[*?\[][^\s]*", name) is not None
+    """Whether a text is a pattern of names or paths, such as 'abl-*'; False for SQL, which has spaces, and no directory before them."""
+    folder = name.rpartition("/")[0]
+    return re.search(r"[*?\[]", name) is not None and (not re.search(r"\s", name) or os.path.isdir(folder))
 
 
 def _matching(pattern: str, root: Path | str) -> tuple[list[Path], list[str]]:
@@ -487,9 +488,10 @@ def _matching(pattern: str, root: Path | str) -> tuple[list[Path], list[str]]:
     import fnmatch
     import glob
 
-    address = pattern if is_address(pattern) else f"{str(root).rstrip('/')}/{pattern}"
-    if is_address(address):
-        above, _, names = address.rpartition("/")
+    folder, _, names = pattern.rpartition("/")
+    is_below = is_address(str(root)) and all(map(RUN_NAME.fullmatch, folder.split("/") if folder else ()))
+    if is_address(pattern) or is_below:
+        above = folder if is_address(pattern) else f"{str(root).rstrip('/')}/{folder}"
         if found := [run for run in views_below(above) if fnmatch.fnmatchcase(run.name, names)]:
             return sorted(found, key=lambda run: _natural(run.name)), []
     for base in () if is_address(pattern) else (Path(root), Path()):

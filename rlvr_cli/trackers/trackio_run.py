@@ -10,6 +10,7 @@ but not in a directory whose project no longer has the run.
 
 import hashlib
 import os
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ class Trackio:
         named = (
             f"; there its name is {self._name}, as another run is named {self._id}" if self._name != self._id else ""
         )
-        return f"look at it with: trackio show --project {self._project}{named}"
+        return f"look at it with: trackio show --project {shlex.quote(self._project)}{named}"
 
     def send(self, rows: Sequence[Row]) -> Sequence[Row]:
         """Send the rows that have not been sent, and return them."""

@@ -14,6 +14,7 @@ from typing import Any
 import wandb
 
 from rlvr_cli.runs.readers import ENDED, RunInfo
+from rlvr_cli.runs.storage.files import typed
 from rlvr_cli.trackers.rows import SAMPLE_COLUMNS, Row, Samples, described
 from rlvr_cli.trackers.sent import Recorded, Sent
 
@@ -58,7 +59,7 @@ class WandB:
     def note(self) -> str:
         if not self._offline:
             return self._run.url or ""
-        return f"offline; send it with: wandb sync {self._path / 'wandb'}/offline-run-*"
+        return f"offline; send it with: wandb sync {typed(self._path / 'wandb')}/offline-run-*"
 
     def send(self, rows: Sequence[Row]) -> Sequence[Row]:
         """Send the rows that W&B has not, and return them."""

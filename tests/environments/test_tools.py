@@ -104,13 +104,15 @@ def test_tools_are_not_asked_again_what_they_have_answered(tmp_path):
 
 def test_memory_that_earlier_calls_have_filled_costs_a_process_and_no_call(tmp_path):
     (tmp_path / "mine.py").write_text(
-        "kept = []\ndef keep(gib):\n    kept.append(bytes(int(gib) << 30))\n    return len(kept)\n"
+        "kept = []\ndef keep(gib):\n    mine = []\n    while gib == 'all':\n        mine.append(bytes(1 << 28))\n"
+        "    kept.append(bytes(int(gib) << 30))\n    return len(kept)\n"
     )
     spec = EnvironmentSpec("", (f"{tmp_path}/mine.py:keep",))
     with closing(EnvironmentPool(spec, workers=1, memory_gb=2)) as pool:
-        calls = [pool.answer(QUESTION, seed, [f"<keep>{gib}</keep>"]).result() for seed, gib in enumerate((9, 1, 1))]
-    error = "<out>error: MemoryError: </out>"  # of what no process has room for
-    assert [call.reply and call.reply.text for call in calls] == [error, "<out>1</out>", "<out>1</out>"]
+        asked = enumerate((9, "all", 1, 1))
+        calls = [pool.answer(QUESTION, seed, [f"<keep>{gib}</keep>"]).result() for seed, gib in asked]
+    error = "<out>error: MemoryError: </out>"  # of what no process has room for, at once or piece by piece
+    assert [call.reply and call.reply.text for call in calls] == [error, error, "<out>1</out>", "<out>1</out>"]
 
 
 def test_a_program_sees_nothing_of_the_one_before():

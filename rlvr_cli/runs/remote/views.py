@@ -24,6 +24,7 @@ from rlvr_cli.runs.storage.sources import Source, forget_source, set_source, sou
 from rlvr_cli.terminal import console
 
 THREADS = 16
+_LOOKED_INTO, _TRIED = 64, 4  # folders for which runs are looked, and what is tried in each: it may be no place of runs
 KEPT = 3  # states of a run that goes on, of those that a process has opened
 
 _cache = cache(Cache)
@@ -127,15 +128,15 @@ def views_below(text: str) -> list[Path]:
 
 
 def folders_below(text: str) -> list[str]:
-    """Return the names of the folders below an address that hold runs. Raises RlvrError."""
+    """Return the names of folders below an address that hold runs, of some that are looked into. Raises RlvrError."""
     store = _store(parsed_address(text))
 
     def holds_runs(name: str) -> bool:
         folder = store.below(name)
-        return any(folder.below(run).read(INDEX) for run in folder.folders() if RUN_NAME.fullmatch(run))
+        return any(folder.below(run).read(INDEX) for run in [*filter(RUN_NAME.fullmatch, folder.folders())][:_TRIED])
 
     with ThreadPoolExecutor(THREADS) as pool:
-        names = store.folders()
+        names = [*filter(RUN_NAME.fullmatch, store.folders())][:_LOOKED_INTO]
         return [name for name, holds in zip(names, pool.map(holds_runs, names), strict=True) if holds]
 
 

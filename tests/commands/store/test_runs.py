@@ -334,13 +334,16 @@ def test_no_directory_of_runs_is_an_error(tmp_path):
 
 def test_runs_of_sweeps_alone_are_named(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for sweep in ("mine", "own", ".hidden"):
+    for sweep in ("mine", "my own", ".hidden"):
         make(tmp_path / "runs" / sweep, "g-0.5-s0")
     invoke(["runs"])
     said = capsys.readouterr().err
-    assert said == "there is no run in runs itself; those of its folders: rlvr runs 'runs/mine/*' 'runs/own/*'\n"
+    assert said == "there is no run in runs itself; those of its folders: rlvr runs 'runs/mine/*' 'runs/my own/*'\n"
     invoke([*shlex.split(said.partition(": rlvr ")[2]), "--format", "csv"])
-    assert re.findall("^[a-z]+/g-0.5-s0", capsys.readouterr().out, re.MULTILINE) == ["own/g-0.5-s0", "mine/g-0.5-s0"]
+    assert re.findall("^[a-z ]+/g-0.5-s0", capsys.readouterr().out, re.MULTILINE) == [
+        "my own/g-0.5-s0",
+        "mine/g-0.5-s0",
+    ]
     with pytest.raises(RlvrError, match=r"There is no run in runs itself.\nName runs of a folder in it: 'mine/\*'"):
         invoke(["analyze"])
     invoke(["analyze", "mine/g-0.5-s0"])

@@ -154,6 +154,7 @@ def test_names_patterns_and_the_latest(s3, place, run):
     sweeps = str(place).removesuffix("/runs")
     assert [path.name for path in resolve_runs(["runs/do*"], sweeps).runs] == ["done", "done-2"]
     assert folders_of_runs(sweeps) == ["runs"]
+    assert resolve_runs([f"{run.parent}/d*e"], root).runs == [run], "a path on this machine"
     with pytest.raises(RlvrError, match=f"{root}/done is a run") as raised:
         views.folder_of(f"{root}/done")
     assert raised.value.hint == f"Its model, if it has one, is {root}/done/model."

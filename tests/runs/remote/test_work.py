@@ -190,6 +190,14 @@ def test_only_runs_that_have_ended_are_brought_and_a_copy_that_has_fallen_behind
     assert read_rollouts(mirror.folder / "r").num_rows == 4, "what is further here stays"
 
 
+def test_a_quickstart_goes_by_the_runs_in_the_store(s3, place, tmp_path):
+    with RunDir.create(tmp_path, "tiny", name="q-start", metadata={}) as run:
+        run.finish("finished")
+    export_run(tmp_path / "q-start", place)
+    with pytest.raises(RlvrError, match="/q-start exists already, and was made by another command"):
+        invoke(["quickstart", "--name", "q", "--runs-dir", str(place)])
+
+
 @pytest.mark.parametrize("scheme", ["gs", "az", "abfs"])
 def test_stores_of_another_kind_are_refused_and_no_directory_is_made(tmp_path, monkeypatch, scheme):
     monkeypatch.chdir(tmp_path)

@@ -394,23 +394,24 @@ def test_a_host_with_too_little_memory_is_noted():
     assert host_note(plan_of(GrpoConfig(), QWEN_7B, GIB, engine="transformers"), 0) == ""
 
 
-@pytest.mark.parametrize("trainers", [1, 2])
-def test_trainers_on_the_cpu_need_the_memory_of_this_machine(trainers):
+@pytest.mark.parametrize(("trainers", "given"), [(1, {}), (2, {}), (1, {"offload_optimizer": True})])
+def test_trainers_on_the_cpu_need_the_memory_of_this_machine(trainers, given):
     """By hand: 7.6 billion parameters of 16 bytes, and the head's gradient before it is added."""
-    config = GrpoConfig(trainers=trainers)
+    config = GrpoConfig(trainers=trainers, **given)
     placement = place("auto", engine="transformers", in_process=True, cuda_devices=[], trainers=trainers)
     plan = memory_plan(config, QWEN_7B, placement, engine="transformers", rows=2, capacities={})
-    state, updating = 115.5 * trainers, sum(plan.updating.values()) * trainers
+    state, updating = 115.5 * trainers, sum(plan.updating.values()) * trainers + sum(plan.host.values())
+    advice = f"{'Use fewer --trainers, or train' if trainers > 1 else 'Train'} on a GPU, or a smaller model."
     assert host_note(plan, updating) == ""
     assert host_note(plan, 1.01 * state * GIB) == (
         f"the run is estimated to need {updating / GIB:.1f} GiB, and this machine has {1.01 * state:.1f} GiB of memory. "
-        "Train on a GPU, or a smaller model."
+        f"{advice}"
     )
     with pytest.raises(
         RlvrError, match=f"optimizer state take {state:.1f} GiB, and this machine has 23.5 GiB"
     ) as caught:
         host_note(plan, 23.5 * GIB)
-    assert caught.value.hint == "Train on a GPU, or a smaller model. --dry-run says which GPUs the run fits."
+    assert caught.value.hint == f"{advice} --dry-run says which GPUs the run fits."
     assert "and this machine has 23.5 GiB of memory" in host_note(plan, 23.5 * GIB, dry_run=True), (
         "it is for another one"
     )
