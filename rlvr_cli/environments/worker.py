@@ -122,7 +122,11 @@ class _Episodes:
 
     def begin(self, seed: int, example: dict[str, Any]) -> dict[str, Any]:
         environment = self._make()
-        prompt = _prompt(environment.begin(Example(**example), seed), chat=self._chat)
+        try:
+            prompt = _prompt(environment.begin(Example(**example), seed), chat=self._chat)
+        except BaseException:
+            _give_up(environment)
+            raise
         self._keep(seed, environment, 0)
         return {"prompt": prompt}
 
