@@ -2417,6 +2417,7 @@ CLUSTER = [
     Mutation("a quantized model proposes", "commands/discover.py", "        check_model(engine.name, config.model)\n", "", "tests/training/test_session.py -k quantized"),
     Mutation("a quantized model teaches", "commands/distill.py", "    check_unquantized(model_path(config.teacher))\n", "", "tests/training/test_session.py -k quantized"),
     Mutation("a quantized model is loaded", "models/pretrained.py", "    check_unquantized(path_or_id)\n", "", "tests/models/test_policy.py -k quantized"),
+    Mutation("a model whose text model is quantized is loaded", "models/directory.py", 'config.get("text_config")', "None", "tests/models/test_policy.py -k quantized"),
     Mutation("a model's facts name the cache", "models/identity.py", "    if is_address(model):\n        identity", "    if False:\n        identity", f"{WORK} that_of_a_run"),
     Mutation("other stores are taken for directories", "runs/remote/store.py", "text.startswith((SCHEME, *_REFUSED))", "text.startswith(SCHEME)", f"{WORK} another_kind"),
 ]  # fmt: skip

@@ -23,6 +23,7 @@ CONVERT = (
 WEIGHTS = "model.safetensors"
 ADAPTER = "adapter_config.json"  # in a directory that holds an adapter, in peft's layout, instead of a whole model
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_BITSANDBYTES_OFF = {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": False}
 
 
 def holds_model(path: Path) -> bool:
@@ -109,13 +110,25 @@ def check_unquantized(path_or_id: str | Path) -> None:
         config = json.loads((directory / "config.json").read_text()) if directory is not None else {}
     except (OSError, ValueError, RecursionError):  # what is wrong with it says who loads it
         return
-    if isinstance(config, dict) and (found := config.get("quantization_config")):
+    if found := _quantization(config):
         method = found.get("quant_method", "bitsandbytes") if isinstance(found, dict) else found
         raise RlvrError(
             f"{printable(weights_of)} is quantized ({printable(str(method))}).",
             "rlvr trains and samples unquantized weights: use the model that it was made from, or a dequantized copy. "
             "rlvr eval takes it with --engine vllm.",
         )
+
+
+def _quantization(config: Any) -> Any:
+    """What a configuration says of its weights' quantization, also where that of the text model is a part of it; else None.
+
+    A dequantized copy may still have that of bitsandbytes, with both of its kinds off.
+    """
+    for part in (config, config.get("text_config")) if isinstance(config, dict) else ():
+        found = part.get("quantization_config") if isinstance(part, dict) else None
+        if found and not (isinstance(found, dict) and found.items() >= _BITSANDBYTES_OFF.items()):
+            return found
+    return None
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -225,10 +225,15 @@ def test_damage_is_named(tiny_model_dir, tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "method"),
-    [({"quant_method": "fp8"}, "fp8"), ({"load_in_4bit": True}, "bitsandbytes"), (["x"], "['x']")],
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"quantization_config": {"load_in_4bit": True}}, "bitsandbytes"),
+        ({"quantization_config": ["x"]}, "['x']"),
+        ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, "awq"),
+    ],
 )
 def test_quantized_weights_are_refused_before_they_are_read(broken, tmp_path, settings, method):
-    edit_config(broken, quantization_config=settings)
+    edit_config(broken, **settings)
     (broken / "model.safetensors").write_bytes(b"")
     adapter = tmp_path / "adapter"
     adapter.mkdir()
@@ -239,6 +244,12 @@ def test_quantized_weights_are_refused_before_they_are_read(broken, tmp_path, se
         error = refusal(path)
         assert error.problem == f"{broken} is quantized ({method})."
         assert "use the model that it was made from" in error.hint
+
+
+def test_a_dequantized_copy_may_say_that_it_was_quantized(broken):
+    off = {"load_in_4bit": False, "load_in_8bit": False}
+    edit_config(broken, quantization_config={"quant_method": "bitsandbytes", **off})
+    load_policy(broken, device="cpu")
 
 
 @pytest.mark.slow  # transformers names each model that it has
