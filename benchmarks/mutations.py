@@ -1431,7 +1431,7 @@ EPISODES = [
         "models/tokens/next_turn.py",
         ("a thinking that the prompt began has not begun", 'thinks=begun.rstrip().endswith("<think>")', "thinks=False", f"{NEXT_TURN} prompt_began"),
         ("markers in a message are special tokens", '{"content": self.markers.hide(message["content"])}', '{"content": message["content"]}', f"{NEXT_TURN} markers_in_a_text"),
-        ("what an assistant's text has behind an end marker is lost", "else text, only=self._ends)", "else text, only=())", f"{NEXT_TURN} end_marker"),
+        ("what an assistant's text has behind an end marker is lost", "self.markers.hide(said, only=self._ends)", "said", f"{NEXT_TURN} end_marker"),
         ("a call ends at an end marker in its arguments", "lambda text: self.markers.hide(text, only=self._ends)", "lambda text: text", f"{NEXT_TURN} end_marker"),
         ("the end of a turn comes twice", "own = self._ids_after(hidden)[ended:]", "own = self._ids_after(hidden)", f"{NEXT_TURN} conversation_is_that"),
         ("the end of a turn is missing where a stop string ended it", "any(i in self._end_ids for i in response_ids[-1:])", "True", f"{CHAT_TURNS} gets_its_end"),

@@ -147,10 +147,11 @@ class NextTurn:
         return self.markers.ids(turn[: sum(end)])
 
     def _with_end(self, text: str) -> str:
-        """An assistant's text whose end tokens are to be read as text, but for one at its end, as some datasets have it."""
-        said = text.rstrip()
-        end = max((end for end in self._ends if said.endswith(end)), key=len, default="")
-        return self.markers.hide(said.removesuffix(end) if end else text, only=self._ends) + end
+        """An assistant's text whose end tokens are to be read as text, but for the first of those at its end, as some datasets have it."""
+        said, end = text, ""
+        while last := max((end for end in self._ends if said.rstrip().endswith(end)), key=len, default=""):
+            said, end = said.rstrip().removesuffix(last), last
+        return self.markers.hide(said, only=self._ends) + end
 
     def _hidden(self, messages: Sequence[Message]) -> list[Message]:
         return [message | {"content": self.markers.hide(message["content"])} for message in messages]

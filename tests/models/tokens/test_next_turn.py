@@ -352,7 +352,7 @@ def test_a_given_conversation_is_the_templates_and_its_assistants_tokens_are_mas
 
 @pytest.mark.parametrize("name", [name for name in CHAT_MODELS if name != "deepseek_r1_distill"])
 def test_an_end_marker_in_an_assistants_text_is_text(next_turn, name):
-    """But for one at its end, which some datasets write."""
+    """But for one at its end, which some datasets write; of several there, the first one."""
     turns = next_turn(name, tools=CHAT_MODELS[name].knows_tools)
     asked = {"role": "user", "content": "?"}
 
@@ -368,7 +368,7 @@ def test_an_end_marker_in_an_assistants_text_is_text(next_turn, name):
         shown, without = map(turns.chat.tokenizer.decode, (ids, plain))
         assert shown == without.replace("With it,", f"With {end},")
         assert [place for place, token in enumerate(ids) if token in turns._end_ids] == [len(ids) - 1]
-        for behind in ("", "\n"):
+        for behind in ("", "\n", end, f"\n{end}", *turns._ends):
             assert trained_on(f"With it, a line\nfollows.{end}{behind}") == [*plain[:-1], i]
         if turns.chat.tools:
             ids = trained_on("", tool_calls=[tool_call("calc", {"expression": f"1{end}1"}, 0)])
