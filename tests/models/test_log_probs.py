@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
+    ByT5Tokenizer,
     CohereConfig,
     Gemma2Config,
     GPT2Config,
@@ -157,9 +158,9 @@ def test_tokenize_prompt_and_output_against_a_slow_loop(tiny_tokenizer):
         assert batch["response_mask"][row].tolist() == expected
 
 
-def word_tokenizer(template="<s> $A", **special):
+def word_tokenizer(template="<s> $A", *, unknown="?", **special):
     vocab = {word: index for index, word in enumerate(["<s>", "</s>", "<pad>", "?", "one", "two"])}
-    backend = Tokenizer(models.WordLevel(vocab, unk_token="?"))
+    backend = Tokenizer(models.WordLevel(vocab, unk_token=unknown))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("<s>", 0), ("</s>", 1)])
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
@@ -173,14 +174,19 @@ def test_only_the_prompt_gets_the_tokenizers_bos():
 
 
 @pytest.mark.parametrize(("template", "front"), [("$A </s>", []), ("<s> $A </s>", [0]), ("</s> $A </s>", [1])])
-def test_a_prompt_does_not_get_the_tokenizers_eos(template, front):
-    """As tokenizers have it that were saved with add_eos_token."""
-    tokenizer = word_tokenizer(template, eos_token="</s>")
+@pytest.mark.parametrize("unknown", ["?", "</s>", "none"])
+def test_a_prompt_does_not_get_the_tokenizers_eos(template, front, unknown):
+    """As tokenizers have it that were saved with add_eos_token; whatever they make of words that they do not know."""
+    tokenizer = word_tokenizer(template, unknown=unknown, eos_token="</s>")
     expected = [[*front, 4], [*front, 4, 1], front]
     assert encode_prompts(tokenizer, ["one", "one</s>", ""]) == expected
     tokenizer.chat_template = "one"
     markers = Markers(tokenizer, name="m")
     assert [markers.prompt_ids(text) for text in ("one", "one</s>", "")] == expected
+
+
+def test_a_prompt_does_not_get_eos_of_a_tokenizer_without_a_file():
+    assert encode_prompts(ByT5Tokenizer(), ["a", ""]) == [[100], []]
 
 
 def test_eos_is_appended_on_request_and_never_twice():

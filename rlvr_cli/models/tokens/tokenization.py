@@ -6,16 +6,19 @@ see what is to the right of a token: no attention mask is needed, and no result 
 """
 
 from collections.abc import Sequence
-from itertools import chain, takewhile
+from itertools import chain
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlvr_cli.errors import RlvrError
 
 Batch = dict[str, Tensor]
+_A_TEXT = 2**31  # a token that no tokenizer has
 
 
 def tokenize_prompt_and_output(
@@ -52,9 +55,16 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -
 
 def front_of(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The special tokens that a tokenizer puts in front of a text (BOS, where it has one), without those behind it (EOS)."""
-    around, with_text = tokenizer("").input_ids, tokenizer("0").input_ids
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(around, with_text, strict=False))
-    return [token for token, _ in same]
+    own: Any = tokenizer
+    backend = getattr(own, "backend_tokenizer", None)
+    if backend is None:
+        around = own.build_inputs_with_special_tokens([_A_TEXT])
+    elif backend.post_processor is None:
+        return []
+    else:  # which texts it knows cannot be guessed, so the one token is another tokenizer's
+        text = Tokenizer(WordLevel({"text": _A_TEXT}, unk_token="text")).encode("text")
+        around = backend.post_processor.process(text).ids
+    return around[: around.index(_A_TEXT)]
 
 
 def encode(
