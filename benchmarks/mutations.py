@@ -1696,6 +1696,10 @@ EPISODES = [
     ),
     *mutations_of(
         "replay/stored.py",
+        ("a replay takes a conversation for its text", "if e.conversation is None", "if True", "tests/commands/across/test_chat_episodes.py -k assistants_tokens_alone"),
+        ("a replay runs a user's tools", "(spec.tools or spec.of_verifiers)", "False", "tests/commands/across/test_chat_episodes.py -k assistants_tokens_alone"),
+        ("a replay learns what a tool said", 'learned += [role == "policy"] * (', "learned += [True] * (", "tests/replay/test_replay.py -k of_turns_has"),
+        ("a replay knows no turns that end within a token", "len(response))], ids.ends)", "len(response))],)", "tests/replay/test_replay.py -k of_turns_has"),
         ("a replay reads the manifest for each batch", "    @cached_property\n", "    @property\n", "tests/replay/test_replay.py -k manifest_once"),
         ("a replay takes lengths of whole responses", "sum(r.response_mask or [True] * len(r.response_ids))", "len(r.response_ids)", f"{IN_A_RUN} credit_of_turns_trains"),
         ("a replay takes the reward for that of the first turn", "[0.0] * (num_turns - 1) + [reward]", "[reward] + [0.0] * (num_turns - 1)", "tests/replay/test_replay.py -k turns_of_episodes"),

@@ -25,7 +25,8 @@ from rlvr_cli.runs.manifest import METRICS, ROLLOUTS, Entries
 from rlvr_cli.runs.readers import parsed_table, part_tables, read_index, read_metadata, read_metrics, read_parts
 from rlvr_cli.runs.storage.files import shown
 from rlvr_cli.runs.storage.parquet import to_rollouts
-from rlvr_cli.types import Example, Metric, Phase, Rollout, SamplingParams
+from rlvr_cli.samplers.episodes.turns import chat_turns, environment_spec
+from rlvr_cli.types import Conversation, Example, Metric, Phase, Rollout, SamplingParams
 
 LOSSES = ("no_baseline", "reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "gspo", "cispo", "kimi")
 
@@ -327,7 +328,12 @@ def _epochs_of_traces(run: StoredRun, tokenizer: Any) -> Iterator[Batch]:
     own = run.options
     traces, examples = traces_of(run)
     ends = run.facts["dataset"].get("other_ends", ())
-    responses = [_trace(e, traces, tokenizer, append_eos=own["append_eos"], other_ends=ends) for e in examples]
+    responses = [
+        _trace(e, traces, tokenizer, append_eos=own["append_eos"], other_ends=ends)
+        if e.conversation is None
+        else _conversation(e.conversation, run)
+        for e in examples
+    ]
     if own.get("loss_on_prompts"):
         unread = 0 if own["packing_attend_across"] else 1  # tokens with nothing before them to predict them from
         responses = [_whole(r, unread=unread) for r in responses]
@@ -413,14 +419,47 @@ def _trace(
     sampled = (
         ids is not None
         and (ids.prompt == before or tokenizer.decode(ids.prompt) == prompt)
-        and tokenizer.decode(ids.response, skip_special_tokens=True).startswith(response)
+        and any(
+            _spells(ids.response, response, ends, tokenizer)
+            for ends in ([(len(ids.response), len(response))], ids.ends)
+            if ends
+        )
     )
     if ids is not None and sampled:
         before, tokens, learned = list(ids.prompt), list(ids.response), list(ids.mask or [True] * len(ids.response))
-    else:
+    elif example.turns is None:
         tokens = tokenizer(response, add_special_tokens=False).input_ids
         learned = [True] * len(tokens)
+    else:
+        tokens, learned = [], []
+        for role, text in example.turns:
+            tokens += tokenizer(text, add_special_tokens=False, split_special_tokens=role != "policy").input_ids
+            learned += [role == "policy"] * (len(tokens) - len(learned))
     ended = tokens and tokens[-1] in (end, *(other_ends if sampled else ()))
-    if append_eos and (not tokens or (learned[-1] and not ended)):
+    if append_eos and (learned[-1] and not ended if tokens else example.turns is None):
         tokens, learned = [*tokens, end], [*learned, True]
+    return Response(before, tokens, learned, (), [0.0] * len(tokens))
+
+
+def _spells(ids: Sequence[int], text: str, ends: Sequence[tuple[int, int]], tokenizer: Any) -> bool:
+    """Whether the ids spell the text; the last one before each end, in both, may go on after a stop string."""
+    start, begin = 0, 0
+    for stop, end in ends:
+        if not tokenizer.decode(ids[start:stop], skip_special_tokens=True).startswith(text[begin:end]):
+            return False
+        start, begin = stop, end
+    return True
+
+
+def _conversation(said: Conversation, run: StoredRun) -> Response:
+    """The tokens of a conversation in the chat template of the run's model.
+
+    Raises:
+        RlvrError: what the model was told of its tools is known to a user's own code alone; or as `chat_turns`.
+    """
+    config = SftConfig(**run.options)
+    spec = environment_spec(config)
+    if said.tools is None and spec.calls and (spec.tools or spec.of_verifiers):
+        raise _cannot(run.path, f"its tools, {spec.title}, are described by code that a check does not run")
+    before, tokens, learned = chat_turns(config, tools=said.tools).conversation(said.messages)
     return Response(before, tokens, learned, (), [0.0] * len(tokens))

@@ -197,6 +197,21 @@ def test_a_trace_has_the_tokens_that_training_gives_it(own, tiny_tokenizer):
     assert _trace(example, traces, tiny_tokenizer, **ends).tokens == response
 
 
+def test_a_trace_of_turns_has_the_tokens_that_training_gives_it(tiny_tokenizer):
+    end, turns = tiny_tokenizer.eos_token, (("policy", " 4?"), ("environment", " no<eos>"), ("policy", " 9"))
+    turns = tuple((role, text.replace("<eos>", end)) for role, text in turns)
+    example = Example("a", "Q", "9", prompt="Q", response="".join(text for _, text in turns), turns=turns)
+    prompt, longer = (tiny_tokenizer(text).input_ids for text in ("Q", " 4? and 9, right"))
+    cut = len(tiny_tokenizer(" 4? and").input_ids)
+    stopped = SampledIds(prompt, longer, [True] * len(longer), [(cut, 3), (len(longer), len(" 4? 9"))])
+    plain = replace(example, response=" 4? 9", turns=None)
+    for trace, sampled in ((example, {}), (plain, {"a": stopped})):
+        prompts, responses, masks = encode_traces([trace], sampled, tiny_tokenizer, append_eos=True)
+        found = _trace(trace, Traces("t", "", [trace], None, [], sampled, {}), tiny_tokenizer, append_eos=True)
+        assert (found.prompt, found.tokens, found.learned) == (list(prompts[0]), list(responses[0]), masks[0])
+    assert found.tokens[:-1] == longer
+
+
 @pytest.mark.slow
 def test_other_weights_are_named(run, tiny_model_dir):
     shutil.copy(tiny_model_dir / "model.safetensors", run / "model/model.safetensors")

@@ -3,7 +3,7 @@
 import json
 import re
 import signal
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -257,7 +257,7 @@ def trace(**more):
     } | more  # fmt: skip
 
 
-def test_conversations_train_on_the_assistants_tokens_alone(place, rlvr):
+def test_conversations_train_on_the_assistants_tokens_alone_and_replay(place, rlvr, monkeypatch):
     rows = [trace(), trace(tools=[]), trace(messages=[*trace()["messages"][:3], {"role": "assistant", "content": "2"}])]
     (place / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[::2]))
     arguments = [
@@ -283,6 +283,15 @@ def test_conversations_train_on_the_assistants_tokens_alone(place, rlvr):
     assert metrics_of(place / "runs/s")["train", 0, "update/tokens"] == expected
     raw = [option for option in arguments if option != "--chat"]
     assert "holds conversations (messages), and the prompt is raw text" in rlvr(*raw, "--run", "unmade", status=1).err
+    monkeypatch.chdir(place)
+    stored = read_stored(place / "runs/s")
+    assert replay_run(stored, most=None).problems == []
+    own = replace(stored, options=stored.options | {"environment": "", "tool": ("mine.py:length",)})
+    with pytest.raises(
+        RlvrError,
+        match=r"cannot be replayed: its tools, mine\.py:length, are described by code that a check does not run",
+    ):
+        replay_run(own, most=None)
 
 
 def test_conversations_with_other_messages_or_tools_are_other_traces(place, tmp_path):
