@@ -265,12 +265,12 @@ def _condition(asked: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
 
 def _of_filters(runs: Sequence[RunInfo], filters: Mapping[str, Any]) -> list[RunInfo]:
     """The runs with only the parts that can hold what the filters on run, phase and step ask for."""
-    wanted = [filters.get(name) for name in ("run_id", "phase", "step")]
+    wanted = {i: filters[name] for i, name in enumerate(("run_id", "phase", "step")) if name in filters}
     steps = {
         place
         for info in runs
         for place in (step_of(info, part) for part in info.parts)
-        if all(want is None or want == has for want, has in zip(wanted, place, strict=True))
+        if all(place[i] == want for i, want in wanted.items())
     }
     return [kept for info in runs if (kept := of_steps(info, steps)).parts]
 

@@ -528,6 +528,7 @@ def test_a_query_of_some_steps_leaves_the_others_for_the_next(client):
     whole = client.get("/rollouts?run=a").json()
     assert (whole["found"], whole["rows"][0]["step"]) == (48, 3)
     assert client.get("/rollouts?run=a&step=1&phase=%22eval%22").json()["found"] == 0
+    assert client.get("/rollouts?run=a&phase=null").json() == {"found": 0, "total": 48, "rows": []}
 
 
 def test_a_row_of_the_list_has_the_question_and_no_text_that_is_not_shown(client):
