@@ -294,7 +294,8 @@ class _Maker:
 
     def _is_uneven(self) -> bool:
         """Whether x is the progress of runs, of which one is shorter than `SHORT` of another."""
-        if self.columns.x != "step" or not self.by_run:
+        is_along_places = self.columns.bars or self.plot.get("places") == "yes"
+        if self.columns.x != "step" or not self.by_run or is_along_places:
             return False
         ends: dict[str, float] = {}
         for row in self.rows:

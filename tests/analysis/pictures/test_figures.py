@@ -699,6 +699,8 @@ def test_a_short_run_beside_a_long_one_is_more_than_a_dot():
     )
     evaluated = of("", columns, [*rows[:71], ("b", 0, 0.5)], "a", "b")
     assert evaluated.panels[0].log == "", "an evaluation by itself has no length"
+    texts = [(run, f"{step} updates", reward) for run, step, reward in rows[-2:]]
+    assert of("", columns, texts, "b").panels[0].places == ("30 updates", "40 updates"), "places have no length either"
 
 
 def test_the_gap_of_sampler_and_trainer_says_what_it_leaves_out():
