@@ -1,14 +1,17 @@
 """Several runs together, each under a name of its own.
 
-Enters: run directories. Leaves: a `RunInfo` of each, whose id is that of no other.
+Enters: run directories. Leaves: a `RunInfo` of each, whose id is that of no other; of a directory, the command for the runs of its folders.
 """
 
+import glob
 import os
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlvr_cli.runs.readers import RunInfo, read_run
+from rlvr_cli.runs.readers import RunInfo, folders_of_runs, read_run
+from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.runs.storage.sources import place_of
 
 
@@ -29,3 +32,12 @@ def telling_names(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [str(path) for path in paths]
+
+
+def command_below(command: str, root: Path | str) -> str:
+    """The command for the runs of a directory's folders, such as rlvr view 'runs/sweep/*'; "" if they hold none. Raises RlvrError."""
+    patterns = [
+        f"{folder if is_address(folder) else glob.escape(folder)}/*"
+        for folder in (f"{root}/{name}" for name in folders_of_runs(root))
+    ]
+    return shlex.join(["rlvr", command, *patterns]) if patterns else ""

@@ -14,10 +14,10 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
-import shlex
 import signal
 import socket
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -36,13 +36,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rlvr_cli.analysis.live import pages, rollouts
 from rlvr_cli.analysis.queries.run_list import Known
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.runs.readers import RunInfo, folders_of_runs, recent_runs
+from rlvr_cli.runs.readers import RunInfo, recent_runs
+from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.runs.remote.views import look_again, newest
-from rlvr_cli.runs.several import read_runs, telling_names
+from rlvr_cli.runs.several import command_below, read_runs, telling_names
 from rlvr_cli.runs.storage.files import shown
 
 MAX_RUNS = 16  # in one page
 LOOKED_EVERY = 2.0  # seconds for which runs in object storage stay as they were seen
+LISTED_EVERY = 30.0  # seconds for which the folders of runs in object storage stay as they were listed
 KEPT = 16  # pages whose values are kept
 HEADERS = {
     "Content-Security-Policy": f"{pages.ASSETS.policy}; frame-ancestors 'none'",
@@ -65,6 +67,7 @@ class Library:
     def __init__(self, root: Path | str | None, runs: Sequence[Path] = ()) -> None:
         self._root = root
         self._runs = dict(zip(telling_names(runs), runs, strict=True))
+        self._below, self._listed = "", float("-inf")
         self.title = "Runs" if root is None else f"Runs in {root}"
         self.order = "as named" if root is None else "last written first"
 
@@ -76,9 +79,13 @@ class Library:
         return {path.name: path for path in recent_runs(self._root)}
 
     def below(self) -> str:
-        """The command that shows the runs of the directory's folders, if there are any."""
-        patterns = [] if self._root is None else [f"{self._root}/{name}/*" for name in folders_of_runs(self._root)]
-        return shlex.join(["rlvr", "view", *patterns]) if patterns else ""
+        """The command that shows the runs of the directory's folders, if there are any. Raises RlvrError, of object storage."""
+        if self._root is None:
+            return ""
+        now = time.monotonic()
+        if not is_address(str(self._root)) or now - self._listed >= LISTED_EVERY:
+            self._below, self._listed = command_below("view", self._root), now
+        return self._below
 
     def chosen(self, query: QueryParams) -> dict[str, Path]:
         """The runs that a request names, as many as one page shows. Raises Unknown."""
@@ -203,10 +210,10 @@ def open_app(
     def list_of_runs(request: Request) -> Response:
         try:
             paths, asked = library.paths(), request.query_params.get("order", "")
+            below = "" if paths else library.below()
         except RlvrError as error:  # of object storage
             return HTMLResponse(pages.problem_page(error), 503)
         order = asked if asked in pages.ORDERS else ""
-        below = "" if paths else library.below()
         render = partial(pages.runs_page, title=library.title, given=library.order, order=order, below=below)
         return page(request, paths, lambda: pages.run_rows(paths, known), render, below)
 

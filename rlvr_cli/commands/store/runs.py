@@ -4,7 +4,6 @@ Enters: a RunsConfig. Leaves: a row for each run on stdout; on stderr what is wr
 As a table and in Markdown it has the columns for reading, as JSON and CSV all of `analysis.queries.run_list.COLUMNS`.
 """
 
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,8 @@ from typing import Any
 
 from rlvr_cli.analysis.queries.run_list import cut_differences, list_runs, select_runs
 from rlvr_cli.config.store.runs import RunsConfig
-from rlvr_cli.runs.readers import all_runs, folders_of_runs, resolve_runs
+from rlvr_cli.runs.readers import all_runs, resolve_runs
+from rlvr_cli.runs.several import command_below
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.types import Table
 
@@ -65,9 +65,8 @@ def named_runs(config: RunsConfig) -> Sequence[Path]:
 
 def _nothing_in(root: str) -> str:
     """There is no run in a directory, in words; which command lists those of its folders."""
-    below = [f"{root}/{name}/*" for name in folders_of_runs(root)]
-    listed = f" itself; those of its folders: {shlex.join(['rlvr', 'runs', *below])}" if below else ""
-    return f"there is no run in {root}{listed}"
+    below = command_below("runs", root)
+    return f"there is no run in {root}{f' itself; those of its folders: {below}' if below else ''}"
 
 
 def _cells(row: Mapping[str, Any], *, now: datetime, sizes: bool) -> Iterator[tuple[str, Any]]:

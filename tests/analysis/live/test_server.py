@@ -1,9 +1,11 @@
 """The server of `rlvr view`: who may ask, what the answers are, and that they are what SQL says."""
 
+import html
 import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -29,6 +31,8 @@ from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.queries.run_list import Known, list_runs
 from rlvr_cli.analysis.report.build import write_report
 from rlvr_cli.analysis.statistics import alarms, comparison
+from rlvr_cli.commands.store.view import named_runs
+from rlvr_cli.config.store.view import ViewConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
@@ -328,15 +332,18 @@ def test_the_list_reads_the_runs_that_have_changed(tmp_path, monkeypatch):
 
 
 def test_a_run_that_ends_changes_the_page(tmp_path):
-    with open_app(Library(tmp_path), token="") as app:
+    root = tmp_path / "[1]?*"
+    with open_app(Library(root), token="") as app:
         client = TestClient(app, base_url="http://127.0.0.1")
         empty = client.get("/")
         assert "There are no runs yet." in empty.text
-        make_run(tmp_path / "sweep", "x", steps=1)
+        made = make_run(root / "sweep", "x", steps=1)
         below = client.get("/", headers={"if-none-match": empty.headers["etag"]}).text
-        assert f"<code>rlvr view &#39;{tmp_path}/sweep/*&#39;</code>" in below
+        (command,) = re.findall("<code>(.*)</code>", below)
+        named = ViewConfig(runs=tuple(shlex.split(html.unescape(command))[2:]))
+        assert named_runs(named) == (None, [made]), "what the pattern names is looked for with it"
         assert "no runs yet" not in below
-        with RunDir.create(tmp_path, "grpo", name="a", metadata=metadata()):
+        with RunDir.create(root, "grpo", name="a", metadata=metadata()):
             running = client.get("/")
             assert ">running<" in running.text
         ended = client.get("/", headers={"if-none-match": running.headers["etag"]})

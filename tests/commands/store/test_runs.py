@@ -336,6 +336,12 @@ def test_runs_of_sweeps_alone_are_named(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for sweep in ("mine", "my own", ".hidden"):
         make(tmp_path / "runs" / sweep, "g-0.5-s0")
+    make(tmp_path / "runs[1]" / "mine", "g-0.5-s0")
+    invoke(["runs", "--runs-dir", "runs[1]"])
+    said = capsys.readouterr().err
+    assert said == "there is no run in runs[1] itself; those of its folders: rlvr runs 'runs[[]1]/mine/*'\n"
+    invoke([*shlex.split(said.partition(": rlvr ")[2]), "--format", "csv"])
+    assert "g-0.5-s0" in capsys.readouterr().out
     invoke(["runs"])
     said = capsys.readouterr().err
     assert said == "there is no run in runs itself; those of its folders: rlvr runs 'runs/mine/*' 'runs/my own/*'\n"

@@ -296,6 +296,23 @@ def test_the_view_shows_a_run_that_goes_on(s3, place, run, monkeypatch):
         assert read_rollouts(library.paths()["done"]).num_rows == 12
 
 
+def test_an_empty_view_names_the_runs_of_folders(s3, place, run):
+    testing = pytest.importorskip("starlette.testclient", reason="starlette is not installed: pip install -e '.[view]'")
+    from rlvr_cli.analysis.live.server import Library, open_app
+
+    with open_app(Library(str(place).removesuffix("/runs")), token="") as app:
+        client = testing.TestClient(app, base_url="http://127.0.0.1")
+        s3.faults.append(Fault("GET", f"runs/done/{INDEX}", "403"))
+        refused = client.get("/")
+        assert (refused.status_code, f"{place}/done/{INDEX}" in refused.text) == (503, True)
+        s3.requests.clear()
+        for _ in range(3):
+            assert f"<code>rlvr view &#39;{place}/*&#39;</code>" in client.get("/").text
+        assert len([path for path in s3.requests if f"runs/done/{INDEX}" in path]) == 1, (
+            "each poll reads no index again"
+        )
+
+
 # The cache
 
 
