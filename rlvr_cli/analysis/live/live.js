@@ -25,7 +25,7 @@
       request.timeout = 60000;
       request.onloadend = () => resolve(request);
       request.open("GET", location.href.split("#")[0]);
-      request.setRequestHeader("If-None-Match", state);
+      if (document.documentElement.dataset.committed) request.setRequestHeader("If-None-Match", state); // or else a list failed
       request.send();
     });
   }

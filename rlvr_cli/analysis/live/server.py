@@ -34,6 +34,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rlvr_cli.analysis.live import pages, rollouts
+from rlvr_cli.analysis.queries.database import LimitReached
 from rlvr_cli.analysis.queries.run_list import Known
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo, recent_runs
@@ -233,7 +234,7 @@ def open_app(
             infos = read_runs(library.chosen(request.query_params).values())
             return JSONResponse(answer(databases, infos, request.query_params))
         except RlvrError as error:
-            status = 404 if isinstance(error, Unknown) else 400
+            status = 404 if isinstance(error, Unknown) else 504 if isinstance(error, LimitReached) else 400
             return JSONResponse({"error": f"{error.problem} {error.hint}".strip()}, status)
 
     answers = {"facets": rollouts.facets, "rollouts": rollouts.page, "group": rollouts.group, "places": rollouts.places}

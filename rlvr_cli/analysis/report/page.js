@@ -164,7 +164,7 @@
       for (const [name, data] of Object.entries(parameters)) query.set(name, data);
       const answer = await fetch(`${what}?${query}`, { cache: "no-store" });
       const body = await answer.json().catch(() => ({}));
-      if (!answer.ok) throw new Error(body.error ?? `The server answered ${answer.status}.`);
+      if (!answer.ok) throw Object.assign(new Error(body.error ?? `The server answered ${answer.status}.`), { status: answer.status });
       return body;
     }
     const keyed = (row) => ({ ...row, key: keyOf(row) });
@@ -299,6 +299,7 @@
 
   let requests = 0; // number of the latest request for a list; older ones stop
   let page = [], found = 0, total = 0, first = 0, opened = null, beside = null;
+  let scope = "", seen = null; // what the list is of; the open rollout's last place in such a list: {key, scope, place, found}
   let order = { name: null, down: false };
 
   const status = element("p", { role: "status", class: "status" });
@@ -311,6 +312,12 @@
 
   function say(text) {
     status.textContent = text;
+  }
+
+  // What could not be had is asked for again when the server's page comes next (`live.js`), but not what took too long.
+  function fail(error) {
+    if (error.status !== 504) delete document.documentElement.dataset.committed;
+    say(error.message);
   }
 
   let timer = 0, busy = 0;
@@ -333,14 +340,15 @@
   // Whether the list could be had, and no newer one was asked for meanwhile.
   async function list() {
     clearTimeout(timer);
-    const request = ++requests, isCurrent = () => request === requests;
+    const request = ++requests, isCurrent = () => request === requests, wanted = asked();
     if (source.place === "in all") busy = setTimeout(() => isCurrent() && say("Asking …"), 300);
     try {
-      const answer = await source.list(asked(), { say, isCurrent });
+      const answer = await source.list(wanted, { say, isCurrent });
       if (answer === null) return false;
       ({ rows: page, found, total } = answer);
+      scope = JSON.stringify({ ...wanted, first: null });
     } catch (error) {
-      if (isCurrent()) say(error.message);
+      if (isCurrent()) fail(error);
       return false;
     } finally {
       clearTimeout(busy);
@@ -459,20 +467,42 @@
     return element("p", { class: "moves" }, moving.map(({ button }) => button), close, element("a", { href: "#rollouts" }, "back to the list"));
   }
 
-  // The place of the open rollout in the list as it is now; -1 if it is not there.
+  // The place of the open rollout in the page of the list; -1 if it is not there.
   function placeOfOpen() {
     return page.findIndex((row) => row.key === opened?.key);
   }
 
   function offerMoves() {
     const place = placeOfOpen();
-    for (const { by, button } of moving) button.disabled = place < 0 || first + place + by < 0 || first + place + by >= found;
+    if (place >= 0) seen = { key: opened.key, scope, place: first + place, found };
+    else if (seen?.key !== opened?.key || seen?.scope !== scope) seen = null;
+    const now = seen && seen.place + found - seen.found;
+    for (const { by, button } of moving) button.disabled = !seen || now + by < 0 || now + by >= found;
+  }
+
+  // Whether the page of the list that has the open rollout is shown: with what came since before it, as the newest is, or behind it.
+  async function reach() {
+    for (const share of [1, 1, 0]) { // twice, as more may have come with the first answer
+      if (placeOfOpen() >= 0) return true;
+      if (!seen) return false;
+      const place = seen.place + share * (found - seen.found);
+      first = place - (place % PAGE_ROWS);
+      if (!(await list())) return false;
+    }
+    if (placeOfOpen() >= 0) return true;
+    seen = null;
+    offerMoves();
+    say("The list has changed: the open rollout has another place.");
+    return false;
   }
 
   async function go(by) {
+    if (!(await reach())) return;
     let place = placeOfOpen() + by;
     if (place < 0 || place >= page.length) {
+      const before = found;
       if (!(await turn(by < 0 ? "previous" : "next"))) return;
+      if (found !== before) return go(by); // what has come moved the pages
       place = by < 0 ? page.length - 1 : 0;
     }
     if (page[place]) await open(page[place]);
@@ -718,7 +748,7 @@
     try {
       await offerFacets();
     } catch (error) {
-      return say(error.message);
+      return fail(error);
     }
     await list();
   }

@@ -114,6 +114,72 @@ def test_rows_and_points_appear_while_a_run_trains(browser, served, tmp_path):
 
 
 @pytest.mark.slow
+def test_previous_and_next_go_on_from_a_rollout_that_new_ones_move_off_the_page(browser, served, tmp_path):
+    with RunDir.create(tmp_path, "grpo", name="a", metadata={}) as run:
+        commit(run, "a", 0)
+        enter(browser, served)
+        page = Page(browser, f"{served}view?run=a")
+        page.settled()
+        page.open(1)
+
+        def go(by, to, status):
+            page.all(".moves button")[by].click()
+            page.until(lambda: page.text("#rollout h3") == to)
+            page.until(lambda: page.all(".status")[0].text == status)
+
+        def grow(steps, status):
+            for step in steps:
+                commit(run, "a", step)
+            page.until(lambda: page.all(".status")[0].text == status)
+
+        grow(range(1, 6), "1 to 25 of 36 rollouts")
+        go(1, "q1 · sample 0", "26 to 36 of 36 rollouts")
+        go(0, "q0 · sample 1", "26 to 36 of 36 rollouts")
+        page.one("[data-sort=step]").click()
+        page.one("[data-sort=step]").click()  # upwards: new rows come last
+        page.until(lambda: page.all(".status")[0].text == "1 to 25 of 36 rollouts")
+        page.one("#page-last").click()
+        grow(range(6, 12), "26 to 50 of 72 rollouts")
+        go(1, "q1 · sample 0", "1 to 25 of 72 rollouts")
+        page.one("[data-sort=example_id]").click()
+        page.until(lambda: page.column("example_id")[0] == "What is q0?")
+        page.choose("step", "0")
+        page.choose("step", "all")
+        page.one("#page-next").click()
+        page.until(lambda: page.all(".status")[0].text == "26 to 50 of 72 rollouts")
+        page.open(0)
+        page.one("#page-first").click()
+        grow(range(12, 24), "1 to 25 of 144 rollouts")  # some before it, and some behind
+        here = page.text("#rollout h3")
+        page.all(".moves button")[1].click()
+        page.until(lambda: "The list has changed" in page.all(".status")[0].text)
+        assert page.text("#rollout h3") == here
+        assert not any(button.is_enabled() for button in page.all(".moves button")[:2])
+
+
+@pytest.mark.slow
+def test_a_list_that_failed_is_asked_for_again(browser, served, tmp_path):
+    with RunDir.create(tmp_path, "grpo", name="a", metadata={}) as run:
+        commit(run, "a", 0)
+        enter(browser, served)
+        page = Page(browser, f"{served}view?run=a")
+        page.settled()
+
+        def block(*urls):
+            browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": urls})
+            page.js("document.querySelector('.status').textContent = ''")
+
+        block("*/facets?*")
+        commit(run, "a", 1)
+        page.until(lambda: page.all(".status")[0].text == "Failed to fetch")
+        block("*/rollouts?*")
+        page.until(lambda: page.all(".status")[0].text == "Failed to fetch")
+        block()
+        page.until(lambda: page.all(".status")[0].text == "1 to 12 of 12 rollouts")
+    browser.get_log("browser")
+
+
+@pytest.mark.slow
 def test_the_list_grows_and_keeps_what_was_chosen(browser, served, tmp_path):
     diverged = {"diverged": {"why": "it went wrong"}}
     for name in ("a", "b"):

@@ -354,6 +354,11 @@ def test_previous_and_next_go_over_the_pages(browser, two_runs):
     page.all(".moves button")[0].click()
     page.until(lambda: page.text("#rollout h3") == here)
     assert page.settled() == "1 to 25 of 78 rollouts"
+    page.one("#page-last").click()
+    page.until(lambda: page.settled() == "76 to 78 of 78 rollouts")
+    page.all(".moves button")[1].click()  # from its place, and not from the page that is shown
+    page.until(lambda: page.text("#rollout h3") != here)
+    assert page.settled() == "26 to 50 of 78 rollouts"
     page.search("says 13")
     page.open(1)  # a-1, sample 3, step 1
     enabled = "return [...document.querySelectorAll('.moves button')].map((button) => !button.disabled)"
