@@ -2054,6 +2054,7 @@ VIEW = [
         ("an empty view does not see that folders have runs", "pages.page_state(committed, doing, below)", 'pages.page_state(committed, doing, "")', f"{SERVED}that_ends_changes"),
         ("an empty view names no runs of folders", 'below = "" if paths else library.below()', 'below = ""', f"{SERVED}that_ends_changes"),
         ("any directory is a run of the view", "if name not in paths:", "if False:", f"{SERVED}only_runs_of_the_directory"),
+        ("a page asks again for what took too long", " else 504 if isinstance(error, LimitReached)", "", f"{SERVED}takes_too_long"),
     ),
     Mutation("the list of the view reads all runs each time", "analysis/live/server.py", "pages.run_rows(paths, known), render", "pages.run_rows(paths), render", f"{SERVED}that_have_changed"),
     *mutations_of(
