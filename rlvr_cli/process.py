@@ -354,13 +354,14 @@ def memory_was_filled(error: BaseException) -> bool:
     """
     chain: list[BaseException] = []
     last: BaseException | None = error
-    while last is not None and last not in chain:
+    while last is not None and all(last is not one for one in chain):
         chain.append(last)
         last = last.__cause__ or last.__context__
     if not any(isinstance(one, MemoryError) for one in chain):
         return False
     for one in chain:
         one.__traceback__ = None
+    gc.collect()  # a function that calls itself holds itself
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return limit != resource.RLIM_INFINITY and _bytes_of(0) > limit / 2
 

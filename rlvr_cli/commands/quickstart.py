@@ -172,7 +172,9 @@ def left_of(command: list[str], runs: Path) -> list[str]:
         return command
     metadata = read_metadata(run)
     if metadata.get("environment", {}).get("argv", [])[1:] != words:
-        raise RlvrError(f"{shown(run)} exists already, and was made by another command.", "Choose another --name.")
+        raise RlvrError(
+            f"{shown(run)} exists already, and was made by another command, or elsewhere.", "Choose another --name."
+        )
     if metadata["status"] in ENDED:
         return []
     return [*command[:2], "--resume", run.name, "--runs-dir", str(runs)] if is_rlvr else command

@@ -394,7 +394,7 @@ def traces_of(run: StoredRun) -> tuple[Traces, Sequence[Example]]:
                 f"its traces were chosen by {chooser}, and a check neither runs the code nor asks the judge that a run names",
             )
         with grader_pool(SftConfig(**own), traces.default_grader) as pool:
-            grades = pool.grade([(e.response or "", e.ground_truth) for e in examples])
+            grades = pool.grade([(traces.graded.get(e.id, e.response or ""), e.ground_truth) for e in examples])
         examples = [e for e, g in zip(examples, grades, strict=True) if (g.reward or 0) > 0.5]
     if own["num_examples"] != "all":
         chosen = sorted(formulas.order(len(examples), seed=own["seed"], epoch=-1)[: int(own["num_examples"])])

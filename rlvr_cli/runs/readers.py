@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -394,7 +395,7 @@ def latest_run(root: Path | str) -> Path:
         below = folders_of_runs(root)
         raise RlvrError(
             f"There is no run in {shown(root)} itself." if below else f"There is no run in {shown(root)}.",
-            f"Name runs of a folder in it: '{below[0]}/*'"
+            f"Name runs of a folder in it: {shlex.quote(pattern_below(root, below[0]))}"
             if below
             else "Create one, for instance with `rlvr eval`, or give the directory of runs with --runs-dir.",
         )
@@ -479,8 +480,19 @@ def resolve_runs(names: Sequence[str], root: Path | str) -> Named:
 
 def is_pattern(name: str) -> bool:
     """Whether a text is a pattern of names or paths, such as 'abl-*'; False for SQL, which has spaces, and no directory before them."""
-    folder = name.rpartition("/")[0]
-    return re.search(r"[*?\[]", name) is not None and (not re.search(r"\s", name) or os.path.isdir(folder))
+    import glob
+
+    if not re.search(r"[*?\[]", name) or os.path.isfile(name):
+        return False
+    return not re.search(r"\s", name) or any(glob.iglob(name.rpartition("/")[0]))
+
+
+def pattern_below(root: Path | str, folder: str) -> str:
+    """The pattern of the runs in a folder of a directory or address."""
+    import glob
+
+    path = f"{str(root).rstrip('/')}/{folder}"
+    return f"{path if is_address(path) else glob.escape(path)}/*"
 
 
 def _matching(pattern: str, root: Path | str) -> tuple[list[Path], list[str]]:

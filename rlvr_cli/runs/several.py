@@ -3,15 +3,13 @@
 Enters: run directories. Leaves: a `RunInfo` of each, whose id is that of no other; of a directory, the command for the runs of its folders.
 """
 
-import glob
 import os
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlvr_cli.runs.readers import RunInfo, folders_of_runs, read_run
-from rlvr_cli.runs.remote.store import is_address
+from rlvr_cli.runs.readers import RunInfo, folders_of_runs, pattern_below, read_run
 from rlvr_cli.runs.storage.sources import place_of
 
 
@@ -36,8 +34,5 @@ def telling_names(paths: Sequence[Path]) -> list[str]:
 
 def command_below(command: str, root: Path | str) -> str:
     """The command for the runs of a directory's folders, such as rlvr view 'runs/sweep/*'; "" if they hold none. Raises RlvrError."""
-    patterns = [
-        f"{folder if is_address(folder) else glob.escape(folder)}/*"
-        for folder in (f"{root}/{name}" for name in folders_of_runs(root))
-    ]
+    patterns = [pattern_below(root, folder) for folder in folders_of_runs(root)]
     return shlex.join(["rlvr", command, *patterns]) if patterns else ""

@@ -104,7 +104,8 @@ def test_tools_are_not_asked_again_what_they_have_answered(tmp_path):
 
 def test_memory_that_earlier_calls_have_filled_costs_a_process_and_no_call(tmp_path):
     (tmp_path / "mine.py").write_text(
-        "kept = []\ndef keep(gib):\n    mine = []\n    while gib == 'all':\n        mine.append(bytes(1 << 28))\n"
+        "kept = []\ndef keep(gib):\n    mine = []\n    def grow():\n        mine.append(bytes(1 << 28))\n        grow()\n"
+        "    if gib == 'all':\n        grow()\n"
         "    kept.append(bytes(int(gib) << 30))\n    return len(kept)\n"
     )
     spec = EnvironmentSpec("", (f"{tmp_path}/mine.py:keep",))

@@ -476,8 +476,8 @@
     const place = placeOfOpen();
     if (place >= 0) seen = { key: opened.key, scope, place: first + place, found };
     else if (seen?.key !== opened?.key || seen?.scope !== scope) seen = null;
-    const now = seen && seen.place + found - seen.found;
-    for (const { by, button } of moving) button.disabled = !seen || now + by < 0 || now + by >= found;
+    const places = seen ? [seen.place, seen.place + found - seen.found] : []; // what came since is behind it or before it
+    for (const { by, button } of moving) button.disabled = !places.some((now) => now + by >= 0 && now + by < found);
   }
 
   // Whether the page of the list that has the open rollout is shown: with what came since before it, as the newest is, or behind it.
@@ -499,6 +499,7 @@
   async function go(by) {
     if (!(await reach())) return;
     let place = placeOfOpen() + by;
+    if (first + place < 0 || first + place >= found) return offerMoves();
     if (place < 0 || place >= page.length) {
       const before = found;
       if (!(await turn(by < 0 ? "previous" : "next"))) return;

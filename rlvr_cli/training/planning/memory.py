@@ -483,7 +483,7 @@ def host_note(plan: MemoryPlan, memory: float, *, dry_run: bool = False) -> str:
     if plan.on_host:
         fewer = "Use fewer --trainers, or train" if plan.on_host > 1 else "Train"
         advice, has = f"{fewer} on a GPU, or a smaller model.", f"this machine has {_size(memory)} of memory"
-        state = plan.state * plan.on_host + plan.host.get("optimizer state", 0)
+        state = plan.state * plan.on_host + sum(plan.host.get(of, 0) for of in ("optimizer state", "float32 weights"))
         if state > memory and not dry_run:
             raise RlvrError(
                 f"Weights, gradients and optimizer state take {_size(state)}, and {has}.",

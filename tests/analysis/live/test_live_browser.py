@@ -155,6 +155,18 @@ def test_previous_and_next_go_on_from_a_rollout_that_new_ones_move_off_the_page(
         page.until(lambda: "The list has changed" in page.all(".status")[0].text)
         assert page.text("#rollout h3") == here
         assert not any(button.is_enabled() for button in page.all(".moves button")[:2])
+        page.one("[data-sort=step]").click()
+        page.one("[data-sort=step]").click()
+        page.until(lambda: page.column("step")[0] == "0")
+        page.open(0)
+        page.one("#page-next").click()
+        page.until(lambda: page.all(".status")[0].text == "26 to 50 of 144 rollouts")
+        grow(range(24, 27), "26 to 50 of 162 rollouts")
+        page.all(".moves button")[0].click()
+        page.until(lambda: not page.all(".moves button")[0].is_enabled())
+        page.until(lambda: page.all(".status")[0].text == "1 to 25 of 162 rollouts")
+        page.settled()
+        go(1, "q0 · sample 1", "1 to 25 of 162 rollouts")  # there was none before the first
 
 
 @pytest.mark.slow

@@ -314,6 +314,26 @@ def test_conversations_with_other_messages_or_tools_are_other_traces(place, tmp_
         assert traces_of(StoredRun(tmp_path, "sft", asdict(config), "auto", facts, [], {}))[1] == examples
 
 
+def test_the_last_turn_alone_decides_whether_a_conversation_is_correct(place, tmp_path):
+    turns = ("1+1?", r"\boxed{2}", "Sure?", "dunno"), ("1+1?", "dunno", "Sure?", r"\boxed{2}")
+    rows = [
+        {
+            "messages": [
+                {"role": role, "content": text} for role, text in zip(["user", "assistant"] * 2, said, strict=True)
+            ]
+        }
+        for said in turns
+    ]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({**row, "answer": "2"}) + "\n" for row in rows))
+    own = {"dataset": str(tmp_path / "t.jsonl"), "model": str(place / "qwen3"), "chat": True, "prompt": "question_only"}
+    config, template = SftConfig(**own, correct_only=True, grader="question_only"), load_prompt("question_only")
+    traces, examples = sft.read_traces(config, template)
+    assert [example.conversation.messages[-1]["content"] for example in examples] == [r"\boxed{2}"]
+    facts = {"prompt": {"name": template.name, "text": template.text}}
+    facts["dataset"] = sft.recorded(config, traces, examples, [])
+    assert traces_of(StoredRun(tmp_path, "sft", asdict(config), "auto", facts, [], {}))[1] == examples
+
+
 @pytest.mark.parametrize(
     ("row", "problem"),
     [

@@ -231,11 +231,11 @@ def test_the_thinking_of_a_trace(flags, kept, stages, call, tmp_path):
     rows, found = call(run.path, **flags)
     assert starts(rows) == kept
     assert found[1:] == stages
-    (tmp_path / "d.jsonl").write_text(
+    (tmp_path / "d [1].jsonl").write_text(
         "".join(json.dumps({"prompt": f"{i}?", "response": t, "answer": "7"}) + "\n" for i, t in enumerate(texts))
     )
     if "correct_only" not in flags:
-        rows, found = call(tmp_path / "d.jsonl", out=str(tmp_path / "of-file.jsonl"), **flags)
+        rows, found = call(tmp_path / "d [1].jsonl", out=str(tmp_path / "of-file.jsonl"), **flags)
         assert (starts(rows), found[1:]) == (kept, stages)
 
 

@@ -336,10 +336,10 @@ def test_runs_of_sweeps_alone_are_named(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for sweep in ("mine", "my own", ".hidden"):
         make(tmp_path / "runs" / sweep, "g-0.5-s0")
-    make(tmp_path / "runs[1]" / "mine", "g-0.5-s0")
-    invoke(["runs", "--runs-dir", "runs[1]"])
+    make(tmp_path / "my [1]" / "mine", "g-0.5-s0")
+    invoke(["runs", "--runs-dir", "my [1]"])
     said = capsys.readouterr().err
-    assert said == "there is no run in runs[1] itself; those of its folders: rlvr runs 'runs[[]1]/mine/*'\n"
+    assert said == "there is no run in my [1] itself; those of its folders: rlvr runs 'my [[]1]/mine/*'\n"
     invoke([*shlex.split(said.partition(": rlvr ")[2]), "--format", "csv"])
     assert "g-0.5-s0" in capsys.readouterr().out
     invoke(["runs"])
@@ -350,7 +350,9 @@ def test_runs_of_sweeps_alone_are_named(tmp_path, capsys, monkeypatch):
         "my own/g-0.5-s0",
         "mine/g-0.5-s0",
     ]
-    with pytest.raises(RlvrError, match=r"There is no run in runs itself.\nName runs of a folder in it: 'mine/\*'"):
+    with pytest.raises(
+        RlvrError, match=r"There is no run in runs itself.\nName runs of a folder in it: 'runs/mine/\*'"
+    ):
         invoke(["analyze"])
     invoke(["analyze", "mine/g-0.5-s0"])
     assert "run runs/mine/g-0.5-s0 (finished)" in capsys.readouterr().err
