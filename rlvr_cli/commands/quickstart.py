@@ -86,9 +86,10 @@ def run(config: QuickstartConfig) -> None:
         runs.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     if mirror:
-        mirror.bring(
-            [f"{name}-{run}" for run in ("start", "sft", "grpo", *task.stages.values())], left_out=(failed := {})
-        )
+        wanted = [f"{name}-{run}" for run in ("start", "sft", "grpo", *task.stages.values())]
+        for run in mirror.bring(wanted, left_out=(failed := {})):
+            if not (runs / run).exists():
+                raise RlvrError(f"{run} has not ended in {config.runs_dir}, and is not here.", "Choose another --name.")
         for problem in failed.values():
             raise problem
     planned = commands(name, runs, seed=config.seed, task=task)

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from rlvr_cli.cli import invoke
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.models.identity import model_facts, model_path
 from rlvr_cli.replay.run import replay_run
 from rlvr_cli.replay.stored import read_stored
@@ -194,6 +194,11 @@ def test_a_quickstart_goes_by_the_runs_in_the_store(s3, place, tmp_path):
     with RunDir.create(tmp_path, "tiny", name="q-start", metadata={}) as run:
         run.finish("finished")
     export_run(tmp_path / "q-start", place)
+    with pytest.raises(Interrupted), RunDir.create(tmp_path, "eval", name="p-start-eval", metadata={}):
+        raise Interrupted("")
+    export_run(tmp_path / "p-start-eval", place)
+    with pytest.raises(RlvrError, match=rf"p-start-eval has not ended in {place}, and is not here\."):
+        invoke(["quickstart", "--name", "p", "--runs-dir", str(place)])
     with pytest.raises(RlvrError, match="/q-start exists already, and was made by another command"):
         invoke(["quickstart", "--name", "q", "--runs-dir", str(place)])
 
