@@ -618,12 +618,14 @@ def test_an_upload_process_that_cannot_run_is_told_and_the_run_keeps_its_place(
     assert signs() <= before + 1, "nobody has it any more"
 
 
-def test_ctrl_c_in_the_final_wait_ends_the_upload_and_says_where_the_run_is(s3, place, capsys):
+def test_ctrl_c_in_the_final_wait_ends_the_upload_and_says_where_the_run_is(s3, place, capsys, request):
     """The store answers no more; the main thread is interrupted while it waits."""
     free = threading.Event()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background of a shell lacks
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
 
-    def hold(request: str) -> None:
-        if request.startswith("PUT") and "rollouts/" in request:
+    def hold(asked: str) -> None:
+        if asked.startswith("PUT") and "rollouts/" in asked:
             until(lambda: run._upload._ending)
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             assert free.wait(SOON)
