@@ -2418,7 +2418,7 @@ CLUSTER = [
     Mutation("a teacher in object storage is looked for on this machine", "training/parallel/replica.py", "model_path(own.loaded_teacher)", "own.loaded_teacher", f"{WORK} teacher_is_that"),
     Mutation("a second copy of weights counts", "models/identity.py", "for path in weight_files(directory):", 'for path in directory.glob("*.safetensors"):', "tests/models/test_policy.py -k identity"),
     Mutation("a model without PyTorch's attention is not loaded", "models/pretrained.py", "len(attentions) == 1 or", "True or", "tests/models/test_policy.py -k without_pytorchs"),
-    Mutation("the embedded engine leaves out attention sinks", "samplers/embedded/attention.py", '        raise NotImplementedError("attention sinks")\n', "        pass\n", "tests/samplers/embedded/test_engine.py -k sinks"),
+    Mutation("the embedded engine leaves out attention sinks", "samplers/embedded/attention.py", 'raise NotImplementedError("attention sinks")', "pass", "tests/samplers/embedded/test_engine.py -k sinks"),
     Mutation("a quantized model is trained", "training/session.py", "    check_unquantized(model_path(config.model))\n", "", "tests/training/test_session.py -k quantized"),
     Mutation("a quantized model gets an evaluation", "commands/eval.py", "    check_model(engine.name, config.model)\n", "", "tests/training/test_session.py -k quantized"),
     Mutation("a quantized model proposes", "commands/discover.py", "        check_model(engine.name, config.model)\n", "", "tests/training/test_session.py -k quantized"),

@@ -205,6 +205,18 @@ def test_what_is_freed_is_kept_unless_the_environment_says_otherwise(called, var
     assert (0 <= float(ended.stdout) < 0.2) if kept else float(ended.stdout) > 0.5
 
 
+def test_exceptions_are_told_apart_by_what_they_are():
+    """One that compares arrays, say, raises where it is asked whether it equals another."""
+
+    class Incomparable(Exception):
+        def __eq__(self, other):
+            raise ValueError("ambiguous")
+
+    first, second = Incomparable(), Incomparable()
+    second.__cause__ = first
+    assert not process.memory_was_filled(second)
+
+
 def test_a_guard_that_is_ended_at_once_says_nothing_and_kills_what_it_guards():
     code = (
         "import os, sys, time\nfrom rlvr_cli import process\n"

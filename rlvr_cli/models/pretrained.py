@@ -206,7 +206,7 @@ def rust_errors_as_os_errors() -> Iterator[None]:
     """Raise OSError where safetensors or tokenizers raise their own exceptions for an OS error, such as a full disk."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # both have kinds of their own, with no base in common
         code = re.search(r"\(os error ([0-9]+)\)", str(error))
         if code is None or isinstance(error, OSError):
             raise

@@ -297,7 +297,7 @@ def main() -> None:
         lease.release()
     except Changed:
         is_lost(lost(store))
-    except Exception as error:
+    except Exception as error:  # whatever ended it: the parent says it
         tell("failed", _problem_of(error))
         os._exit(GIVEN_UP)
     os._exit(0)  # a thread may be waiting for the store

@@ -110,7 +110,7 @@ def _attend(
     last columns in a step.
     """
     if s_aux is not None:
-        raise NotImplementedError("attention sinks")
+        raise NotImplementedError("attention sinks")  # the engine refuses the model
     rows, heads, length, size = query.shape
     scale: float = scaling or size**-0.5
     if attention_mask is not None and sliding_window is not None:
