@@ -2356,7 +2356,8 @@ JUDGES = [
     *mutations_of(
         "analysis/statistics/pairwise.py",
         ("an order counts alone", "if len(two) == ORDERS}", "}", f"{IN_PAIRS} both_orders"),
-        ("ties count for what stands first", " if reward != 0.5]", "]", f"{IN_PAIRS} both_orders"),
+        ("ties count for what stands first", "if reward != 0.5:", "if True:", f"{IN_PAIRS} both_orders"),
+        ("pairs of one question count alone", "decided[example].append", "decided[str(len(decided))].append", f"{IN_PAIRS} independent"),
     ),
     Mutation("a later grade does not replace the first", "analysis/queries/sql/judge_agreement.sql", "ANTI JOIN grades USING (run_id, phase, step, example_id, sample_index, grader)", "", f"{AGREEMENT} later_counts"),
     Mutation("a grader is tried on the responses that ended first", "rollouts/trial_grades.py", "request_seed(0, **key), place", "0, place", "tests/rollouts/test_trial_grades.py -k drawn_from_all"),

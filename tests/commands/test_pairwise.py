@@ -11,6 +11,7 @@ from factories import a_rollout
 from judging import PAIRS, asked, said, write_rubric
 from rlvr_cli.analysis.report.build import summary_tables
 from rlvr_cli.analysis.statistics.estimators import share_of
+from rlvr_cli.analysis.statistics.pairwise import pairwise_table
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
 
@@ -73,7 +74,10 @@ def test_each_pair_is_judged_in_both_orders_and_counted_once(pairwise, judge, tm
         [3 / 5, wins.low, wins.high]
     )
     assert [row["a_wins_when_first"], row["a_wins_when_second"]] == pytest.approx([3.5 / 5, 2.5 / 5])
-    assert row["first_wins"] == pytest.approx(5 / 8)  # of 8 without ties: of each clear pair one, and of d both
+    first = share_of([(1, 2, 3), (2, 2, 1)])  # of 8 without ties: of each clear pair one, and of d both
+    assert [row[name] for name in ("first_wins", "first_wins_low", "first_wins_high")] == pytest.approx(
+        [5 / 8, first.low, first.high]
+    )
     assert "neither is shown to be better: first wins 60.0% of the pairs" in done.err
     assert "no position bias is shown: what stands first wins 62.5%" in done.err
     texts = [asked(body) for body in judge.bodies]
@@ -129,6 +133,21 @@ def test_a_judge_that_prefers_what_stands_first_is_told(pairwise, judge):
     (row,) = json.loads(done.out)
     assert (row["order_decides"], row["a_wins"], row["first_wins"]) == (6, 0.5, 1.0)
     assert "position bias: what stands first wins 100.0% of the comparisons" in done.err
+
+
+def test_pairs_of_one_question_are_not_independent_comparisons(tmp_path):
+    with RunDir.create(tmp_path, "pairwise", name="r", metadata={}) as run:
+        rows = [
+            a_rollout(run_id="r", phase="eval", step=0, example_id="a", sample_index=i, reward=float(i % 2 == 0 or i == 1))
+            for i in range(16)
+        ]  # fmt: skip
+        run.commit_rollouts("eval", 0, rows)
+    table, words = pairwise_table(read_run(run.path), timeout_seconds=60)
+    (row,) = table.records()
+    one = share_of([(15, 16, 1)])
+    assert (row["first_wins"], row["first_wins_low"], row["first_wins_high"]) == (15 / 16, one.low, one.high)
+    assert one.low < 0.5  # of 16 independent comparisons: 0.7
+    assert "no position bias is shown: what stands first wins 93.8%" in words
 
 
 def test_a_comparison_goes_on_and_a_changed_run_is_named(pairwise, judge, tmp_path):

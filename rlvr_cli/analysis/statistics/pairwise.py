@@ -5,10 +5,10 @@ and counted.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlvr_cli.analysis.queries.database import open_runs
-from rlvr_cli.analysis.statistics.estimators import Estimate, share_interval, share_of
+from rlvr_cli.analysis.statistics.estimators import Estimate, share_of
 from rlvr_cli.runs.readers import RunInfo, fact_of
 from rlvr_cli.types import ORDERS, Table
 
@@ -32,7 +32,7 @@ def pairwise_table(run: RunInfo, *, timeout_seconds: float) -> tuple[Table, str]
     """The table of a comparison, and its result in a sentence.
 
     A pair counts once, as the mean of its two orders, so that a preference for what is shown first cancels; a tie is half a win. The
-    interval of the share of wins is over questions.
+    intervals are over questions.
     """
     names = _names(run)
     with open_runs([run], timeout_seconds=timeout_seconds) as database:
@@ -45,11 +45,10 @@ def pairwise_table(run: RunInfo, *, timeout_seconds: float) -> tuple[Table, str]
     by_question: dict[str, list[float]] = defaultdict(list)
     for (example, _), two in whole.items():
         by_question[example].append(sum(two) / ORDERS)
-    kinds = Counter((sum(rewards), len(rewards)) for rewards in by_question.values())
-    wins = share_of([(total, n, count) for (total, n), count in kinds.items()]) if kinds else None
+    wins = _share_over(by_question)
     ends = Counter(_end(two) for two in whole.values())
-    known = [(shown, reward) for _, _, shown, reward in rows if reward is not None]
-    orders = [[reward for shown, reward in known if shown == order] for order in range(ORDERS)]
+    known = [(example, shown, reward) for example, _, shown, reward in rows if reward is not None]
+    orders = [[reward for _, shown, reward in known if shown == order] for order in range(ORDERS)]
     first = _first_wins(known)
     row = (
         *(*names, len(by_question), len(whole), *_cells(wins)),
@@ -78,13 +77,19 @@ def _end(two: Sequence[float]) -> str:
     return {(1.0, 1.0): "a", (0.0, 0.0): "b", (0.5, 0.5): "tie"}.get((two[0], two[1]), "order")
 
 
-def _first_wins(known: Sequence[tuple[int, float]]) -> Estimate | None:
+def _first_wins(known: Sequence[tuple[str, int, float]]) -> Estimate | None:
     """How often the response that is shown first wins, ties aside. Without position bias it is half."""
-    decided = [(reward > 0.5) == (shown == 0) for shown, reward in known if reward != 0.5]
-    if not decided:
-        return None
-    share = sum(decided) / len(decided)
-    return Estimate(share, *share_interval(share, len(decided)), "agresti-coull")
+    decided: dict[str, list[float]] = defaultdict(list)
+    for example, shown, reward in known:
+        if reward != 0.5:
+            decided[example].append((reward > 0.5) == (shown == 0))
+    return _share_over(decided)
+
+
+def _share_over(by_question: Mapping[str, Sequence[float]]) -> Estimate | None:
+    """The mean of all values, with its interval over the questions; None without a value."""
+    kinds = Counter((sum(values), len(values)) for values in by_question.values())
+    return share_of([(total, n, count) for (total, n), count in kinds.items()]) if kinds else None
 
 
 def _sentence(names: Sequence[str], wins: Estimate | None, first: Estimate | None) -> str:
