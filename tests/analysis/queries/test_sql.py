@@ -241,6 +241,11 @@ def test_pass_at_k(ask):
     assert (found["questions"], found["pass_at_k"], found["too_few_samples"]) == (0, None, 3)
 
 
+@pytest.mark.parametrize("query", ["pass_at_k", "best_at_k"])
+def test_a_k_that_is_given_twice_counts_once(ask, query):
+    assert ask(query, FOUR, k=[2, 1, 2]) == ask(query, FOUR, k="1,2") != []
+
+
 def test_at_k_of_one_sample_each(ask):
     rows = [row("x"), row("y", reward=0.0, mean_logprob=-1.0)]
     assert columns(ask("pass_at_k", rows), "k", "pass_at_k") == [(1, 0.5)]
@@ -340,8 +345,9 @@ def test_best_score_at_k_is_the_mean_over_all_subsets(scores):
         with open_runs([read_run(Path(folder) / "r")]) as database:
             query = named_queries()["best_score_at_k"]
             default = list(database.select(query.sql, query.parameters).records())
-            every = list(database.select(query.sql, {"k": list(range(1, len(scores) + 2))}).records())
+            every = list(database.select(query.sql, {"k": [*range(1, len(scores) + 2), 1]}).records())
     assert [r["k"] for r in default] == [k for k in (1, 2, 4) if k < len(scores)] + [len(scores)]
+    assert [r["k"] for r in every] == list(range(1, len(scores) + 2))
     for r in every:
         subsets = list(combinations([score or 0.0 for score in scores], r["k"]))
         expected = statistics.mean(map(max, subsets)) if subsets else None

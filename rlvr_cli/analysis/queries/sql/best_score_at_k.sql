@@ -24,7 +24,7 @@ WITH scores AS (
     SELECT *, unnest(
         CASE WHEN $k IS NULL
         THEN list_append([2 ** i FOR i IN range(0, 20) IF 2 ** i < n], n)
-        ELSE string_split(trim($k::VARCHAR, '[]'), ',')::BIGINT[] END
+        ELSE list_distinct(string_split(trim($k::VARCHAR, '[]'), ',')::BIGINT[]) END
     )::BIGINT AS k
     FROM scores
 )

@@ -24,7 +24,7 @@ WITH latest AS (
     SELECT run_id, unnest(
         CASE WHEN $k IS NULL
         THEN list_append([2 ** i FOR i IN range(0, 20) IF 2 ** i < max(n)], max(n))
-        ELSE string_split(trim($k::VARCHAR, '[]'), ',')::BIGINT[] END
+        ELSE list_distinct(string_split(trim($k::VARCHAR, '[]'), ',')::BIGINT[]) END
     )::BIGINT AS k
     FROM kinds
     GROUP BY run_id
