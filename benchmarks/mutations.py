@@ -1758,6 +1758,7 @@ EPISODES = [
     Mutation("of two columns of one name one is lost", "notebook.py", ".rename_columns(tables.unique(table.column_names))", "", "tests/test_notebook.py -k one_name"),
     Mutation("the baseline has one accuracy for all", "analysis/statistics/sweep_table.py", "of_both = (c.a.accuracy, c", "of_both = (next(iter(found.values())).a.accuracy, c", "tests/commands/store/test_analyze.py -k other_questions"),
     Mutation("a constant without effect is taken", "analysis/queries/sql/objective.sql", "WHEN $normalize_constant IS NOT NULL AND NOT own", "WHEN false", "tests/commands/store/test_analyze.py -k objective_in_words"),
+    Mutation("labels that fit no response are left out in silence", "commands/store/analyzing/compared.py", "        console.say(note)", "        pass", f"{AGREEMENT} fit_no_response"),
     Mutation("a rule beside labels is passed over", "commands/store/analyzing/compared.py", 'if config.labels and parameters["rule"]:', "if False:", "tests/analysis/statistics/test_judge_agreement.py -k says_what_to_do"),
     Mutation("queries of users use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=True", "tests/commands/store/test_analyze.py -k uses_the_disk"),
     Mutation("at_k does not use the disk", "commands/store/analyze.py", 'spills=query.name == "at_k"', "spills=False", "tests/commands/store/test_analyze.py -k uses_the_disk"),
@@ -2343,6 +2344,9 @@ JUDGES = [
         ("a judge's failure is a verdict", "if pair.judge is not None and pair.other is not None]", "]", f"{AGREEMENT} hand_counts"),
         ("kappa has the interval of the accuracy", "max((accuracy.low - chance) / (1 - chance), -1.0)", "max(accuracy.low, -1.0)", f"{AGREEMENT} hand_counts"),
         ("a label of one sample counts for all", "labels.get((place[2], place[3]), labels.get((place[2], None)))", "next((v for (e, _), v in labels.items() if e == place[2]), None)", f"{AGREEMENT} labels"),
+        ("of two labels of a response the first counts", "if labels.setdefault(of, label) != label:", "if labels.setdefault(of, label) is None:", f"{AGREEMENT} labels"),
+        ("a label of a question is of no response", "known = {*places, *((example, None) for example, _ in places)}", "known = {*places}", f"{AGREEMENT} fit_no_response"),
+        ("labels that fit no response are no error", "if len(left_out) == len(labels):", "if False:", f"{AGREEMENT} fit_no_response"),
     ),
     *mutations_of(
         "rollouts/comparisons.py",

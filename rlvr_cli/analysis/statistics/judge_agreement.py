@@ -24,6 +24,7 @@ from rlvr_cli.rollouts.regrade import graded_text, known_example
 from rlvr_cli.types import Table
 
 Place = tuple[Any, ...]  # the values of `_PLACE`
+Labels = Mapping[tuple[str, int | None], float]  # (example_id, sample_index or None for every sample) -> 1 or 0
 _PLACE = ("run_id", "step", "example_id", "sample_index")
 _WANTED = f"""
     WITH wanted AS (SELECT {", ".join(f"unnest(${name}) AS {name}" for name in _PLACE)})
@@ -42,8 +43,10 @@ class Pair(NamedTuple):
     reply: str | None  # the judge's
 
 
-def agreement_tables(database: Database, parameters: Mapping[str, Any], *, labels: str = "", limit: int) -> list[Table]:
-    """The agreement of each judge with each rule, or with the labels, and the responses on which they differ.
+def agreement_tables(
+    database: Database, parameters: Mapping[str, Any], *, labels: str = "", limit: int
+) -> tuple[list[Table], str]:
+    """The agreement of each judge with each rule, or with the labels, and the responses on which they differ; and a note, or "".
 
     Args:
         parameters: of the query. Responses that have no grade of its `rule` are graded now, and nothing is stored.
@@ -51,7 +54,7 @@ def agreement_tables(database: Database, parameters: Mapping[str, Any], *, label
         limit: responses to list; 0: all.
 
     Raises:
-        RlvrError: there is no judge's grade, nothing to compare it with, or the labels cannot be read.
+        RlvrError: there is no judge's grade, nothing to compare it with, or the labels cannot be read or fit no response.
     """
     rule = str(parameters["rule"])
     if is_judge(rule):
@@ -65,9 +68,12 @@ def agreement_tables(database: Database, parameters: Mapping[str, Any], *, label
             "No judge has graded these rollouts.",
             "rlvr grade RUN --grader judge:RUBRIC.md --judge-url URL --judge-model NAME",
         )
+    note = ""
     if labels:
-        label_of = _label_of(read_labels(labels))
+        given = read_labels(labels)
+        label_of = _label_of(given)
         _check_labels(rows, label_of)
+        note = _labels_left_out(rows, given, labels)
         pairs = _with(rows, labels, label_of)
     else:
         pairs = [
@@ -87,7 +93,7 @@ def agreement_tables(database: Database, parameters: Mapping[str, Any], *, label
         of_pair = [pair for *_, pair in group]
         agreed.append((*key, *_agreement(of_pair)))
         apart += [(*key, *_difference(pair)) for pair in of_pair if _differs(pair)]
-    return [
+    tables = [
         Table(("run_id", "judge", "compared_with", *_AGREEMENT), agreed, title="agreement"),
         Table(
             (
@@ -106,6 +112,7 @@ def agreement_tables(database: Database, parameters: Mapping[str, Any], *, label
             more=bool(limit) and len(apart) > limit,
         ),
     ]
+    return tables, note
 
 
 _AGREEMENT = (
@@ -193,8 +200,8 @@ def graded_now(database: Database, phase: str, places: Sequence[Place], rule: st
     return {_place(row): grade.reward for row, grade in zip(rows, grades, strict=True)}
 
 
-def read_labels(path: str) -> dict[tuple[str, int | None], float]:
-    """Read labels: (example_id, sample_index or None for every sample) -> 1 or 0. Raises RlvrError, which names the row, if one is none."""
+def read_labels(path: str) -> Labels:
+    """Read labels. Raises RlvrError, which names the row, if one is none, or is not what an earlier row says."""
     labels: dict[tuple[str, int | None], float] = {}
     for row in _rows(path):
         try:
@@ -209,7 +216,12 @@ def read_labels(path: str) -> dict[tuple[str, int | None], float]:
                 f"{path}: {row.where} is no label.",
                 "Each row has example_id, label (1 or 0, yes or no) and, where a question has several samples, sample_index.",
             )
-        labels[example, None if sample is None else int(sample)] = float(word in _RIGHT)
+        of, label = (example, None if sample is None else int(sample)), float(word in _RIGHT)
+        if labels.setdefault(of, label) != label:
+            raise RlvrError(
+                f"{row.where} says {label:g} of {_named(of)}, and an earlier row says {labels[of]:g}.",
+                "Give each response one label.",
+            )
     return labels
 
 
@@ -233,5 +245,27 @@ def _check_labels(rows: Sequence[Mapping[str, Any]], label_of: Callable[[Place],
             )
 
 
-def _label_of(labels: Mapping[tuple[str, int | None], float]) -> Callable[[Place], float | None]:
+def _labels_left_out(rows: Sequence[Mapping[str, Any]], labels: Labels, path: str) -> str:
+    """A note on the labels that are of none of these rows, or "". Raises RlvrError if all are."""
+    places = [(row["example_id"], row["sample_index"]) for row in rows]
+    known = {*places, *((example, None) for example, _ in places)}
+    left_out = [of for of in labels if of not in known]
+    if len(left_out) == len(labels):
+        raise RlvrError(
+            f"No label in {path} is of a response of the judge here.",
+            f"The first label is of {_named(left_out[0])}, and the first response of {_named(places[0])}. --phase and --step choose others."
+            if labels
+            else "The file has no rows.",
+        )
+    if not left_out:
+        return ""
+    return f"note: {len(left_out):,} of {len(labels):,} labels are of no response of the judge here, such as that of {_named(left_out[0])}"
+
+
+def _named(of: tuple[str, int | None]) -> str:
+    example, sample = of
+    return example if sample is None else f"{example}, sample {sample}"
+
+
+def _label_of(labels: Labels) -> Callable[[Place], float | None]:
     return lambda place: labels.get((place[2], place[3]), labels.get((place[2], None)))

@@ -179,6 +179,11 @@ def test_labels_are_of_a_question_or_of_a_sample(made, capsys, tmp_path):
     assert [row[name] for name in ("samples", "only_judge", "only_other", "left_out")] == [5, 1, 2, 3]
     assert row["accuracy"] == pytest.approx(2 / 5)
     assert read_labels(str(file)) == {("a", None): 1.0, ("b", 0): 0.0, ("d", None): 1.0}
+    file.write_text(
+        '{"example_id": "a", "label": 1}\n{"example_id": "a", "label": "yes"}\n{"example_id": "a", "label": 0}'
+    )
+    with pytest.raises(RlvrError, match=r"labels\.jsonl:3 says 0 of a, and an earlier row says 1"):
+        read_labels(str(file))
     for bad in (
         '{"example_id": "a", "label": 3}',
         '{"label": 1}',
@@ -188,6 +193,27 @@ def test_labels_are_of_a_question_or_of_a_sample(made, capsys, tmp_path):
         file.write_text(bad)
         with pytest.raises(RlvrError, match=r"labels\.jsonl"):
             read_labels(str(file))
+
+
+def test_labels_that_fit_no_response_are_counted_and_an_error_if_none_fits(made, capsys, tmp_path):
+    file = tmp_path / "labels.csv"
+    flags = {"query": "judge_agreement", "runs": (str(made),), "labels": str(file)}
+    note = "note: 2 of 3 labels are of no response of the judge here, such as that of a, sample 7"
+    for rows, notes in (("a,,1\na,0,1\n", []), ("a,,1\na,7,1\nq1,,0\n", [note])):
+        file.write_text(f"example_id,sample_index,label\n{rows}")
+        analyze(resolve(AnalyzeConfig, flags=flags, command="analyze"))
+        assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("note")] == notes
+    for rows, hint in (
+        (
+            "q1,,1\n",
+            "The first label is of q1, and the first response of a, sample 0. --phase and --step choose others.",
+        ),
+        ("", "The file has no rows."),
+    ):
+        file.write_text(f"example_id,sample_index,label\n{rows}")
+        with pytest.raises(RlvrError, match=r"No label in .*labels\.csv is of a response of the judge here") as raised:
+            ask(made, capsys, labels=str(file))
+        assert raised.value.hint == hint
 
 
 def test_what_cannot_be_compared_says_what_to_do(made, capsys, tmp_path):
@@ -221,5 +247,3 @@ def test_a_label_is_of_one_response_and_not_of_those_of_other_steps_and_runs(mad
         ask(run.path, capsys, labels=str(file))
     (row,) = ask(run.path, capsys, labels=str(file), step=5)["agreement"]
     assert row["samples"] == 1
-    file.write_text(json.dumps({"example_id": "elsewhere", "label": 1}))
-    ask(made, capsys, other, labels=str(file))

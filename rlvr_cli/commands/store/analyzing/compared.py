@@ -75,7 +75,9 @@ def compare_judge(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
             "--labels and --rule exclude each other: beside labels no grader is compared.", "Leave one of them out."
         )
     with open_runs(read_and_name(named_runs(config)), timeout_seconds=config.timeout_seconds) as database:
-        found = agreement_tables(database, parameters, labels=config.labels, limit=config.limit)
+        found, note = agreement_tables(database, parameters, labels=config.labels, limit=config.limit)
+    if note:
+        console.say(note)
     tables.print_tables(found, output=config.format)
     if found[-1].more:
         console.say(f"only the first {config.limit} responses are shown; --limit 0 shows all of them")
