@@ -1729,6 +1729,7 @@ EPISODES = [
     Mutation("files with equal ids have prompts of an environment", "analysis/queries/selection.py", "PARTITION BY run_id, min(phase), min(example_id), min(ground_truth)", "PARTITION BY run_id, min(example_id)", "tests/commands/store/test_filter.py -k one_id"),
     Mutation("a notebook counts ties as wrong", "notebook.py", "with_accuracy(infos, query) if query in OF_ANSWERS else infos", "infos", "tests/commands/store/test_analyze.py -k have_no_accuracy"),
     Mutation("ties are a held-out reward", "analysis/queries/sql/curves.sql", "IN ('discover', 'pairwise')", "= 'discover'", "tests/commands/store/test_analyze.py -k have_no_accuracy"),
+    Mutation("graders differ in silence", "analysis/statistics/comparison.py", "*_grader_notes(answers, shared),", "", "tests/analysis/statistics/test_comparison.py -k another_grader"),
     Mutation("three questions detect everything", "analysis/statistics/comparison.py", "if promises and enough else", "if promises else", "tests/analysis/statistics/test_comparison.py -k says_why"),
     Mutation("no word on why nothing is decided", "analysis/statistics/sweep_table.py", "least = c.too_few or NOT_PROMISED", "least = NOT_PROMISED", "tests/analysis/statistics/test_comparison.py -k says_why"),
     Mutation("a notebook ignores the directory of runs of the environment", "notebook.py", 'environment_values().get("runs_dir", "runs") if runs_dir is None', '"runs" if runs_dir is None', "tests/test_notebook.py -k of_the_environment"),

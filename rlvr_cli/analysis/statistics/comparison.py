@@ -209,7 +209,10 @@ def compare(
         mcnemar_p=mcnemar_exact(better_a, better_b) if single else None,
         detectable=detectable_difference(found.power, len(shared)) if promises and enough else None,
         needed=questions_needed(found.power, found.difference) if promises else None,
-        notes=tuple(_notes(len(arm_a), len(arm_b), rephrased=rephrased, questions=len(shared))),
+        notes=(
+            *_grader_notes(answers, shared),
+            *_notes(len(arm_a), len(arm_b), rephrased=rephrased, questions=len(shared)),
+        ),
     )
 
 
@@ -365,6 +368,15 @@ def _check_same_questions(answers: Mapping[str, Answers], shared: Sequence[str])
 
 def _shares(rows: Answers, questions: Sequence[str]) -> list[float]:
     return [rows[question]["correct"] / rows[question]["samples"] for question in questions]
+
+
+def _grader_notes(answers: Mapping[str, Answers], shared: Sequence[str]) -> list[str]:
+    """A note if no grader is common to all runs: an environment's own grades may be of some episodes alone."""
+    graders = {run: {rows[question]["grader"] for question in shared} for run, rows in answers.items()}
+    if set.intersection(*graders.values()):
+        return []
+    named = ", ".join(f"{run} by {' and '.join(sorted(of_run))}" for run, of_run in graders.items())
+    return [f"The graders differ between the runs: {named}."]
 
 
 def _notes(runs_a: int, runs_b: int, *, rephrased: int, questions: int) -> list[str]:

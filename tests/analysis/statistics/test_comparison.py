@@ -16,10 +16,10 @@ from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
 
 
-def rollout(run_id, example, reward, *, sample=0, step=0, truth="7", prompt="3 + 4?"):
+def rollout(run_id, example, reward, *, sample=0, step=0, truth="7", prompt="3 + 4?", grader="r1_zero"):
     return a_rollout(
         run_id=run_id, step=step, policy_version=step, example_id=example, sample_index=sample, prompt=prompt, ground_truth=truth,
-        answer_reward=reward, reward=reward, grade_error=None if reward is not None else "timeout",
+        answer_reward=reward, reward=reward, grade_error=None if reward is not None else "timeout", grader=grader,
     )  # fmt: skip
 
 
@@ -173,6 +173,17 @@ def test_another_truth_is_another_question(between):
 def test_another_prompt_is_a_note(between):
     found = between({"a": [rollout("a", "q", 1.0)]}, {"b": [rollout("b", "q", 1.0, prompt="What is 3 + 4?")]})
     assert found.notes[0] == "The prompts of 1 of the 1 questions differ between the runs."
+
+
+def test_another_grader_is_a_note(between):
+    found = between({"a": single("1"), "b": single("1")}, {"c": [rollout("c", "q000", 1.0, grader="math_verify")]})
+    assert found.notes[0] == "The graders differ between the runs: a by r1_zero, b by r1_zero, c by math_verify."
+    # what an environment leaves ungraded, a grader grades
+    arms = [
+        {run: [rollout(run, q, 1.0, grader=g) for q, g in zip("xy", ("environment", other), strict=True)]}
+        for run, other in (("d", "r1_zero"), ("e", "environment"))
+    ]
+    assert not any("graders" in note for note in between(*arms).notes)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ SELECT
     count(*) FILTER (reward > 0.5 AND NOT isnan(reward)) AS correct,
     count(*) FILTER (reward IS NULL) AS grade_errors,
     any_value(ground_truth) AS ground_truth,
-    hash(any_value(prompt)) AS prompt
+    hash(any_value(prompt)) AS prompt,
+    min(grader) AS grader
 FROM rollouts JOIN latest USING (run_id)
 WHERE phase = $phase AND rollouts.step = coalesce($step::BIGINT, latest.step)
 GROUP BY run_id, rollouts.step, example_id
