@@ -64,6 +64,16 @@ def test_the_queries_at_an_end_have_their_own_time(stage, monkeypatch, end):
         finish(stage)
 
 
+def test_the_table_of_datasets_counts_failed_grades(tmp_path):
+    with RunDir.create(tmp_path, "eval", name="r", metadata={}) as run:
+        failed = {"reward": None, "grade_error": "timeout", "category": "grade_error"}
+        given = ({"reward": 1.0}, failed, failed)
+        rows = [a_rollout(run_id="r", phase="eval", step=0, example_id=f"q{i}", **its) for i, its in enumerate(given)]
+        run.commit_rollouts("eval", 0, rows)
+    (row,) = result.dataset_table({run.path: Dataset("d", None, [], "", "")}).records()
+    assert (row["samples"], row["grade_errors"], row["accuracy"]) == (3, 2, pytest.approx(1 / 3))
+
+
 def test_the_table_of_thinking_budgets_has_the_time_of_an_end(stage, monkeypatch):
     endless = {"thinking_budget": replace(named_queries()["thinking_budget"], sql=ENDLESS)}
     monkeypatch.setattr(result, "named_queries", lambda: endless)

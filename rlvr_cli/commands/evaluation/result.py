@@ -37,12 +37,15 @@ def print_result(config: EvalConfig, evaluated: Mapping[Path, Dataset]) -> None:
 
 
 def dataset_table(evaluated: Mapping[Path, Dataset]) -> Table:
-    """A row for each dataset: its run, and the accuracy with its 95 % interval."""
-    columns = ("dataset", "run_id", "questions", "samples", "accuracy", "low", "high", "mean_tokens", "truncated_share")
+    """A row for each dataset: its run, the grades that failed, which count as wrong, and the accuracy with its 95 % interval."""
+    columns = (
+        *("dataset", "run_id", "questions", "samples", "grade_errors"),
+        *("accuracy", "low", "high", "mean_tokens", "truncated_share"),
+    )
     rows = []
     for path, dataset in evaluated.items():
         found = summarize(path, timeout_seconds=AT_END_SECONDS)
-        counts, accuracy = (found.questions, found.samples), found.accuracy
+        counts, accuracy = (found.questions, found.samples, found.grade_errors), found.accuracy
         share = (accuracy.value, accuracy.low, accuracy.high)
         rows.append((dataset.name, found.run_id, *counts, *share, found.mean_tokens, found.truncated_share))
     return Table(columns, rows, title="datasets")
