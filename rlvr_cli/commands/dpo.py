@@ -28,7 +28,7 @@ from rlvr_cli.text import printable
 from rlvr_cli.training.loop import RolloutLoop, RolloutSource, data_loop, rollout_loop
 from rlvr_cli.training.losses.chosen import own_loss_facts, preference_loss
 from rlvr_cli.training.pairs import EncodedPairs
-from rlvr_cli.training.planning.plan import FEW_UPDATES, dpo_plan, online_dpo_plan, print_plan
+from rlvr_cli.training.planning.plan import dpo_plan, length_notes, online_dpo_plan, print_plan
 from rlvr_cli.training.session import inputs_of_traces, load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.updates.tensors import rollout_tensors
@@ -142,10 +142,8 @@ def run_on_pairs(config: DpoConfig) -> None:
     dataset = {"name": pairs.name, "rows": num_pairs, "fingerprint": pairs.fingerprint}
     inputs = inputs_of_traces(config, template, pairs.examples, dataset=dataset, more_facts=own_loss_facts(config))
     print_plan(dpo_plan(config, inputs.facts, num_updates=num_updates), config, inputs)
-    if num_updates < FEW_UPDATES:
-        console.say(
-            f"note: {num_updates} updates change a model little; a smaller --train-batch-size or more --dpo-epochs gives more updates"
-        )
+    for note in length_notes(config, num_updates=num_updates, more="a smaller --train-batch-size or more --dpo-epochs"):
+        console.say(f"note: {note}")
     if config.dry_run:
         return
     with open_trainer(config, inputs, command="dpo", num_updates=num_updates) as trainer:

@@ -96,6 +96,7 @@ class RowReader:
     traces: bool  # for SFT: a row needs a response but no ground truth
     needs_answers: bool = True  # a grader reads the ground truth
     where_is: MutableMapping[str, str] = field(default_factory=SpillingDict)  # id -> FILE:LINE of its row
+    found_answer_field: str | None = None  # of the first row, if none was named
     num_puzzles: int = 0
     num_choices: int = 0
     num_marked: int = 0  # answers found by #### or a box
@@ -164,13 +165,14 @@ class RowReader:
         return question
 
     def truth(self, row: Row) -> str:
-        answer_field = self.answer_field or _first(ANSWER_FIELDS, row.keys)
+        named = self.answer_field or self.found_answer_field
+        answer_field = named or _first(ANSWER_FIELDS, row.keys)
         answer = _answer_of(row, answer_field) if answer_field else None
         if answer is None or not answer.strip():
             if self.traces or not self.needs_answers:
                 return ""
-            raise _nothing(row, "answer", self.answer_field, ANSWER_FIELDS, found=answer_field)
-        self.answer_field = answer_field
+            raise _nothing(row, "answer", named, ANSWER_FIELDS, found=answer_field)
+        self.found_answer_field = answer_field
         form, truth = final_answer(answer)
         if not truth:
             raise BadRow(row.where, f"the answer in {answer_field!r} has a {form} mark with nothing after it.")
@@ -188,9 +190,9 @@ class RowReader:
         if not isinstance(options, list) or not 2 <= len(options) <= len(LETTERS):
             raise BadRow(row.where, f"its {options_field!r} are not a list of 2 to {len(LETTERS)} options.")
         texts = [storable(str(option)) for option in options]
-        answer_field = self.answer_field or _first(ANSWER_FIELDS, row.keys)
+        answer_field = self.answer_field or self.found_answer_field or _first(ANSWER_FIELDS, row.keys)
         letter = _right_letter(row, answer_field, options, texts)
-        self.answer_field = answer_field
+        self.found_answer_field = answer_field
         self.num_choices += 1
         lines = [f"{name}. {text}" for name, text in zip(LETTERS, texts, strict=False)]
         subject = text_of(row, "subject") if "subject" in row.keys else None

@@ -47,7 +47,7 @@ def print_plan(sweeps: Sequence[Sweep], *, output: Format) -> None:
         say_experiment(sweep)
         rows += [(job.name, sweep.status_of(job), shlex.join(job.command)) for job in sweep.jobs]
     say_later_stages(sweeps[-1])
-    tables.print_table(("run", "status", "command"), rows, output=output)
+    tables.print_table(("run", "status", "command"), rows, output=output, whole=True)
 
 
 def say_later_stages(sweep: Sweep) -> None:

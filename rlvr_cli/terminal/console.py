@@ -178,11 +178,12 @@ def _tolerant(stream: TextIO) -> TextIO:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return a text longer than `limit` as its beginning and end, with the number of characters left out."""
+    """Return a text longer than `limit` as its beginning and end with the number of characters left out, if that is shorter."""
     if len(text) <= limit:
         return text
     kept = limit // 2
-    return f"{text[:kept]} … [{len(text) - 2 * kept:,} characters left out] … {text[-kept:]}"
+    short = f"{text[:kept]} … [{len(text) - 2 * kept:,} characters left out] … {text[-kept:]}"
+    return min(short, text, key=len)
 
 
 def one_line(text: str) -> str:

@@ -30,13 +30,15 @@ MAX_CELL_CHARACTERS = 300  # per cell of the table format; the other formats do 
 _PLAIN_NUMBER = re.compile(r"[-+]?[\d.,]+")
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, output: str = "table") -> None:
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], *, output: str = "table", whole: bool = False
+) -> None:
     """Print rows on stdout as `output`: table, json, csv or markdown."""
-    print_tables([Table(tuple(columns), [tuple(row) for row in rows])], output=output)
+    print_tables([Table(tuple(columns), [tuple(row) for row in rows])], output=output, whole=whole)
 
 
-def print_tables(results: Sequence[Table], *, output: str = "table", missing: str = "–") -> None:
-    """Print tables on stdout; the table format shows None as `missing`.
+def print_tables(results: Sequence[Table], *, output: str = "table", missing: str = "–", whole: bool = False) -> None:
+    """Print tables on stdout; the table format shows None as `missing`, and long texts shortened unless `whole`.
 
     As JSON, one table is a list of objects; several tables are an object that maps each title to such a list. As CSV,
     several tables become one with the union of their columns and a first column `table`.
@@ -49,15 +51,15 @@ def print_tables(results: Sequence[Table], *, output: str = "table", missing: st
         case "markdown":
             write_text(sys.stdout, "\n".join(map(as_markdown, results)))
         case "table":
-            _print_tables(results, missing=missing)
+            _print_tables(results, missing=missing, most=sys.maxsize if whole else MAX_CELL_CHARACTERS)
         case _:
             raise AssertionError(output)
 
 
-def _print_tables(results: Sequence[Table], *, missing: str) -> None:
+def _print_tables(results: Sequence[Table], *, missing: str, most: int) -> None:
     for index, result in enumerate(results):
-        columns = [one_line(shortened(c, MAX_CELL_CHARACTERS)) for c in result.columns]
-        cells = [[one_line(shortened(_shown(v, missing), MAX_CELL_CHARACTERS)) for v in row] for row in result.rows]
+        columns = [one_line(shortened(c, most)) for c in result.columns]
+        cells = [[one_line(shortened(_shown(v, missing), most)) for v in row] for row in result.rows]
         title = one_line(result.title) if len(results) > 1 else ""
         if index:
             write_text(sys.stdout, "\n")

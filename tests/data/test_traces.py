@@ -185,10 +185,11 @@ def test_the_question_of_a_runs_trace_is_unknown(tmp_path):
     ],
 )  # fmt: skip
 def test_a_worked_solution_becomes_a_response_in_the_prompts_format(tmp_path, row, solution, truth):
-    (tmp_path / "d.jsonl").write_text(json.dumps({"question": "How many?", **row}) + "\n")
+    rows = [json.dumps({"question": question, **row}) + "\n" for question in ("How many?", "How much?")]
+    (tmp_path / "d.jsonl").write_text("".join(rows))
     tagged = load_traces(str(tmp_path / "d.jsonl"), load_prompt("r1_zero"))
-    assert tagged.examples[0].response == f" {solution} </think> <answer> {truth} </answer>"
-    assert "1 responses were made from worked solutions" in " ".join(tagged.messages)
+    assert [e.response for e in tagged.examples] == 2 * [f" {solution} </think> <answer> {truth} </answer>"]
+    assert "2 responses were made from worked solutions" in " ".join(tagged.messages)
     boxed = load_traces(str(tmp_path / "d.jsonl"), load_prompt("question_only")).examples[0].response
     assert boxed.startswith(f" {solution}")
     assert f"\\boxed{{{truth}}}" in boxed

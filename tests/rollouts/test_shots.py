@@ -106,7 +106,7 @@ def write(path, *rows) -> str:
 
 def test_shots_of_a_training_split_are_its_first_traces(folder):
     (folder / "data").mkdir()
-    rows = [{"question": f"{i} + 1?", "solution": f"It is \\boxed{{{i + 1}}}."} for i in range(4)]
+    rows = [{"question": f"{i} + 1?", "solution": f"It is \\boxed{{{i + 1}}}.", "answer": f"{i + 1}"} for i in range(4)]
     write(folder / "data/train.jsonl", *rows)
     write(folder / "data/test.jsonl", {"question": "7 + 1?", "answer": "8"}, {"question": " 1 +  1?", "answer": "2"})
     config = EvalConfig(dataset="data", prompt="prompt", shots=2)

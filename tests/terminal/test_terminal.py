@@ -129,6 +129,9 @@ def test_only_the_table_format_shortens_long_cells(capsys):
     for output in ("json", "csv", "markdown"):
         tables.print_table(("c",), [(text,)], output=output)
         assert text in capsys.readouterr().out
+    tables.print_table(("command",), [(text,)], whole=True)
+    assert text in capsys.readouterr().out
+    assert console.shortened("a" * 310, 300) == "a" * 310, "what is left out is longer than the words that say so"
 
 
 def test_a_wide_table_on_a_terminal_is_divided_by_columns():

@@ -126,7 +126,7 @@ SHAPED = shlex.split(
         slow([*PACKED, "--num-examples", "24"]),
         full([*PACKED, "--packing-attend-across", "--num-examples", "24"]),
         slow(DPO),
-        full(PPO),  # by default at one point
+        full(PPO),  # at one point in a slow test
         slow([*PPO, "--critic", "shared", "--critic-warmup-steps", "0", "--kl-in", "loss"]),
         full([*PPO, "--lora-rank", "4", "--learning-rate", "5e-3"]),
         full([*DPO, "--loss-type", "dpo_norm", "--lora-rank", "4"]),
@@ -189,6 +189,7 @@ def test_other_training_killed_at_some_points_ends_the_same(forks: Forks, tmp_pa
     assert_ended_as(whole, run)
 
 
+@pytest.mark.slow
 def test_ppo_killed_before_its_last_update_ends_the_same(forks: Forks, tmp_path: Path):
     """It has what others have not: scores, values and another network in its checkpoints, here within a batch."""
     whole, run = tmp_path / "runs/whole", tmp_path / "runs/cut"

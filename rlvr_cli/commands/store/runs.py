@@ -44,7 +44,7 @@ def run(config: RunsConfig) -> None:
         records = [record | {"differs": text} for record, text in zip(cells_of, differs, strict=True)]
         columns = ("run", "command", "status", "accuracy", *(["size"] if sizes else []), "age", "differs")
         cells = [tuple(record[column] for column in columns) for record in records]
-        tables.print_tables([Table(columns, cells)], output=config.format, missing="–")
+        tables.print_tables([Table(columns, cells)], output=config.format, whole=True)
     for row in shown:
         if row["problem"]:
             console.say(f"{'broken' if row['status'] == 'broken' else row['run_id']}: {row['problem']}")

@@ -290,7 +290,7 @@ def distill_objective(config: DistillConfig) -> str:
 
 def grpo_notes(config: GrpoConfig, *, loss: Loss) -> list[str]:
     """Notes on options that look like a mistake, one sentence each."""
-    notes = []
+    notes = warmup_notes(config, num_updates=config.n_grpo_steps * config.updates_per_rollout_batch)
     if config.on_policy and loss.uses_ratio:
         summed = " with --length-normalization masked_normalize --normalize-constant 1" if loss.per_row else ""
         notes.append(
@@ -350,12 +350,32 @@ def shared_notes(config: TrainingConfig, *, samples: bool) -> list[str]:
     return notes
 
 
-def sft_notes(config: SftConfig, *, num_updates: int) -> list[str]:
-    """Notes on options of `rlvr sft`, one sentence each."""
+def warmup_notes(config: TrainingConfig, *, num_updates: int) -> list[str]:
+    """A note on a run whose learning rate never gets to what was asked for."""
+    if config.warmup_steps <= num_updates:
+        return []
+    return [
+        f"the warm-up (--warmup-steps {config.warmup_steps}) is longer than the run of {num_updates} updates: the learning rate stays below "
+        f"{config.learning_rate:g}"
+    ]
+
+
+def length_notes(config: TrainingConfig, *, num_updates: int, more: str) -> list[str]:
+    """Notes on a run that is short, one sentence each.
+
+    Args:
+        more: what gives more updates.
+    """
     notes = []
     if num_updates < FEW_UPDATES:
-        more = "more --n-sft-steps" if config.n_sft_steps else "a smaller --train-batch-size or more --sft-epochs"
         notes.append(f"{num_updates} updates change a model little; {more} gives more updates")
+    return notes + warmup_notes(config, num_updates=num_updates)
+
+
+def sft_notes(config: SftConfig, *, num_updates: int) -> list[str]:
+    """Notes on options of `rlvr sft`, one sentence each."""
+    more = "more --n-sft-steps" if config.n_sft_steps else "a smaller --train-batch-size or more --sft-epochs"
+    notes = length_notes(config, num_updates=num_updates, more=more)
     if config.length_normalization == "masked_normalize" and config.normalize_constant == 1:
         notes.append(
             "the loss is a sum over tokens (masked_normalize with --normalize-constant 1): a gradient norm in the thousands is usual, "

@@ -248,11 +248,12 @@ def test_dpo_samples_its_pairs_with_processes(forks: Forks, tmp_path: Path):
     assert_same_bytes(tmp_path / "runs/two", tmp_path / "runs/one")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
         [*SFT, *shlex.split("--sft-epochs 1 --dataset arithmetic:24")],
-        pytest.param([*DPO, "--dpo-epochs", "1"], marks=pytest.mark.slow),
+        [*DPO, "--dpo-epochs", "1"],
     ],
     ids=["sft", "dpo"],
 )
