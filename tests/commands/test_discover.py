@@ -358,6 +358,7 @@ def test_prompts_of_a_search_of_an_earlier_version_are_not_shortened_by_an_estim
     assert "much of it\n```" in attempts_of(tmp_path / "runs/r")[1]["prompt"]
 
 
+@pytest.mark.slow
 def test_a_prompt_that_the_models_context_does_not_hold_is_shortened(forks: Forks, tmp_path: Path):
     folder = make_task(tmp_path / "mine", "def verify(points):\n    return sum(points)\n")
     (folder / "program.py").write_text(f"points = [1]\n# {'long ' * 3000}\n")
@@ -580,6 +581,7 @@ def as_an_earlier_version_began(path: Path) -> None:
         run.update(start={name: run.metadata["start"][name] for name in ("score", "error", "num_points")})
 
 
+@pytest.mark.slow
 def test_a_search_of_an_earlier_version_goes_on_as_it_began(forks: Forks, tmp_path: Path):
     """Its start does not compete, and it has no more islands than slots; of a new one each attempt has its own."""
     (tmp_path / "mine.py").write_text(f"# mine\n{ROOTS}")
@@ -615,6 +617,7 @@ def test_no_round_begins_once_the_tokens_are_spent_and_each_request_is_as_asked(
     assert served.paths[0].endswith("/chat/completions")
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_counts_no_tokens_is_not_asked_on_with_a_limit_on_them(forks: Forks, tmp_path: Path):
     pytest.importorskip("aiohttp")
 
@@ -683,6 +686,7 @@ def test_a_verifier_that_fails_is_found_before_anything_is_asked(forks: Forks, t
 FIRST, REST = "def verify(points):\n    if points == [1]:\n        return 1\n", "points = [2, 3]"
 
 
+@pytest.mark.slow
 def test_a_verifier_has_the_main_thread_also_when_programs_run_at_once(forks: Forks, tmp_path: Path):
     make_task(
         tmp_path / "mine",
@@ -717,6 +721,7 @@ def test_a_search_stops_after_a_round_in_which_the_verifier_failed_on_all_that_i
     assert [row["reward"] for row in attempts_of(tmp_path / "runs/r")] == [0, None, None, None, 1, 0]
 
 
+@pytest.mark.slow
 def test_one_failure_of_the_verifier_does_not_stop_a_search_but_another_in_a_row_does(forks: Forks, tmp_path: Path):
     """Where a round asks it once: what it said before counts, too, and programs that give nothing do not."""
     make_task(tmp_path / "mine", f"{FIRST}    return points['x']\n")

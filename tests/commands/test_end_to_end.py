@@ -73,6 +73,7 @@ def test_eval_with_several_samples_reports_pass_best_and_majority_at_k(tmp_path,
     assert at_k[-1]["pass_at_k"] == pytest.approx(sum(max(v) for v in rewards.values()) / 16)
 
 
+@pytest.mark.slow
 def test_each_thinking_budget_is_a_run(tmp_path, rlvr):
     budgets = ["--thinking-budget", "2,9", "--limit", "4", "--sampling-max-tokens", "40", "--num-samples", "2"]
     words = ["eval", *budgets, "--run", "b"]
