@@ -1157,6 +1157,7 @@ MATHEMATICS = [
         "analysis/queries/selection.py",
         ("a question's other prompt does not count", "counts[question.identity][1] += question.right", "counts[question.identity][1] = question.right", "tests/commands/store/test_filter.py -k two_prompts"),
         ("what was right with another prompt is wrong", "return replace(item, matches=identity in matches, right=identity in right)", "return item", "tests/commands/store/test_filter.py -k two_prompts"),
+        ("the first duplicate stays, whatever is asked for", "sorted(selected.kept, key=lambda i: not s.takes(i))", "selected.kept", "tests/commands/store/test_filter.py -k duplicates_one"),
         ("the answer's code counts", 'thinking = response.partition("</think>")[0]', "thinking = response", "tests/commands/store/test_filter.py -k thinking"),
         ("some of another language is allowed always", "language_share(response, self.language) < self.min_share", "language_share(response, self.language) < 0.8", "tests/commands/store/test_filter.py -k thinking"),
         ("filter writes an environment's prompts as questions", "of = StoredPrompts() if own else prompts[run_id]", "of = prompts[run_id]", "tests/commands/store/test_filter.py -k prompts_of_an_environment"),

@@ -125,6 +125,10 @@ class Selection:
     with_control: bool = False
     seed: int = 0
 
+    def takes(self, item: Item) -> bool:
+        """Whether an item is what the condition, correctness and the rules of the thinking ask for."""
+        return (item.matches or not self.where) and (item.right or not self.correct_only) and not item.faults
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -303,15 +307,13 @@ def select(
         found = "; ".join(f"{count} {how}" for how, count in counts.items() if count)
         selected.keep("decontaminate", lambda i: i.question not in seen, found or "its question is in the evaluation")
     if s.dedup:
-        there: set[tuple[str, str | bytes]] = set()
-
-        def first(item: Item) -> bool:
-            identity = (questions[item.question].identity, item.digest)
-            new = identity not in there
-            there.add(identity)
-            return new
-
-        selected.keep("dedup", first, "a duplicate, ignoring case and white space")
+        one: dict[tuple[str, str | bytes], Item] = {}
+        for item in sorted(
+            selected.kept, key=lambda i: not s.takes(i)
+        ):  # the later stages drop none whose copy they keep
+            one.setdefault((questions[item.question].identity, item.digest), item)
+        stay = {item.key for item in one.values()}
+        selected.keep("dedup", lambda i: i.key in stay, "a duplicate, ignoring case and white space")
     pool = selected.kept
     if s.where:
         selected.keep("where", lambda i: i.matches, "the condition does not hold")

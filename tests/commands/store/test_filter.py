@@ -12,7 +12,16 @@ import pytest
 
 from factories import a_rollout, an_episode
 from marks import slow
-from rlvr_cli.analysis.queries.selection import Item, Question, Selected, find_contaminated, normalized
+from rlvr_cli.analysis.queries.selection import (
+    Item,
+    Question,
+    Selected,
+    Selection,
+    ThinkingRules,
+    find_contaminated,
+    normalized,
+    select,
+)
 from rlvr_cli.commands.store.filter import encoded, next_command
 from rlvr_cli.commands.store.filter import run as filter_run
 from rlvr_cli.commands.store.filtering.rows import fused_rows
@@ -178,6 +187,7 @@ def test_an_episode_that_was_cut_off_is_no_text_to_learn_for_sft_and_dpo_and_in_
         ({"where": "reward > 0.5 -- or so"}, "aAbcdf", [("where", 6, 2)]),
         ({"where": "num_response_tokens > (SELECT avg(num_response_tokens) FROM rollouts)"}, "", None),
         ({"dedup": True}, "abcdefh", [("dedup", 7, 1)]),
+        ({"dedup": True, "where": "num_response_tokens < 9"}, "Abcdefh", [("dedup", 7, 1), ("where", 7, 0)]),
         ({"max_pass_rate": 0.5}, "defh", [("pass rate", 4, 4)]),  # half: 2 of its 4 samples, the cut one too
         ({"min_pass_rate": 0.5, "max_pass_rate": 0.5}, "def", [("pass rate", 3, 5)]),
         ({"max_per_question": 2, "shortest": True, "correct_only": True}, "bcdf", [("correct", 6, 2), ("per question", 4, 2)]),
@@ -195,6 +205,22 @@ def test_each_filter(made, call, flags, kept, stages):
     assert starts(rows) == kept
     if stages is not None:
         assert found[1 if ("whole", 9, 2) in stages else 2 :] == stages
+
+
+@pytest.mark.parametrize(
+    ("failing", "flags"),
+    [
+        ({"matches": False}, {"where": True}),
+        ({"right": False}, {"correct_only": True}),
+        ({"faults": frozenset({"code"})}, {"thinking": ThinkingRules(without_code=True)}),
+    ],
+)
+def test_of_duplicates_one_that_passes_is_kept(failing, flags):
+    others = [Item(key, "q", right=True, digest="same") for key in ("passes", "later")]
+    failing = replace(others[0], key="first", **failing)
+    questions = {"q": Question("q", "q?", "7", "q?")}
+    passed = select([failing, *others], questions, Selection(dedup=True, **flags))
+    assert [item.key for item in passed.kept] == ["passes"]
 
 
 PARAGRAPH = "so it is " * 4
