@@ -523,7 +523,8 @@ WIRING = [
     *mutations_of(
         "data/pairs.py",
         ("wrong before right", "(right[place % len(right)], wrong[", "(wrong[place % len(wrong)], right[", "tests/data/test_pairs.py -k different"),
-        ("a failed grade is wrong", 'wrong = list({r["response"]: r for r in rows if r["reward"] is not None and r["reward"] <= 0.5}.values())', 'wrong = list({r["response"]: r for r in rows if not (r["reward"] or 0) > 0.5}.values())', "tests/data/test_pairs.py -k different"),
+        ("a failed grade is wrong", 'with_wrong = {r["response"]: r for r in rows if r["reward"] is not None and r["reward"] <= 0.5}', 'with_wrong = {r["response"]: r for r in rows if not (r["reward"] or 0) > 0.5}', "tests/data/test_pairs.py -k different"),
+        ("a response is better than itself", "for response, r in with_right.items() if response not in with_wrong]", "for r in with_right.values()]", "tests/data/test_pairs.py -k seed_chooses"),
         ("as many pairs as there are", "range(min(count, len(right) * len(wrong)))", "range(len(right) * len(wrong))", "tests/commands/store/test_filter.py -k pairs", "dpo.pairs_per_question"),
         ("pairs of seed 0", "f\"pairs {seed} {rows[0]['prompt']}\"", "f\"pairs 0 {rows[0]['prompt']}\"", "tests/data/test_pairs.py -k seed"),
         ("the field of evaluation questions is that of a run's pairs", 'name, question_field = path.name, ""', "name = path.name", "tests/data/test_pairs.py -k training_rollouts"),
@@ -1155,9 +1156,11 @@ MATHEMATICS = [
     Mutation("an environment's prompt is a question", "data/prompts.py", 'return None if row["own_prompt"] else', "return", "tests/commands/across/test_episodes.py -k tells_no_question"),
     *mutations_of(
         "analysis/queries/selection.py",
-        ("a question's other prompt does not count", "counts[question.identity][1] += question.right", "counts[question.identity][1] = question.right", "tests/commands/store/test_filter.py -k two_prompts"),
-        ("what was right with another prompt is wrong", "return replace(item, matches=identity in matches, right=identity in right)", "return item", "tests/commands/store/test_filter.py -k two_prompts"),
+        ("a question's other prompt does not count", "counts[question.same][1] += question.right", "counts[question.same][1] = question.right", "tests/commands/store/test_filter.py -k two_prompts"),
+        ("what was right with another prompt is wrong", "of in matches, right=of in right)", "of in matches, right=key in {i.question for i in matching if i.right})", "tests/commands/store/test_filter.py -k two_prompts"),
         ("the first duplicate stays, whatever is asked for", "sorted(selected.kept, key=lambda i: not s.takes(i))", "selected.kept", "tests/commands/store/test_filter.py -k duplicates_one"),
+        ("each prompt has responses of its own", "groups[questions[item.question].identity]", "groups[item.question]", "tests/commands/store/test_filter.py -k two_prompts"),
+        ("different truths are one question", "md5(concat(prompt, md5(ground_truth)))", "md5(prompt)", "tests/commands/store/test_filter.py -k different_truths"),
         ("the answer's code counts", 'thinking = response.partition("</think>")[0]', "thinking = response", "tests/commands/store/test_filter.py -k thinking"),
         ("some of another language is allowed always", "language_share(response, self.language) < self.min_share", "language_share(response, self.language) < 0.8", "tests/commands/store/test_filter.py -k thinking"),
         ("filter writes an environment's prompts as questions", "of = StoredPrompts() if own else prompts[run_id]", "of = prompts[run_id]", "tests/commands/store/test_filter.py -k prompts_of_an_environment"),

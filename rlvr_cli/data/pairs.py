@@ -115,16 +115,18 @@ def pair_up(
     """Choose pairs of a right and a wrong response to one prompt, so that each response is in as few pairs as possible.
 
     Args:
-        rows: rollouts with the same `prompt`, each with `response` and `reward`; equal responses count once, and a response
-            whose grade failed is neither right nor wrong.
+        rows: rollouts with the same `prompt`, each with `response` and `reward`; equal responses count once. A response that is
+            right in one row and wrong in another, and one whose grade failed, is neither right nor wrong.
         count: of pairs, at most.
         seed: with the prompt, it determines the choice.
 
     Returns:
         Different pairs, the right response first.
     """
-    right = list({r["response"]: r for r in rows if r["reward"] is not None and r["reward"] > 0.5}.values())
-    wrong = list({r["response"]: r for r in rows if r["reward"] is not None and r["reward"] <= 0.5}.values())
+    with_right = {r["response"]: r for r in rows if r["reward"] is not None and r["reward"] > 0.5}
+    with_wrong = {r["response"]: r for r in rows if r["reward"] is not None and r["reward"] <= 0.5}
+    right = [r for response, r in with_right.items() if response not in with_wrong]
+    wrong = [r for response, r in with_wrong.items() if response not in with_right]
     if not right or not wrong:
         return []
     draw = random.Random(f"pairs {seed} {rows[0]['prompt']}")

@@ -129,6 +129,9 @@ def test_the_seed_chooses_pairs_and_equal_responses_count_once():
     assert len(pair_up(rows, count=9, seed=0)) == 2
     nan = [{"id": 0, "prompt": "q", "response": "a", "reward": float("nan")}, *rows_of(1, 0)]
     assert pair_up(nan, count=9, seed=0) == []
+    graded_both_ways = [row | {"response": "same"} for row in rows_of(1, 1)]
+    assert pair_up(graded_both_ways, count=9, seed=0) == []
+    assert len(pair_up([*graded_both_ways, *rows_of(2, 1)], count=9, seed=0)) == 2
 
 
 def test_a_row_has_the_ids_if_all_are_known():

@@ -9,7 +9,7 @@ import random
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from sys import intern
 from typing import Any
@@ -25,6 +25,7 @@ Key = tuple[str, str, int, str, int]  # (run_id, phase, step, example_id, sample
 
 _CHOSEN = "($phase = 'all' OR phase = $phase) AND ($step IS NULL OR step = $step)"
 _RIGHT = "coalesce(reward > 0.5 AND NOT isnan(reward), false)"
+_QUESTION = "md5(concat(prompt, md5(ground_truth)))"  # questions of one text may have different truths
 _KEY = "run_id, phase, step, example_id, sample_index"
 _WHOLE = f"finish_reason <> 'length' AND coalesce(episode.ended_by NOT IN {CUT_OFF}, true)"
 # Whether the environment gave the prompt of a group. Rows of earlier versions do not say it, but a question has one prompt of the dataset.
@@ -55,6 +56,11 @@ class Question:
     @property
     def pass_rate(self) -> float:
         return self.right / self.n
+
+    @property
+    def same(self) -> tuple[str, str]:
+        """Equal for questions whose samples count together."""
+        return self.identity, self.ground_truth
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +183,8 @@ def read_samples(
     chosen = {"phase": phase, "step": step}
     questions: dict[str, Question] = {}
     sql = (
-        f"SELECT md5(prompt), run_id, prompt, {_OWN_PROMPT}, min(example_id), min(ground_truth), count(*), count(*) FILTER ({_RIGHT})"
-        f" FROM rollouts WHERE {_CHOSEN} GROUP BY run_id, prompt ORDER BY run_id"
+        f"SELECT {_QUESTION}, run_id, prompt, {_OWN_PROMPT}, min(example_id), ground_truth, count(*), count(*) FILTER ({_RIGHT})"
+        f" FROM rollouts WHERE {_CHOSEN} GROUP BY run_id, prompt, ground_truth ORDER BY run_id"
     )
     for key, run_id, prompt, own, example_id, truth, n, right in database.rows(sql, chosen):
         known = questions.get(key)  # another run may have asked it too
@@ -188,7 +194,7 @@ def read_samples(
         questions[key] = Question(
             id=min(example_id, known.id) if known else example_id,
             text=text,
-            ground_truth=min(truth, known.ground_truth) if known else truth,
+            ground_truth=truth,
             identity=normalized(text or prompt),
             environment_of=run_id if own and text is None else None,
             has_shots=bool(text and not told),
@@ -197,7 +203,7 @@ def read_samples(
         )
     response = "response" if rules.names else "''"
     sql = (
-        f"SELECT {_KEY}, md5(prompt), coalesce({condition}, false), {_RIGHT}, policy_tokens(episode, num_response_tokens),"
+        f"SELECT {_KEY}, {_QUESTION}, coalesce({condition}, false), {_RIGHT}, policy_tokens(episode, num_response_tokens),"
         f" {_WHOLE} AND NOT {_BLANK} AND {_ONE_VOICE}, {_SAME}, {response}"
         f" FROM rollouts WHERE {_CHOSEN}"
     )
@@ -205,7 +211,7 @@ def read_samples(
         Item((intern(run), intern(of), at, intern(example), sample), intern(question), *row, faults=rules.faults(text))
         for run, of, at, example, sample, question, *row, text in database.rows(sql, chosen)
     ]
-    return items, questions
+    return items, pooled(questions)
 
 
 def read_examples(
@@ -226,39 +232,25 @@ def read_examples(
     return items, {e.id: Question(e.id, e.question, e.ground_truth, normalized(e.question)) for e in examples}
 
 
-def by_question(items: Iterable[Item]) -> list[Item]:
-    """Merge the items of each question, in order of first appearance; right if a sample that matches the condition is right."""
-    merged: dict[str, Item] = {}
-    for item in items:
-        earlier = merged.get(item.question)
-        merged[item.question] = Item(
-            item.question,
-            item.question,
-            matches=item.matches or (earlier is not None and earlier.matches),
-            right=(item.right and item.matches) or (earlier is not None and earlier.right),
-        )
-    return list(merged.values())
+def by_question(items: Sequence[Item], questions: Mapping[str, Question]) -> list[Item]:
+    """Merge the items of each question, in order of first appearance.
 
-
-def pooled(items: Sequence[Item], questions: Mapping[str, Question]) -> tuple[list[Item], dict[str, Question]]:
-    """Give duplicate questions the samples of all of them, so that it does not matter which of them is kept.
-
-    Args:
-        items: of `by_question`.
+    Each has the samples of all questions that are equal to it, and is right if one of these that matches the condition is right.
     """
-    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    matching = [item for item in items if item.matches]
+    matches = {questions[item.question].same for item in matching}
+    right = {questions[item.question].same for item in matching if item.right}
+    same = {item.question: questions[item.question].same for item in items}
+    return [Item(key, key, matches=of in matches, right=of in right) for key, of in same.items()]
+
+
+def pooled(questions: Mapping[str, Question]) -> dict[str, Question]:
+    """Give equal questions, which different prompts may have asked, the samples of all of them."""
+    counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for question in questions.values():
-        counts[question.identity][0] += question.n
-        counts[question.identity][1] += question.right
-    totals = {key: replace(q, n=counts[q.identity][0], right=counts[q.identity][1]) for key, q in questions.items()}
-    matches = {questions[i.question].identity for i in items if i.matches}
-    right = {questions[i.question].identity for i in items if i.right}
-
-    def of_all(item: Item) -> Item:
-        identity = questions[item.question].identity
-        return replace(item, matches=identity in matches, right=identity in right)
-
-    return [of_all(item) for item in items], totals
+        counts[question.same][0] += question.n
+        counts[question.same][1] += question.right
+    return {key: replace(q, n=counts[q.same][0], right=counts[q.same][1]) for key, q in questions.items()}
 
 
 def response_rows(
@@ -271,7 +263,7 @@ def response_rows(
     """
     columns = ("prompt", "response", "ground_truth", "reward", "grader")
     columns += ("prompt_ids", "response_ids") if with_ids else ()
-    sql = f"SELECT {_KEY}, md5(prompt), {', '.join(columns)} FROM rollouts WHERE {_CHOSEN}"
+    sql = f"SELECT {_KEY}, {_QUESTION}, {', '.join(columns)} FROM rollouts WHERE {_CHOSEN}"
     for row in database.rows(sql, {"phase": phase, "step": step}):
         if tuple(row[:5]) in keys:
             yield {"key": tuple(row[:5]), "question": row[5]} | dict(zip(columns, row[6:], strict=True))
@@ -331,7 +323,7 @@ def select(
     if s.max_per_question:
         groups: dict[str, list[Item]] = defaultdict(list)
         for item in selected.kept:
-            groups[item.question].append(item)
+            groups[questions[item.question].identity].append(item)
         draw = random.Random(f"per question {s.seed}")
         few = {i.key for g in groups.values() for i in _some(g, s.max_per_question, shortest=s.shortest, draw=draw)}
         selected.keep("per question", lambda i: i.key in few, f"more than {s.max_per_question}; {how}")

@@ -350,6 +350,33 @@ def test_a_question_that_two_prompts_asked_counts_with_the_samples_of_both(made,
     assert stages == [("source", 5, 0), ("dedup", 3, 2), ("pass rate", 2, 1)]
     rows, _ = call(runs, emit="questions", dedup=True, correct_only=True, overwrite=True)
     assert len(rows) == 3
+    rows, _ = call(runs, emit="questions", overwrite=True)
+    assert sorted((r["question"].casefold().split(":")[0], r["pass_rate"], r["n"]) for r in rows) == [
+        ("easy", 1.0, 4), *[("half", 0.6, 5)] * 2, *[("hard", 1 / 3, 3)] * 2
+    ]  # fmt: skip
+    rows, _ = call(runs, max_per_question=1, overwrite=True)
+    assert sorted(r["question"].casefold().split(":")[0] for r in rows) == ["easy", "half", "hard"]
+
+
+def test_questions_of_one_text_may_have_different_truths(call, tmp_path):
+    with RunDir.create(tmp_path / "runs", "eval", name="r", metadata=FACTS) as run:
+        graded = [("e1", "9", {"9": 1.0, "7": 0.0, "nine": 1.0, "5": 0.0}), ("e2", "7", {"9": 0.0, "7": 1.0})]
+        rows = [
+            replace(rollout("r", "q: ?", i, response, reward=reward, phase="eval"), example_id=name, ground_truth=truth)
+            for name, truth, rewards in graded
+            for i, (response, reward) in enumerate(rewards.items())
+        ]
+        run.commit_rollouts("eval", 0, rows)
+    questions, _ = call(run.path, emit="questions")
+    assert [(r["id"], r["ground_truth"], r["pass_rate"], r["n"]) for r in questions] == [
+        ("e1", "9", 0.5, 4),
+        ("e2", "7", 0.5, 2),
+    ]
+    pairs, _ = call(run.path, emit="pairs", out="pairs.jsonl")
+    assert [(r["chosen"], r["rejected"], r["ground_truth"]) for r in pairs] == [("nine", "5", "9")]
+    for spec in (run.path, tmp_path / "pairs.jsonl"):
+        loaded = load_pairs(str(spec), TEMPLATE, pairs_per_question=4, seed=0).examples
+        assert [e.response for e in loaded] == ["nine", "5"]
 
 
 def test_the_control_is_as_large_and_from_the_same_source(made, call, tmp_path):

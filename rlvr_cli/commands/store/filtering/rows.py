@@ -81,12 +81,12 @@ def pair_rows(
     Args:
         responses: of the items, in their order, with token ids.
     """
-    groups: dict[str, list[tuple[Key, int]]] = {}
+    groups: dict[str, list[tuple[Key, int]]] = {}  # by the prompt, which questions with different truths may share
 
     def grouped() -> Iterator[_Response]:
         for place, (item, row) in enumerate(zip(items, responses, strict=True)):
             assert row["key"] == item.key, "responses come in the order in which they were selected"
-            groups.setdefault(item.question, []).append((item.key, place))
+            groups.setdefault(row["prompt"], []).append((item.key, place))
             own = {name: row[name] for name in ("prompt", "response", "reward", "prompt_ids", "response_ids")}
             yield _Response(id="/".join(map(str, item.key)), **own)
 
@@ -100,13 +100,14 @@ def pair_rows(
             "place": place, "id": found.id, "prompt": found.prompt, "response": found.response, "reward": found.reward,
         }  # fmt: skip
 
-    pairs: dict[str, tuple[Question, int, int]] = {}
-    for question, members in groups.items():
+    pairs: dict[str, tuple[int, int]] = {}
+    for members in groups.values():
         group = [to_choose(place) for _, place in sorted(members)]
         for chosen, rejected in pair_up(group, count=config.pairs_per_question, seed=config.seed):
-            pairs[pair_id(chosen, rejected)] = (questions[question], chosen["place"], rejected["place"])
+            pairs[pair_id(chosen, rejected)] = (chosen["place"], rejected["place"])
 
-    def row(question: Question, chosen: int, rejected: int) -> dict[str, Any]:
+    def row(chosen: int, rejected: int) -> dict[str, Any]:
+        question = questions[items[chosen].question]
         known = {"question": question.text} if question.text is not None else {}
         return {**known, "ground_truth": question.ground_truth, **pair_row(vars(kept[chosen]), vars(kept[rejected]))}
 

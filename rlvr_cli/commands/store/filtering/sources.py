@@ -17,7 +17,6 @@ from rlvr_cli.analysis.queries.selection import (
     ThinkingRules,
     by_question,
     find_contaminated,
-    pooled,
     read_examples,
     read_samples,
     response_rows,
@@ -71,9 +70,7 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str], opened: ExitStack
     if evaluation or config.emit in ("questions", "fused"):
         _check_questions_are_known(questions, infos)
     if config.emit == "questions":
-        items = by_question(items)
-        if config.dedup:
-            items, questions = pooled(items, questions)
+        items = by_question(items, questions)
     of = "questions" if config.emit == "questions" else "rollouts"
     what = f"{'' if phase == 'all' else phase + ' '}{of} of {', '.join(i.id for i in infos)}"
     selected = _select(config, items, questions, evaluation, source=what)
