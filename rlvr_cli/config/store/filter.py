@@ -94,7 +94,11 @@ class FilterConfig(Provenance):
         at_least=1,
     )
     limit: int | None = knob(
-        None, "Rows to keep, chosen at random. Default: all.", group="Filter", common=True, at_least=1
+        None,
+        "Rows to keep, chosen at random; with --emit fused traces, each of which gives two rows. Default: all.",
+        group="Filter",
+        common=True,
+        at_least=1,
     )
     seed: int = knob(0, "Seed of the random choices.", group="Filter", at_least=0)
     out: str = knob(

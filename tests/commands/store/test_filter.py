@@ -350,6 +350,8 @@ def test_a_question_that_two_prompts_asked_counts_with_the_samples_of_both(made,
     assert stages == [("source", 5, 0), ("dedup", 3, 2), ("pass rate", 2, 1)]
     rows, _ = call(runs, emit="questions", dedup=True, correct_only=True, overwrite=True)
     assert len(rows) == 3
+    rows, _ = call(runs, emit="questions", correct_only=True, overwrite=True)
+    assert len(rows) == 5, "hard was right with one of its prompts"
     rows, _ = call(runs, emit="questions", overwrite=True)
     assert sorted((r["question"].casefold().split(":")[0], r["pass_rate"], r["n"]) for r in rows) == [
         ("easy", 1.0, 4), *[("half", 0.6, 5)] * 2, *[("hard", 1 / 3, 3)] * 2
