@@ -515,6 +515,8 @@ WIRING = [
     ),
     *mutations_of(
         "commands/store/filtering/rows.py",
+        ("a formatted prompt is written as a question", 'if "prompt" in row and dataset.question_field == "prompt":', "if False:", "tests/commands/store/test_filter.py -k responses_of_a_dataset"),
+        ("each tool in Parquet has the parameters of all", 'out.endswith(".parquet") and any(', "False and any(", "tests/commands/store/test_filter.py -k sft_reads"),
         ("a pair has the next response", "in enumerate(zip(items, responses, strict=True)):", "in enumerate(zip(items, responses, strict=True), 1):", "tests/commands/store/test_filter.py -k pairs"),
         ("pairs depend on the order of commits", "in sorted(members)]", "in members]", "tests/commands/store/test_filter.py -k order_of_commits"),
         ("equal forms are two rows", "if digest not in taken:", "if True:", "tests/commands/store/test_filter.py -k fused"),
@@ -1710,6 +1712,8 @@ EPISODES = [
         ("a replay takes the reward for that of the first turn", "[0.0] * (num_turns - 1) + [reward]", "[reward] + [0.0] * (num_turns - 1)", "tests/replay/test_replay.py -k turns_of_episodes"),
     ),
     Mutation("a later grade does not know which call failed", "rollouts/regrade.py", 'turn_facts=row["turn_facts"],', "", "tests/rollouts/test_collect.py -k since_a_call_failed"),
+    Mutation("filter loses worked solutions and turns", "commands/store/filtering/sources.py", "            keeps_traces=True,\n", "", "tests/commands/store/test_filter.py -k sft_reads"),
+    Mutation("an answer hides the worked solutions of later rows", "data/examples.py", "field = self.solution_field or", "field = self.answer_field or", "tests/commands/store/test_filter.py -k sft_reads"),
     Mutation("filter holds all rows that it writes", "commands/store/filter.py", "for row in rows_of(items))", "for row in [*rows_of(items)])", "tests/commands/store/test_filter.py -k not_held"),
     Mutation("a Parquet file's rows are all held", "runs/storage/parquet.py", "islice(records, rows_at_once)", "islice(records, None)", "tests/runs/storage/test_parquet.py"),
     Mutation("a column has the type of the first rows", "runs/storage/parquet.py", "pa.unify_schemas(schemas, ", "pa.unify_schemas(schemas[:1], ", "tests/runs/storage/test_parquet.py"),

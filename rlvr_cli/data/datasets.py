@@ -69,6 +69,8 @@ class Dataset:
     notes: list[str] = field(default_factory=list)  # shown to the user, such as: answers of mixed form
     too_few: str = ""  # that there are fewer examples than the limit
     shots: dict[str, Any] | None = None  # what precedes each question, if anything does
+    question_field: str | None = None  # None: the rows have no field of a question
+    trace_of: Mapping[str, str] = field(default_factory=dict)  # example id -> JSON of `RowReader.trace`, if asked for
     beginnings: Sequence[tuple[int, str]] = ()  # of `beginnings_of`: where in its prompts the shots end
 
     @property
@@ -126,6 +128,7 @@ def load_dataset(
     seed: int = 0,
     purpose: Purpose = "eval",
     needs_answers: bool = True,
+    keeps_traces: bool = False,
 ) -> Dataset:
     """Load questions with their ground truths; see the module's docstring for `spec` and for how a row is read.
 
@@ -140,6 +143,7 @@ def load_dataset(
             "train" takes the training split; "traces" takes the training split for SFT: every example has a response
             or a worked solution, and its ground truth may be "".
         needs_answers: whether a grader reads the ground truth of an example; else it may be "".
+        keeps_traces: fill `trace_of`, for a copy of the rows that `rlvr sft` can train on as on these.
 
     Raises:
         RlvrError: an unknown name, an unreadable file, a bad row, no rows, no network, a missing extra.
@@ -175,6 +179,7 @@ def load_dataset(
         prompt_is_question=question_field == "prompt",
         traces=purpose == "traces",
         needs_answers=needs_answers,
+        keeps_traces=keeps_traces,
     )
     with closing(source.rows) as rows:  # else the traceback of an error would keep the file open
         examples, skipped = reader.examples(rows, name=source.name, limit=limit, skip_bad_lines=skip_bad_lines)
@@ -187,6 +192,8 @@ def load_dataset(
         source=storable(source.source),
         license=source.license,
         default_grader=source.grader or reader.grader_of(len(examples)),
+        question_field=reader.question_field,
+        trace_of=reader.trace_of,
         skipped=[storable(str(bad)) for bad in skipped[:SHOWN_BAD_ROWS]] + ([f"and {more:,} more"] if more > 0 else []),
         num_skipped=len(skipped),
         notes=reader.notes(),

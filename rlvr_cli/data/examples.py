@@ -4,11 +4,12 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
 from itertools import islice
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from rlvr_cli.data.conversations import conversation_of
 from rlvr_cli.data.files import BadRow, Number, Row, join_names, text_of
@@ -95,6 +96,8 @@ class RowReader:
     prompt_is_question: bool  # --question-field prompt: it is not formatted yet, even in a row with a response
     traces: bool  # for SFT: a row needs a response but no ground truth
     needs_answers: bool = True  # a grader reads the ground truth
+    keeps_traces: bool = False  # in `trace_of`, what the examples lack without `traces`
+    trace_of: MutableMapping[str, str] = field(default_factory=SpillingDict)  # id -> `trace` of its row, as JSON
     where_is: MutableMapping[str, str] = field(default_factory=SpillingDict)  # id -> FILE:LINE of its row
     found_answer_field: str | None = None  # of the first row, if none was named
     num_puzzles: int = 0
@@ -102,6 +105,11 @@ class RowReader:
     num_marked: int = 0  # answers found by #### or a box
     num_whole: int = 0  # answers that are the whole text
     first_whole: str = ""  # FILE:LINE of the first of them
+
+    def __post_init__(self) -> None:
+        self.solution_field = (
+            self.answer_field
+        )  # None: found in each row, which may have an answer of its own beside it
 
     def examples(
         self, rows: Iterable[Row | BadRow], *, name: str, limit: int | None, skip_bad_lines: bool
@@ -146,8 +154,11 @@ class RowReader:
             response_field is not None and conversation is None and "prompt" in row.keys and not self.prompt_is_question
         )
         prompt = text_of(row, "prompt") if is_formatted else None
+        example_id = self.new_id(row)
+        if self.keeps_traces and (trace := self.trace(row)):
+            self.trace_of[example_id] = json.dumps(trace)
         return Example(
-            id=self.new_id(row),
+            id=example_id,
             question=question,
             ground_truth=truth,
             prompt=prompt or None,
@@ -204,12 +215,31 @@ class RowReader:
 
     def solution(self, row: Row) -> str | None:
         """The text of a worked solution, without GSM8K's #### answer and calculator marks; None for a bare answer."""
-        field = self.answer_field or _first(("solution", *ANSWER_FIELDS), row.keys)
-        text = (text_of(row, field) or "").strip() if field else ""
+        text = self.answer_with_steps(row)
         form, _ = final_answer(text)
         if form == "####":
             return _CALCULATOR.sub("", text.rpartition("####")[0]).strip() or None
         return text if form == "boxed" and not _BOX.match(text) else None
+
+    def answer_with_steps(self, row: Row) -> str:
+        field = self.solution_field or _first(("solution", *ANSWER_FIELDS), row.keys)
+        return (text_of(row, field) or "").strip() if field else ""
+
+    def trace(self, row: Row) -> dict[str, Any]:
+        """The fields of a row that `rlvr sft` alone reads, where it can: turns with their prompt, messages, a worked solution."""
+        found: dict[str, Any] = {}
+        with suppress(BadRow):
+            if turns := _turns(row):
+                found["turns"] = [{"role": role, "text": text} for role, text in turns]
+                found |= {"prompt": prompt} if (prompt := text_of(row, "prompt")) else {}
+        with suppress(BadRow):
+            if conversation := conversation_of(row):
+                found["messages"] = conversation.messages
+                found |= {"tools": conversation.tools} if conversation.tools is not None else {}
+        with suppress(BadRow):
+            if _first(OPTIONS_FIELDS, row.keys) is None and self.solution(row):
+                found["solution"] = self.answer_with_steps(row)
+        return found
 
     def new_id(self, row: Row) -> str:
         given = (text_of(row, name) for name in ID_FIELDS if name in row.keys)

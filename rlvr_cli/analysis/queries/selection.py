@@ -300,9 +300,7 @@ def select(
         selected.keep("decontaminate", lambda i: i.question not in seen, found or "its question is in the evaluation")
     if s.dedup:
         one: dict[tuple[str, str | bytes], Item] = {}
-        for item in sorted(
-            selected.kept, key=lambda i: not s.takes(i)
-        ):  # the later stages drop none whose copy they keep
+        for item in sorted(selected.kept, key=lambda i: not s.takes(i)):  # else a later stage may drop the only copy
             one.setdefault((questions[item.question].identity, item.digest), item)
         stay = {item.key for item in one.values()}
         selected.keep("dedup", lambda i: i.key in stay, "a duplicate, ignoring case and white space")

@@ -555,8 +555,44 @@ def test_responses_of_a_dataset_stay(tmp_path, call):
     rows = [{"prompt": "P", "response": r, "ground_truth": "1"} for r in (" a", " A", " b")]
     found, stages = call(write(tmp_path / "d.jsonl", rows), dedup=True)
     assert [(r["prompt"], r["response"]) for r in found] == [("P", " a"), ("P", " b")]
+    assert "question" not in found[0]
     assert stages[-1] == ("dedup", 2, 1)
     assert len(load_traces(str(tmp_path / "out.jsonl"), TEMPLATE).examples) == 2
+
+
+CALL = {"function": {"name": "add", "arguments": '{"a": 3, "b": 4}'}}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "3 + 4?", "answer": "3+4=<<3+4=7>>7\n#### 7"},
+        {"problem": "3 + 4?", "answer": "7", "solution": r"so \boxed{7} it is"},
+        {"prompt": "P", "answer": "7", "turns": [{"role": "policy", "text": "a"}, {"role": "tool", "text": "b"}]},
+        {"prompt": "P", "answer": "7", "turns": [], "messages": 5, "response": "c"},
+        {
+            "question": "3 + 4?",
+            "answer": "7",
+            "messages": [
+                {"role": "user", "content": "q"},
+                {"role": "assistant", "tool_calls": [CALL], "content": None},
+            ],
+            "tools": [{"n": 2}],
+        },
+    ],
+)
+def test_sft_reads_of_a_filtered_dataset_what_it_reads_of_the_dataset(row, suffix, tmp_path, call):
+    source = write(tmp_path / "d.jsonl", [row, row])
+    if "tools" in row and suffix == ".parquet":
+        with pytest.raises(RlvrError, match="has tools"):
+            call(source, out=f"kept{suffix}")
+        return
+    call(source, out=f"kept{suffix}")
+    before, after = (load_dataset(str(path), purpose="traces") for path in (source, tmp_path / f"kept{suffix}"))
+    assert after.rows == 2
+    assert after.fingerprint == before.fingerprint
+    assert [(e.turns, e.conversation) for e in after.examples] == [(e.turns, e.conversation) for e in before.examples]
 
 
 def test_decontamination(tmp_path, call):

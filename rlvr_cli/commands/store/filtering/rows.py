@@ -12,8 +12,10 @@ from typing import Any
 
 from rlvr_cli.analysis.queries.selection import Item, Key, Question, Selected, Stage
 from rlvr_cli.config.store.filter import FilterConfig
+from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.data.fusion import fused_forms
 from rlvr_cli.data.pairs import pair_id, pair_row, pair_up
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.storage.files import os_errors_as_user_errors
 from rlvr_cli.runs.storage.spilled import spilled
 
@@ -40,6 +42,29 @@ def question_rows(order: Sequence[str], questions: Mapping[str, Question], keys:
         if key in keys:
             truth = {"question": q.text, "ground_truth": q.ground_truth}
             rows[key] = {"id": name, **truth, "pass_rate": q.pass_rate, "n": q.n}
+    return rows
+
+
+def dataset_rows(dataset: Dataset, *, out: str) -> dict[str, dict[str, Any]]:
+    """The rows of a dataset by id, for the commands that read it. A prompt is no question where the rows have no other.
+
+    Raises:
+        RlvrError: `out` is a Parquet file, and they have tools or calls of tools.
+    """
+    if out.endswith(".parquet") and any('"tools":' in t or '"tool_calls":' in t for t in dataset.trace_of.values()):
+        raise RlvrError(
+            f"{dataset.name} has tools, and in {out} each would have the parameters of all: a column of Parquet has one type.",
+            "Give --out a name that ends in .jsonl.",
+        )
+    texts = ("id", "question", "ground_truth", "prompt", "response")
+    rows: dict[str, dict[str, Any]] = {}
+    for e in dataset.examples:
+        row = {t: getattr(e, t) for t in texts if getattr(e, t) is not None} | json.loads(
+            dataset.trace_of.get(e.id, "{}")
+        )
+        if "prompt" in row and dataset.question_field == "prompt":
+            del row["question"]
+        rows[e.id] = row
     return rows
 
 

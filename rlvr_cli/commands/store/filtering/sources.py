@@ -25,6 +25,7 @@ from rlvr_cli.analysis.queries.selection import (
 from rlvr_cli.commands.store.filtering.rows import (
     Rows,
     RowsOf,
+    dataset_rows,
     fused_rows,
     held,
     pair_rows,
@@ -135,6 +136,7 @@ def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selec
             question_field=config.question_field,
             answer_field=config.answer_field,
             purpose="train",
+            keeps_traces=True,
         )
     judged = sum(e.response is not None for e in dataset.examples)
     if judged < dataset.rows and (names := thinking_rules(config).names):
@@ -151,10 +153,12 @@ def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selec
         condition = database.condition(config.where, table="dataset") if config.where else "true"
         items, questions = read_examples(database, dataset.examples, condition=condition, rules=thinking_rules(config))
     selected = _select(config, items, questions, evaluation, source=f"rows of {dataset.name}")
-    texts = ("id", "question", "ground_truth", "prompt", "response")
-    rows = {e.id: {t: getattr(e, t) for t in texts if getattr(e, t) is not None} for e in dataset.examples}
     described = {"dataset": dataset.name, "split": dataset.split, "rows": dataset.rows}
-    return selected, held(rows), [{**described, "fingerprint": dataset.fingerprint, "grader": dataset.default_grader}]
+    return (
+        selected,
+        held(dataset_rows(dataset, out=config.out)),
+        [{**described, "fingerprint": dataset.fingerprint, "grader": dataset.default_grader}],
+    )
 
 
 def _check_questions_are_known(questions: Mapping[str, Question], infos: Sequence[RunInfo]) -> None:
