@@ -517,6 +517,7 @@ WIRING = [
         "commands/store/filtering/rows.py",
         ("a formatted prompt is written as a question", 'if "prompt" in row and dataset.question_field == "prompt":', "if False:", "tests/commands/store/test_filter.py -k responses_of_a_dataset"),
         ("each tool in Parquet has the parameters of all", 'out.endswith(".parquet") and any(', "False and any(", "tests/commands/store/test_filter.py -k sft_reads"),
+        ("the template of a prompt counts as its question", "questions = {e.id: replace(questions[e.id], identity=normalized(text)) for e, text in bare}", "pass", "tests/commands/store/test_filter.py -k formatted_prompts"),
         ("a pair has the next response", "in enumerate(zip(items, responses, strict=True)):", "in enumerate(zip(items, responses, strict=True), 1):", "tests/commands/store/test_filter.py -k pairs"),
         ("pairs depend on the order of commits", "in sorted(members)]", "in members]", "tests/commands/store/test_filter.py -k order_of_commits"),
         ("equal forms are two rows", "if digest not in taken:", "if True:", "tests/commands/store/test_filter.py -k fused"),

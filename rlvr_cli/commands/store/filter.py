@@ -17,6 +17,7 @@ from typing import Any
 
 from rlvr_cli import __version__
 from rlvr_cli.analysis.queries.selection import Item
+from rlvr_cli.commands.store.filtering.contamination import bare_questions
 from rlvr_cli.commands.store.filtering.rows import Rows, RowsOf
 from rlvr_cli.commands.store.filtering.sources import from_dataset, from_runs
 from rlvr_cli.config.parsing.options import options
@@ -44,7 +45,9 @@ def run(config: FilterConfig) -> None:
         if path.exists() and not config.overwrite and path not in left_over:
             raise RlvrError(f"{shown(path)} exists already.", "Choose another --out, or replace it with --overwrite.")
     evaluation = [
-        e.question for spec in config.decontaminate_against for e in load_dataset(spec, purpose="eval").examples
+        question
+        for spec in config.decontaminate_against
+        for question in bare_questions(load_dataset(spec, purpose="eval"))
     ]
     of_runs = any(is_run(source, config.runs_dir) or is_pattern(source) for source in config.source)
     with ExitStack() as opened:

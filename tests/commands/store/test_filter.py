@@ -622,6 +622,31 @@ def test_decontamination(tmp_path, call):
     assert [r["id"] for r in found] == ["another sign", "none"]
 
 
+@pytest.mark.parametrize("name", ["r1_zero", "alpaca"])
+def test_decontamination_of_formatted_prompts_compares_the_questions_in_them(name, tmp_path, call):
+    template = load_prompt(name)
+    answer = {"response": RIGHT, "ground_truth": "7"}
+    rows = [{"id": q, "prompt": template.fill(q), **answer} for q in ("What is 3 + 4?", "What is 9 - 2?")]
+    source = write(tmp_path / "d.jsonl", rows)
+    for number, evaluated in enumerate(({"question": "what is 3+4?", "answer": "7"}, rows[0])):
+        against = (write(tmp_path / f"e{number}.jsonl", [evaluated]),)
+        found, stages = call(source, decontaminate_against=against, out=f"o{number}.jsonl")
+        assert [r["id"] for r in found] == ["What is 9 - 2?"]
+        assert stages[-1] == ("decontaminate", 1, 1)
+
+
+def test_a_question_in_a_prompt_of_an_unknown_template_is_asked_for(tmp_path, call):
+    rows = [{"prompt": f"Please: {q}", "response": "7", "answer": "7"} for q in ("3 + 4?", "9 - 2?")]
+    formatted = write(tmp_path / "d.jsonl", rows)
+    known = write(tmp_path / "q.jsonl", [{**row, "question": row["prompt"]} for row in rows])
+    for source, against in ((formatted, known), (known, formatted)):
+        with pytest.raises(RlvrError, match=r"d\.jsonl: 2 of 2 rows have a formatted prompt and no question") as raised:
+            call(source, decontaminate_against=(against,))
+        assert "Add a field question" in raised.value.hint
+    with pytest.raises(RlvrError, match="the stage 'decontaminate' dropped the last 2"):
+        call(known, decontaminate_against=(known,))
+
+
 @pytest.mark.parametrize(
     ("evaluated", "same", "other"),
     [

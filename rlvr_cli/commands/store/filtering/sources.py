@@ -4,8 +4,9 @@ Enters: a FilterConfig. Leaves: what was selected, what gives the rows to write,
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from rlvr_cli.analysis.queries.database import Database, open_examples, open_runs
@@ -17,11 +18,13 @@ from rlvr_cli.analysis.queries.selection import (
     ThinkingRules,
     by_question,
     find_contaminated,
+    normalized,
     read_examples,
     read_samples,
     response_rows,
     select,
 )
+from rlvr_cli.commands.store.filtering.contamination import bare_questions
 from rlvr_cli.commands.store.filtering.rows import (
     Rows,
     RowsOf,
@@ -37,7 +40,7 @@ from rlvr_cli.config import config_of
 from rlvr_cli.config.parsing.command_line import typed_options, words_of
 from rlvr_cli.config.parsing.options import flag, options
 from rlvr_cli.config.store.filter import FilterConfig
-from rlvr_cli.data.datasets import load_dataset
+from rlvr_cli.data.datasets import Dataset, load_dataset
 from rlvr_cli.data.prompts import stored_prompts
 from rlvr_cli.data.traces import told_as_run_too
 from rlvr_cli.errors import RlvrError
@@ -138,20 +141,13 @@ def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selec
             purpose="train",
             keeps_traces=True,
         )
-    judged = sum(e.response is not None for e in dataset.examples)
-    if judged < dataset.rows and (names := thinking_rules(config).names):
-        rules = " and ".join(names)
-        if not judged:
-            raise RlvrError(
-                f"{dataset.name} has no responses: the rules of their thinking ({rules}) have nothing to judge.",
-                "Leave the rules out, or filter a run, or a file with a field response.",
-            )
-        console.say(
-            f"note: {dataset.rows - judged} of {dataset.rows} rows have no response; the rules of the thinking ({rules}) keep them"
-        )
+    _check_responses(dataset, rules=thinking_rules(config).names)
     with open_examples(dataset.examples, timeout_seconds=config.timeout_seconds) as database:
         condition = database.condition(config.where, table="dataset") if config.where else "true"
         items, questions = read_examples(database, dataset.examples, condition=condition, rules=thinking_rules(config))
+    if evaluation:
+        bare = zip(dataset.examples, bare_questions(dataset), strict=True)
+        questions = {e.id: replace(questions[e.id], identity=normalized(text)) for e, text in bare}
     selected = _select(config, items, questions, evaluation, source=f"rows of {dataset.name}")
     described = {"dataset": dataset.name, "split": dataset.split, "rows": dataset.rows}
     return (
@@ -159,6 +155,21 @@ def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selec
         held(dataset_rows(dataset, out=config.out)),
         [{**described, "fingerprint": dataset.fingerprint, "grader": dataset.default_grader}],
     )
+
+
+def _check_responses(dataset: Dataset, *, rules: Collection[str]) -> None:
+    """Raise RlvrError if there are rules of the thinking and no response to judge, and say how many rows have none."""
+    judged = sum(e.response is not None for e in dataset.examples)
+    if judged < dataset.rows and rules:
+        names = " and ".join(rules)
+        if not judged:
+            raise RlvrError(
+                f"{dataset.name} has no responses: the rules of their thinking ({names}) have nothing to judge.",
+                "Leave the rules out, or filter a run, or a file with a field response.",
+            )
+        console.say(
+            f"note: {dataset.rows - judged} of {dataset.rows} rows have no response; the rules of the thinking ({names}) keep them"
+        )
 
 
 def _check_questions_are_known(questions: Mapping[str, Question], infos: Sequence[RunInfo]) -> None:

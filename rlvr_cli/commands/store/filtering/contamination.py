@@ -1,0 +1,32 @@
+"""What the questions of datasets are compared by.
+
+Enters: a dataset. Leaves: the texts of its questions, without the template of a prompt.
+"""
+
+from rlvr_cli.data.datasets import Dataset
+from rlvr_cli.data.prompts import PLACEHOLDER, load_prompt, prompt_names
+from rlvr_cli.errors import RlvrError
+from rlvr_cli.text import filled_in
+
+
+def bare_questions(dataset: Dataset) -> list[str]:
+    """The questions of a dataset, in order; of a prompt that was made with a built-in template, what was put into it.
+
+    Raises:
+        RlvrError: rows have a prompt of another template and no question. The words of the template would count as the question's.
+    """
+    texts = (load_prompt(name).text.strip() for name in prompt_names())
+    templates = [text for text in texts if text != PLACEHOLDER]
+    questions: list[str] = []
+    unknown = 0
+    for e in dataset.examples:
+        inside = (filled_in(e.question.strip(), template, placeholder=PLACEHOLDER) for template in templates)
+        question = next(filter(None, inside), None)
+        unknown += question is None and e.prompt is not None and dataset.question_field == "prompt"
+        questions.append(question or e.question)
+    if unknown:
+        raise RlvrError(
+            f"{dataset.name}: {unknown} of {dataset.rows} rows have a formatted prompt and no question, which --decontaminate-against compares.",
+            "Add a field question; if a prompt is the question alone, rename the field.",
+        )
+    return questions
