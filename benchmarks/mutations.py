@@ -1715,7 +1715,7 @@ EPISODES = [
     Mutation("the template of a prompt counts as its question", "commands/store/filtering/sources.py", "identity=normalized(text))", "identity=normalized(e.question))", "tests/commands/store/test_filter.py -k formatted_prompts"),
     Mutation("words of an unknown template are the question's", "commands/store/filtering/contamination.py", "    if unknown:\n", "    if False:\n", "tests/commands/store/test_filter.py -k unknown_template"),
     Mutation("filter loses worked solutions and turns", "commands/store/filtering/sources.py", "            keeps_traces=True,\n", "", "tests/commands/store/test_filter.py -k sft_reads"),
-    Mutation("an answer hides the worked solutions of later rows", "data/examples.py", "field = self.solution_field or", "field = self.answer_field or", "tests/commands/store/test_filter.py -k sft_reads"),
+    Mutation("an answer hides the worked solutions of later rows", "data/examples.py", "field = self.answer_field or _first((", "field = self.answer_field or self.found_answer_field or _first((", "tests/commands/store/test_filter.py -k sft_reads"),
     Mutation("filter holds all rows that it writes", "commands/store/filter.py", "for row in rows_of(items))", "for row in [*rows_of(items)])", "tests/commands/store/test_filter.py -k not_held"),
     Mutation("a Parquet file's rows are all held", "runs/storage/parquet.py", "islice(records, rows_at_once)", "islice(records, None)", "tests/runs/storage/test_parquet.py"),
     Mutation("a column has the type of the first rows", "runs/storage/parquet.py", "pa.unify_schemas(schemas, ", "pa.unify_schemas(schemas[:1], ", "tests/runs/storage/test_parquet.py"),

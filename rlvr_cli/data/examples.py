@@ -106,11 +106,6 @@ class RowReader:
     num_whole: int = 0  # answers that are the whole text
     first_whole: str = ""  # FILE:LINE of the first of them
 
-    def __post_init__(self) -> None:
-        self.solution_field = (
-            self.answer_field
-        )  # None: found in each row, which may have an answer of its own beside it
-
     def examples(
         self, rows: Iterable[Row | BadRow], *, name: str, limit: int | None, skip_bad_lines: bool
     ) -> tuple[Sequence[Example], list[BadRow]]:
@@ -222,7 +217,7 @@ class RowReader:
         return text if form == "boxed" and not _BOX.match(text) else None
 
     def answer_with_steps(self, row: Row) -> str:
-        field = self.solution_field or _first(("solution", *ANSWER_FIELDS), row.keys)
+        field = self.answer_field or _first(("solution", *ANSWER_FIELDS), row.keys)
         return (text_of(row, field) or "").strip() if field else ""
 
     def trace(self, row: Row) -> dict[str, Any]:
