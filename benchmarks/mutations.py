@@ -1383,6 +1383,13 @@ EPISODES = [
     Mutation("the page does not say what gives the rewards", "analysis/report/build.py", '"updates", "facts", "sampler")', '"updates", "sampler")', "tests/commands/across/test_episodes.py -k gives_the_rewards"),
     Mutation("a round under a time limit is not evaluated", "training/loop.py", "is_unknown = bool(config.time_limit and", "is_unknown = bool(False and", "tests/commands/test_grpo.py -k how_long_an_evaluation_takes"),
     Mutation("sentences know only the rows shown", "commands/store/analyze.py", " or query.name in SENTENCES", "", "tests/commands/store/test_analyze.py -k objective_in_words"),
+    *mutations_of(
+        "analysis/queries/sql/objective.sql",
+        ("kimi divides by the length", "WHEN loss_type = 'kimi' THEN 1", "", "tests/analysis/queries/test_sql.py -k token_of_kimi"),
+        ("a length without effect is taken", "WHEN loss_type = 'kimi' AND wanted_length IS NOT NULL", "WHEN false", "tests/analysis/queries/test_sql.py -k choice_of_an_objective"),
+        ("cut responses count in the mean length", "tokens > 0 AND NOT is_masked", "tokens > 0", "tests/analysis/queries/test_sql.py -k weights_of_an_objective"),
+        ("responses without a token count in the mean length", "tokens > 0 AND NOT is_masked", "NOT is_masked", "tests/analysis/queries/test_sql.py -k weights_of_an_objective"),
+    ),
     Mutation("groups that were dropped are pushed", "analysis/queries/sql/objective.sql", "NOT coalesce((config ->> 'dynamic_sampling')::BOOLEAN, false)", "true", "tests/analysis/queries/test_sql.py -k dropped_are_not_pushed"),
     Mutation("groups compare whole rewards, whatever the credit", "analysis/queries/sql/groups.sql", "least < most OR differing.run_id IS NOT NULL AS", "least < most AS", "tests/analysis/queries/test_sql.py -k groups_of_dynamic"),
     Mutation("the advantages of dropped groups count", "analysis/queries/sql/groups.sql", "sum(advantage) FILTER (has_signal OR NOT drops)", "sum(advantage)", "tests/analysis/queries/test_sql.py -k groups_of_dynamic"),

@@ -810,32 +810,69 @@ def test_the_handouts_example_of_length_normalization(ask):
 @pytest.mark.parametrize("std", ["group", "batch", "none"])
 @pytest.mark.parametrize("length", ["masked_mean", "masked_normalize", "token_mean"])
 def test_weights_of_an_objective_are_those_of_training(ask, std, length):
+    """Also in groups with an episode that failed before its first token, and with responses that --overlong leaves out."""
+    overlong = "none" if std == "none" else "mask"
     generator = random.Random(f"{std} {length}")
     rewards, lengths = [[generator.choice([0.0, 0.3, 1.0]) for _ in range(4)] for _ in range(5)], []
     rewards[2] = [1.0] * 4  # no signal
     rows = []
     for group, of_group in enumerate(rewards):
         for i, reward in enumerate(of_group):
-            lengths.append(generator.randint(1, 7))
-            rows.append(row(f"q{group}", i, reward, phase="train", num_response_tokens=lengths[-1]))
+            lengths.append(0 if (group, i) in ((0, 1), (3, 2)) else generator.randint(1, 7))
+            cut = {"finish_reason": "length"} if lengths[-1] > 5 else {}
+            rows.append(row(f"q{group}", i, reward, phase="train", num_response_tokens=lengths[-1], **cut))
     found = ask(
-        "objective", rows, metadata={"r": {"config": OBJECTIVE}}, kind="response", std_normalization=std,
-        length_normalization=length,
+        "objective", rows, metadata={"r": {"config": OBJECTIVE | {"overlong": overlong}}}, kind="response",
+        std_normalization=std, length_normalization=length,
     )  # fmt: skip
     flat = torch.tensor(rewards, dtype=torch.float64).flatten()
 
     def weights(std, length):
         advantages = group_advantages(flat, group_size=4, normalize_by_std=std == "group")
         advantages = batch_normalized(advantages) if std == "batch" else advantages
-        mask = torch.arange(7) < torch.tensor(lengths)[:, None]
+        learned = [0 if overlong == "mask" and n > 5 else n for n in lengths]
+        mask = torch.arange(7) < torch.tensor(learned)[:, None]
         constant = 7.0 if length == "masked_normalize" else None
         denominators = loss_denominators(mask, normalization=length, normalize_constant=constant)
-        return (advantages[:, None] / denominators * len(flat))[:, 0].tolist()
+        rows_of_mean = len(flat) if constant else mask.any(dim=1).sum()
+        return (mask[:, 0] * (advantages[:, None] / denominators * rows_of_mean)[:, 0]).tolist()
 
     order = [f"step 0, q{group}, sample {i}" for group in range(5) for i in range(4)]
     by_name = {r["bucket"]: r for r in found}
-    assert [by_name[name]["token_weight"] for name in order] == pytest.approx(weights("group", "masked_mean"))
-    assert [by_name[name]["other_token_weight"] for name in order] == pytest.approx(weights(std, length))
+    assert len(by_name) == len(order) - 2
+    nothing = {"token_weight": 0, "other_token_weight": 0}  # of a response without a token
+    of = [by_name.get(name, nothing) for name in order]
+    assert [r["token_weight"] for r in of] == pytest.approx(weights("group", "masked_mean"))
+    assert [r["other_token_weight"] for r in of] == pytest.approx(weights(std, length))
+
+
+@pytest.mark.parametrize("overlong", ["none", "mask"])
+def test_a_failed_episode_is_of_its_group_but_in_no_bucket(ask, overlong):
+    rows = [
+        row("q", 0, 1.0, phase="train", num_response_tokens=4, finish_reason="length"),
+        row("q", 1, None, phase="train", num_response_tokens=0),
+    ]
+    own = OBJECTIVE | {"overlong": overlong, "length_normalization": "token_mean"}
+    found = ask("objective", rows, metadata={"r": {"config": own}})
+    weight = 0 if overlong == "mask" else pytest.approx(0.5**0.5, rel=1e-5)
+    assert columns(found, "bucket", "responses", "response_weight") == [
+        ("correct", 1, weight), ("half or more correct", 1, weight), ("correct, shortest quarter", 1, weight)
+    ]  # fmt: skip
+
+
+def test_the_weight_of_a_token_of_kimi_knows_no_length(ask):
+    """Kimi's loss has the log-probability of the whole response, and is averaged over the responses."""
+    rows = [row("q", i, 1.0 - i, phase="train", num_response_tokens=n) for i, n in enumerate((4, 7))]
+    given = {"kind": "response", "std_normalization": "none", "phase": "train"}
+    own = OBJECTIVE | {"std_normalization": "none"}
+    kimi, per_token = [0.5, -0.5], [0.5 / 4, -0.5 / 7]
+    for loss, other, expected in (("kimi", "grpo_clip", (kimi, per_token)), ("gspo", "kimi", (per_token, kimi))):
+        found = ask(
+            "objective", {loss: rows}, metadata={loss: {"config": own | {"loss_type": loss}}}, loss_type=other, **given
+        )
+        found.sort(key=lambda r: r["tokens"])
+        weights = [[r[name] for r in found] for name in ("token_weight", "other_token_weight")]
+        assert weights == [pytest.approx(e) for e in expected]
 
 
 def test_an_objectives_push_by_correctness_length_and_difficulty(ask):
@@ -878,6 +915,8 @@ def test_groups_that_dynamic_sampling_dropped_are_not_pushed(ask):
         ({"std_normalization": "batches"}, "std_normalization is group, batch or none"),
         ({"length_normalization": "mean"}, "length_normalization is masked_mean"),
         ({"loss_type": "ppo"}, "loss_type is no_baseline, or any with a baseline"),
+        ({"loss_type": "kimi", "length_normalization": "token_mean"}, "length_normalization has no effect on r: kimi"),
+        ({"loss_type": "kimi", "normalize_constant": 3}, "normalize_constant has no effect on r: kimi"),
     ],
 )
 def test_an_unknown_choice_of_an_objective_is_refused(ask, wrong, said):

@@ -8,8 +8,10 @@
 -- plot: x=bucket y=push_share+other_push_share panels=kind bars=yes zeros=push_share,other_push_share title="Share of the push" y_label="share of |weight|"
 
 -- A response's tokens weigh its advantage, divided by its length (masked_mean), by the mean length (token_mean) or by a constant
--- (masked_normalize): the derivative of the objective, before the mean over responses, on policy. Null parameters are the run's own.
--- Their sum is the response's weight. Groups that --dynamic-sampling dropped are left out. :kind = "response" lists the responses.
+-- (masked_normalize), or, with kimi, by nothing: the derivative of the objective, before the mean over responses, on policy. A loss of
+-- the user's own counts as one per token with a baseline. Null parameters are the run's own. The sum of a response's tokens is the
+-- response's weight. Left out: groups that --dynamic-sampling dropped, and, but for what they are to their groups, responses without a
+-- token. :kind = "response" lists the responses.
 -- push_share is a bucket's share of the sum over all tokens of |weight|: the size of an
 -- objective as a whole does not matter to AdamW.
 WITH choices AS (
@@ -30,12 +32,11 @@ WITH choices AS (
             (config ->> 'sampling_max_tokens')::DOUBLE
         ) AS constant,
         (config ->> 'advantage_eps')::DOUBLE AS eps,
-        config ->> 'overlong' AS overlong,
         config ->> 'credit' AS credit
     FROM runs, (VALUES (true), (false)) AS sides (own)
 ), checked AS (
     SELECT
-        run_id, own, loss_type, constant, overlong, coalesce(eps, 1e-6) AS eps,
+        run_id, own, loss_type, constant, coalesce(eps, 1e-6) AS eps,
         coalesce(wanted_std, own_std) AS std,
         coalesce(wanted_length, own_length) AS length,
         CASE
@@ -43,6 +44,10 @@ WITH choices AS (
             THEN 'std_normalization is group, batch or none'
             WHEN coalesce(wanted_length, own_length) NOT IN ('masked_mean', 'masked_normalize', 'token_mean')
             THEN 'length_normalization is masked_mean, masked_normalize or token_mean'
+            WHEN loss_type = 'kimi' AND wanted_length IS NOT NULL
+            THEN 'length_normalization has no effect on ' || run_id || ': kimi divides by no length'
+            WHEN $normalize_constant IS NOT NULL AND NOT own AND loss_type = 'kimi'
+            THEN 'normalize_constant has no effect on ' || run_id || ': kimi divides by no constant'
             WHEN $normalize_constant IS NOT NULL AND NOT own AND coalesce(wanted_length, own_length) <> 'masked_normalize'
             THEN 'normalize_constant has no effect on ' || run_id || ' without --length-normalization masked_normalize'
             WHEN loss_type <> 'no_baseline' AND $loss_type::VARCHAR = loss_type AND loss_type NOT IN (
@@ -54,26 +59,24 @@ WITH choices AS (
     FROM choices
 ), samples AS (
     SELECT
-        run_id, step, example_id, sample_index, policy_tokens(episode, num_response_tokens) AS tokens, finish_reason = 'length' AS is_cut,
+        run_id, step, example_id, sample_index, policy_tokens(episode, num_response_tokens) AS tokens,
+        coalesce(finish_reason = 'length' AND config ->> 'overlong' = 'mask', false) AS is_masked,
         coalesce(shaped_reward, rollouts.reward, 0) AS reward,
         coalesce(rollouts.reward > 0.5 AND NOT isnan(rollouts.reward), false) AS correct
     FROM rollouts JOIN runs USING (run_id)
     WHERE phase = $phase
     WINDOW of_group AS (PARTITION BY run_id, step, example_id)
-    QUALIFY
-        policy_tokens(episode, num_response_tokens) > 0
-        AND (  -- dynamic sampling drops groups whose rewards are equal before they are shaped
-            $phase <> 'train' OR NOT coalesce((config ->> 'dynamic_sampling')::BOOLEAN, false)
-            OR min(coalesce(rollouts.reward, 0)) OVER of_group < max(coalesce(rollouts.reward, 0)) OVER of_group
-        )
+    QUALIFY  -- dynamic sampling drops groups whose rewards are equal before they are shaped
+        $phase <> 'train' OR NOT coalesce((config ->> 'dynamic_sampling')::BOOLEAN, false)
+        OR min(coalesce(rollouts.reward, 0)) OVER of_group < max(coalesce(rollouts.reward, 0)) OVER of_group
 ), grouped AS (
     SELECT
         *,
         reward - avg(reward) OVER (PARTITION BY run_id, step, example_id) AS centered,
         coalesce(stddev_samp(reward) OVER (PARTITION BY run_id, step, example_id), 0) AS spread,
         avg(correct::INT) OVER (PARTITION BY run_id, step, example_id) AS pass_rate,
-        avg(tokens) OVER (PARTITION BY run_id, step) AS mean_tokens,
-        ntile(4) OVER (PARTITION BY run_id ORDER BY tokens, step, example_id, sample_index) AS quarter
+        coalesce(avg(tokens) FILTER (tokens > 0 AND NOT is_masked) OVER (PARTITION BY run_id, step), 1) AS mean_tokens,
+        ntile(4) OVER (PARTITION BY run_id, tokens > 0 ORDER BY tokens, step, example_id, sample_index) AS quarter
     FROM samples
 ), spread AS (
     SELECT *, stddev_samp(if(spread = 0, 0, centered)) OVER (PARTITION BY run_id, step) AS batch_spread FROM grouped
@@ -83,14 +86,20 @@ WITH choices AS (
         own,
         CASE  -- of a response: DuckDB evaluates a condition on `checked` alone also for runs without responses
             WHEN problem IS NOT NULL THEN error('objective: ' || problem)
-            WHEN overlong = 'mask' AND is_cut THEN 0
+            WHEN is_masked THEN 0
             WHEN loss_type = 'no_baseline' THEN reward
             WHEN spread = 0 THEN 0
             WHEN std = 'group' THEN centered / (spread + eps)
             WHEN std = 'batch' THEN centered / (batch_spread + eps)
             ELSE centered
-        END / CASE length WHEN 'masked_mean' THEN tokens WHEN 'token_mean' THEN mean_tokens ELSE constant END AS weight
+        END / CASE
+            WHEN loss_type = 'kimi' THEN 1
+            WHEN length = 'masked_mean' THEN tokens
+            WHEN length = 'token_mean' THEN mean_tokens
+            ELSE constant
+        END AS weight
     FROM spread AS s JOIN checked USING (run_id)
+    WHERE tokens > 0
 ), sides AS (
     SELECT
         run_id, step, example_id, sample_index, tokens, correct, quarter, pass_rate,
