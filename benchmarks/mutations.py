@@ -1683,6 +1683,7 @@ EPISODES = [
     *mutations_of(
         "training/losses/chosen.py",
         ("a loss of one's own is tried with advantages of responses", 'per_token=config.credit == "turn"', "per_token=False", f"{TURNS} -k of_ones_own"),
+        ("a loss of one's own is tried without stale tokens", "with_stale=config.partial_rollout_tokens > 0,", "", "tests/training/losses/test_custom.py -k stale"),
         ("turns without a baseline", 'if config.credit == "turn" and loss.raw_rewards:', "if False:", f"{TURNS} -k without_a_baseline"),
     ),
     *mutations_of(

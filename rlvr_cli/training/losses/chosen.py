@@ -22,7 +22,10 @@ def policy_gradient_loss(config: GrpoConfig) -> Loss:
         RlvrError: a user's own loss does not work (`load_loss`), or the loss does not go with other options.
     """
     loss = LOSSES.get(config.loss_type) or load_loss(
-        config.loss_type, with_reference=config.kl_coef > 0, per_token=config.credit == "turn"
+        config.loss_type,
+        with_reference=config.kl_coef > 0,
+        with_stale=config.partial_rollout_tokens > 0,
+        per_token=config.credit == "turn",
     )
     if config.length_normalization != (needed := loss.length_normalization or config.length_normalization):
         raise UsageError(

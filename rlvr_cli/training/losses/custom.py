@@ -38,12 +38,13 @@ _RETURNS_OF_PAIRS = "Return the loss, (pairs,), or a tuple: loss, dictionary of 
 _RETURNS = "Return the loss, (batch, seq) or (batch,), or a tuple: loss, dictionary of statistics of these shapes."
 
 
-def load_loss(spec: str, *, with_reference: bool, per_token: bool = False) -> Loss:
+def load_loss(spec: str, *, with_reference: bool, with_stale: bool = False, per_token: bool = False) -> Loss:
     """Load a user's loss, and try it on a tiny batch, as in the first update and as in a later one.
 
     Args:
         spec: FILE.py:FUNCTION.
         with_reference: whether the run has reference log-probabilities.
+        with_stale: whether the run tells which tokens an earlier policy sampled.
         per_token: whether each token has an advantage of its own.
 
     Raises:
@@ -52,7 +53,7 @@ def load_loss(spec: str, *, with_reference: bool, per_token: bool = False) -> Lo
     """
     loss = UserLoss(spec)
     at = loss.location()
-    given = {"with_reference": with_reference, "per_token": per_token}
+    given = {"with_reference": with_reference, "with_stale": with_stale, "per_token": per_token}
     first, later = (_try(loss, _tiny_batch(before, **given), at=at) for before in (True, False))
     if first.loss.dim() != later.loss.dim():
         raise RlvrError(f"{at}: the loss is sometimes per token and sometimes per row.", _RETURNS)
@@ -75,7 +76,10 @@ class UserLoss:
         return user_code.location(self._spec, self._function, error=error)
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        hint = "Correct it. Inputs that this run does not have are None, such as reference_log_probs without --kl-coef."
+        hint = (
+            "Correct it. Inputs that this run does not have are None: reference_log_probs without --kl-coef, stale without "
+            "--partial-rollout-tokens."
+        )
         returned = self._called(inputs, hint=hint)
         batch, seq = inputs.log_probs.shape
         shapes = {"(batch, seq)": (batch, seq), "(batch,)": (batch,)}
@@ -181,7 +185,7 @@ def _try(loss: Callable[[LossInputs], LossOutputs], inputs: LossInputs, *, at: s
     return outputs
 
 
-def _tiny_batch(first: bool, *, with_reference: bool, per_token: bool) -> LossInputs:
+def _tiny_batch(first: bool, *, with_reference: bool, with_stale: bool, per_token: bool) -> LossInputs:
     """Three responses of 4, 2 and 1 tokens; values are 0 outside them, as in a run. With `first`, all ratios are 1."""
     mask = torch.tensor([[0, 1, 1, 1, 1], [0, 0, 1, 1, 0], [0, 1, 0, 0, 0]], dtype=torch.bool)
     generator = torch.Generator().manual_seed(0)
@@ -198,6 +202,7 @@ def _tiny_batch(first: bool, *, with_reference: bool, per_token: bool) -> LossIn
         old_log_probs=log_probs.detach() if first else -3 * values(),
         advantages=torch.where(mask, advantages, 0.0) if per_token else advantages,
         sampled_log_probs=-3 * values(),
+        stale=mask & (torch.arange(mask.shape[1]) < 3) if with_stale else None,
         reference_log_probs=-3 * values() if with_reference else None,
         group=torch.tensor([0, 0, 1]),
     )

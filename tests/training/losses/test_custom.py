@@ -5,7 +5,9 @@ import re
 import pytest
 import torch
 
+from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.training.losses.chosen import policy_gradient_loss
 from rlvr_cli.training.losses.custom import RESERVED, load_loss
 from rlvr_cli.training.losses.inputs import LossInputs
 from rlvr_cli.training.losses.policy_gradient import LOSSES
@@ -15,10 +17,10 @@ from rlvr_cli.training.losses.policy_gradient import LOSSES
 def load(tmp_path):
     """Write a file and load its function `loss`; its first line is line 2."""
 
-    def of(source, *, with_reference=False):
+    def of(source, *, with_reference=False, with_stale=False):
         file = tmp_path / "mine.py"
         file.write_text(f"import torch\n{source}\n")
-        return load_loss(f"{file}:loss", with_reference=with_reference)
+        return load_loss(f"{file}:loss", with_reference=with_reference, with_stale=with_stale)
 
     return of
 
@@ -71,6 +73,19 @@ def test_reference_log_probs_are_there_when_the_run_has_them(load):
     with pytest.raises(RlvrError, match=r"mine.py:3: the loss raised TypeError: .*NoneType") as raised:
         load(source)
     assert "--kl-coef" in raised.value.hint
+
+
+def test_stale_tokens_are_told_when_responses_are_sampled_in_parts(load, tmp_path):
+    source = (
+        "def loss(inputs):\n"
+        "    assert inputs.stale.any() and (inputs.response_mask | ~inputs.stale).all()\n"
+        "    return -torch.where(inputs.stale, 0.5, 1.0) * inputs.log_probs"
+    )
+    load(source, with_stale=True)
+    policy_gradient_loss(GrpoConfig(loss_type=f"{tmp_path}/mine.py:loss", partial_rollout_tokens=256))
+    with pytest.raises(RlvrError, match=r"mine.py:3: the loss raised AttributeError: .*NoneType") as raised:
+        load(source)
+    assert "stale without --partial-rollout-tokens" in raised.value.hint
 
 
 LOG_PROBS = "inputs.log_probs"
