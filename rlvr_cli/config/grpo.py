@@ -295,6 +295,11 @@ class GrpoConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
                 f"--train-batch-size {self.train_batch_size} is smaller than --group-size {self.group_size}.",
                 f"Use at least {self.group_size}.",
             )
+        if self.dynamic_sampling and self.group_size == 1 and not self.resume:  # a run may have begun so
+            raise RlvrError(
+                "--dynamic-sampling drops every group with --group-size 1: a group of one has no differing rewards.",
+                "Use --group-size 8, or leave --dynamic-sampling out.",
+            )
         if self.sampling_temperature == 0:
             raise RlvrError(
                 "--sampling-temperature 0 makes all responses of a group identical, so every advantage is 0.",

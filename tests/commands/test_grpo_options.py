@@ -38,6 +38,10 @@ from rlvr_cli.training.session import load_inputs
         ({"eval_max_tokens": 2}, "Evaluation responses need at least 4 tokens but may have at most 2"),
         ({"kl_coef": -1.0}, "--kl-coef"),
         ({"async_steps": 2}, "--async-steps is 2"),
+        (
+            {"group_size": 1, "loss_type": "no_baseline", "dynamic_sampling": True},
+            "a group of one has no differing rewards",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(given, problem):
@@ -112,7 +116,8 @@ def test_bounds_of_importance_weights_have_no_effect_without_weights(bound, lag)
 
 def test_a_stored_option_without_effect_is_not_refused_on_resume():
     given = {"cliprange": 0.1, "normalize_constant": 7.0}
-    stored = {"loss_type": "reinforce_with_baseline", "length_normalization": "masked_mean", **given}
+    stored = {"loss_type": "no_baseline", "length_normalization": "masked_mean", **given}
+    stored |= {"group_size": 1, "dynamic_sampling": True}
     for flags in ({}, given):
         partial = resolve(GrpoConfig, flags={"resume": "r", **flags}, command="grpo")
         config = resume(partial, stored, run="r")
