@@ -480,7 +480,8 @@ def grpo_objective(config: GrpoConfig, loss: Loss) -> str:
     if config.kl_coef:
         mean = "mean_t " if loss.per_row else ""
         term = f"[{term} {'-' if sign else '+'} {config.kl_coef:g} {mean}{KL_TYPES[config.kl_type].name}]"
-    size = config.train_batch_size
+    divides_by_uncut = config.overlong == "mask" and (loss.per_row or config.length_normalization == "masked_mean")
+    size = "B" if divides_by_uncut else config.train_batch_size
     scale = {
         "masked_mean": f"(1/{size}) sum_i (1/|o_i|) sum_t",
         "masked_normalize": f"(1/({size}*{config.masked_normalize_constant or 0:g})) sum_i sum_t",
@@ -491,6 +492,8 @@ def grpo_objective(config: GrpoConfig, loss: Loss) -> str:
         terms.append("c = p_trainer/p_sampler")
     if config.overlong == "mask":
         terms.append("responses cut at the limit left out")
+    if divides_by_uncut:
+        terms.append("B the responses of the update that were not cut")
     if config.length_normalization == "token_mean" and not loss.per_row:
         terms.append("T the response tokens of the update")
     return f"{sign}{f'(1/{size}) sum_i' if loss.per_row else scale} {term};  {', '.join(filter(None, terms))}"
