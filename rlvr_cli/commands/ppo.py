@@ -92,11 +92,13 @@ def credit(config: PpoConfig, trainer: Trainer, batch: Batch, rewards: Tensor, *
     metrics: dict[str, float] = {}
     if config.kl_coef and config.kl_in == "reward":
         kl = kl_to_reference(batch["old_log_probs"], batch["reference_log_probs"], clamp=config.kl_clamp)
-        metrics["reward/kl"] = float(kl[mask].double().mean())
     of_tokens = token_rewards(rewards, mask, kl=kl, kl_coef=config.kl_coef)
     found = gae(of_tokens, values, mask, gamma=config.gamma, gae_lambda=config.gae_lambda)
     if (explained := explained_variance(values, found.returns, mask)) is not None:
         metrics["critic/explained_variance"] = explained
-    trainer.metrics.add(step, metrics | {"critic/return_mean": float(found.returns[mask].mean())})
+    if mask.any():  # not if all episodes failed
+        metrics["critic/return_mean"] = float(found.returns[mask].mean())
+        metrics |= {} if kl is None else {"reward/kl": float(kl[mask].double().mean())}
+    trainer.metrics.add(step, metrics)
     advantages = whitened(found.advantages, mask) if config.whiten_advantages else found.advantages
     return {"advantages": advantages.to(values.dtype), "returns": found.returns.to(values.dtype)}

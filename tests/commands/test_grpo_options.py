@@ -246,7 +246,10 @@ def test_the_plan_says_the_objective(tmp_path, facts, loss_type, normalization):
     (masked,) = (line for line in lines_of(facts, **given, overlong="mask") if line.startswith("objective"))
     by_what_is_left = "B the responses of the update that were not cut"
     if loss.per_row or normalization == "masked_mean":
-        assert masked == f"{objective.replace('(1/256) ', '(1/B) ')}, responses cut at the limit left out, {by_what_is_left}"
+        assert (
+            masked
+            == f"{objective.replace('(1/256) ', '(1/B) ')}, responses cut at the limit left out, {by_what_is_left}"
+        )
     else:
         assert "responses cut at the limit left out" in masked
         assert scales[normalization] in masked

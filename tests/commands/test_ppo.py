@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from rlvr_cli.data.order import epoch_order
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.models.load import load_policy
+from rlvr_cli.runs.metrics_log import MetricsLog
 from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.training.optimizers.optimizer import learning_rate_at
 
 SMALL = {
@@ -230,6 +233,22 @@ def test_the_mismatch_leaves_out_the_tokens_before_the_minimum(tmp_path):
     assert {name for name in metrics if name.startswith("mismatch/")} == {
         f"mismatch/position/{n}" for n in (0, 1, 4, 16)
     }
+
+
+@pytest.mark.parametrize("tokens", [1, 0])
+def test_a_batch_without_a_token_of_the_policy_has_no_mean_over_tokens(tmp_path, tokens):
+    """All its episodes failed; the first batch cannot be such a one, since the run then ends."""
+    mask = torch.tensor([[False, tokens > 0]] * 2)
+    batch = {"response_mask": mask} | {
+        name: torch.zeros(2, 2) for name in ("old_values", "old_log_probs", "reference_log_probs")
+    }
+    with RunDir.create(tmp_path, "ppo", name="r", metadata={}) as run:
+        log = MetricsLog(run)
+        ppo.credit(PpoConfig(kl_coef=0.1), SimpleNamespace(metrics=log), batch, torch.ones(2), step=0)
+        log.add(0, {"reward/mean": 1.0})
+        log.flush()
+    found = {"reward/mean": {0: 1.0}} | ({"reward/kl": {0: 0.0}, "critic/return_mean": {0: 1.0}} if tokens else {})
+    assert metrics_of(tmp_path / "r") == found
 
 
 @pytest.mark.slow
