@@ -46,7 +46,7 @@ WITH choices AS (
             THEN 'length_normalization is masked_mean, masked_normalize or token_mean'
             WHEN loss_type = 'kimi' AND wanted_length IS NOT NULL
             THEN 'length_normalization has no effect on ' || run_id || ': kimi divides by no length'
-            WHEN $normalize_constant IS NOT NULL AND NOT own AND loss_type = 'kimi'
+            WHEN loss_type = 'kimi' AND NOT own AND $normalize_constant IS NOT NULL
             THEN 'normalize_constant has no effect on ' || run_id || ': kimi divides by no constant'
             WHEN $normalize_constant IS NOT NULL AND NOT own AND coalesce(wanted_length, own_length) <> 'masked_normalize'
             THEN 'normalize_constant has no effect on ' || run_id || ' without --length-normalization masked_normalize'
