@@ -175,8 +175,19 @@ def load_experiment(
             for stage in content.get("stages", [])
         ],
     )
+    _check_stage_options(found, where=str(path))
     _check_effects(found)
     return found
+
+
+def _check_stage_options(experiment: Experiment, *, where: str) -> None:
+    """Raise RlvrError for an option of a stage that arms set, too: their own value would hold, without a word."""
+    for stage in experiment.stages:
+        if twice := next((option for option in stage.options if option in experiment.varied), None):
+            raise RlvrError(
+                f"{where}: {twice} varies in two places: arms set it, and so does the stage {stage.name}.",
+                "An arm keeps its own value in every stage: leave the option out of one of the two.",
+            )
 
 
 def _check_effects(experiment: Experiment) -> None:

@@ -155,6 +155,8 @@ def test_truth_varies_too():
         ('command = "grpo"\n[[stages]]\nname = "a"\nbest = 1\nstep = 1', "'step' is no key of a stage"),
         ('command = "grpo"\n[[stages]]\nname = "a"\nbest = 1\noptions = 3', "options of the stage a is not a table"),
         ('command = "grpo"\n[[stages]]\nname = "a"\nbest = 1\noptions = { x = 3 }', "'x' is not an option of rlvr grpo"),
+        ('command = "grpo"\n[grid]\ngroup_size = [4, 8]\n[[stages]]\nname = "a"\nbest = 1\noptions = { group-size = 16 }', "mine.toml: group_size varies in two places: arms set it, and so does the stage a"),
+        ('command = "grpo"\n[[arms]]\ngroup_size = 4\n[[arms]]\n[[stages]]\nname = "a"\nbest = 1\noptions = { group_size = 16 }', "arms set it, and so does the stage a"),
         ('command = "grpo"\n[[stages]]\nname = "a"\nbest = 1\n[[stages]]\nname = "a"\nbest = 1', "two stages have the same name"),
     ],
 )  # fmt: skip
@@ -180,6 +182,11 @@ def test_files_that_are_refused(text, problem, write):
 def test_changes_that_are_refused(flags, problem):
     with pytest.raises(RlvrError, match=problem):
         load_experiment("grpo_baselines", **flags)
+
+
+def test_what_a_stage_sets_cannot_vary(write):
+    with pytest.raises(RlvrError, match="eval_every varies in two places: arms set it, and so does the stage long"):
+        load_experiment(write(STAGED), vary=["eval_every=5,10"])
 
 
 STAGED = """
