@@ -154,9 +154,6 @@ def load_experiment(
             f"{flag(clash[0])} varies in {name}.",
             f"Give all its values: --vary {clash[0]}=V1,V2, or one: --vary {clash[0]}={_text(given[clash[0]])}",
         )
-    baseline = content.get("baseline", "")
-    if baseline and baseline not in names and not vary:
-        raise RlvrError(f"{path}: the baseline {baseline!r} is no arm.", f"The arms: {', '.join(names)}.")
     chosen = list(seeds) or content.get("seeds", [0])
     found = Experiment(
         name=path.stem,
@@ -168,7 +165,7 @@ def load_experiment(
         title=content.get("title", ""),
         problem=content.get("problem", ""),
         look_at=content.get("look_at", ""),
-        baseline=baseline if baseline in names else names[0],
+        baseline=_baseline(content.get("baseline", ""), names, are_varied=bool(vary), where=str(path)),
         order=content.get("order", "seeds"),
         stages=[
             _stage(stage, kind, command=command, where=f"{path}: {stage['name']}", given=given, seeds=seeds)
@@ -177,6 +174,21 @@ def load_experiment(
     )
     _check_stage_options(found, where=str(path))
     _check_effects(found)
+    return found
+
+
+def _baseline(named: str, names: Sequence[str], *, are_varied: bool, where: str) -> str:
+    """The arm that a file names as its baseline; where --vary has changed the arms' names, the first one that comes of it; else the first.
+
+    Raises:
+        RlvrError: the file names no arm of its own.
+    """
+    if not named or named in names:
+        return named or names[0]
+    if not are_varied:
+        raise RlvrError(f"{where}: the baseline {named!r} is no arm.", f"The arms: {', '.join(names)}.")
+    found = next((name for name in names if name.startswith(f"{named}_")), names[0])
+    console.say(f"note: the baseline is {found}: with --vary no arm of {where} is named {named}")
     return found
 
 

@@ -272,6 +272,24 @@ def test_what_arms_set_is_replaced_by_the_command_line_and_said(write, capsys):
     assert "replaces" not in capsys.readouterr().err.partition("16")[2]
 
 
+@pytest.mark.parametrize(
+    ("baseline", "vary", "expected", "note"),
+    [
+        ("long", "learning_rate=3e-5", "long_learning_rate-3e-05", True),
+        ("long", "group_size=2,16", "long_group_size-2", True),
+        ("short", "group_size=2,16", "short_group_size-2", True),
+        ("gone", "group_size=2,16", "short_group_size-2", True),
+        ("long", "", "long", False),
+        ("", "group_size=2,16", "short_group_size-2", False),
+    ],
+)
+def test_the_baseline_stays_where_its_name_grows_and_is_told(write, capsys, baseline, vary, expected, note):
+    path = write(ARMS.replace('baseline = "short"\n', f'baseline = "{baseline}"\n' if baseline else ""))
+    assert load_experiment(path, vary=[vary] if vary else []).baseline == expected
+    said = f"note: the baseline is {expected}: with --vary no arm of {path} is named {baseline}\n"
+    assert (said in capsys.readouterr().err) is note
+
+
 def test_arms_that_nothing_else_tells_apart_keep_what_they_set():
     for given in ({"vary": ["group_size=2,4"]}, {"overrides": ["--group-size", "4"]}):
         with pytest.raises(
