@@ -25,7 +25,7 @@ from typing import Any, Literal, get_args
 from rlvr_cli.config import config_of
 from rlvr_cli.config.parsing.command_line import values_of, words_of
 from rlvr_cli.config.parsing.options import NoEffect, Provenance, flag, nearest, options, read_value, value_type
-from rlvr_cli.config.parsing.sources import CONFIGURED, by_field_name, read_options, resolve
+from rlvr_cli.config.parsing.sources import CONFIGURED, at_home, by_field_name, read_options, read_toml, resolve
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.manifest import RUN_FILE, RUN_NAME
 from rlvr_cli.terminal import console
@@ -134,7 +134,9 @@ def load_experiment(
     given = values_of(kind, overrides, command=command)
     content["arms"] = [by_field_name(arm, where=str(path)) for arm in content.get("arms", [])]
     replaced = _replaced_in_arms(content["arms"], {*given, *varied})
-    common = read_options(content["options"], kind, command=command, where=str(path)) | given
+    own = read_options(content["options"], kind, command=command, where=str(path))
+    in_file = _in_config_file(given, kind, command=command)
+    common = {option: value for option, value in own.items() if option not in in_file} | given
     try:
         arms, names = _arms(content, kind, command=command, where=str(path))
     except _SameArms as error:
@@ -146,10 +148,14 @@ def load_experiment(
         raise
     for option in replaced:
         console.say(f"note: {flag(option)} of the command line replaces what the arms of {name} set; their names stay")
-    for option in dict.fromkeys([*common, *(option for arm in arms for option in arm)]):
+    of_arms = dict.fromkeys(option for arm in arms for option in arm)
+    for option in of_arms:
+        if option in in_file:
+            console.say(f"note: {flag(option)} of {given['config']} has no effect in arms that have their own")
+    for option in dict.fromkeys([*common, *of_arms]):
         if option in OWN:
             raise UsageError(f"A sweep sets {flag(option)} itself.", f"rlvr sweep has {OWN[option]}.")
-    if clash := [option for option in given if any(option in arm for arm in arms)]:
+    if clash := [option for option in given if option in of_arms]:
         raise UsageError(
             f"{flag(clash[0])} varies in {name}.",
             f"Give all its values: --vary {clash[0]}=V1,V2, or one: --vary {clash[0]}={_text(given[clash[0]])}",
@@ -168,13 +174,21 @@ def load_experiment(
         baseline=_baseline(content.get("baseline", ""), names, are_varied=bool(vary), where=str(path)),
         order=content.get("order", "seeds"),
         stages=[
-            _stage(stage, kind, command=command, where=f"{path}: {stage['name']}", given=given, seeds=seeds)
+            _stage(
+                stage, kind, command=command, where=f"{path}: {stage['name']}", given={*in_file, *given}, seeds=seeds
+            )
             for stage in content.get("stages", [])
         ],
     )
     _check_stage_options(found, where=str(path))
     _check_effects(found)
     return found
+
+
+def _in_config_file(given: Mapping[str, Any], kind: type[Provenance], *, command: str) -> dict[str, Any]:
+    """The options of the --config file that the command line names: they come before the experiment's own. Raises RlvrError."""
+    file = at_home(given.get("config"))
+    return read_toml(kind, Path(file), command=command) if file else {}
 
 
 def _baseline(named: str, names: Sequence[str], *, are_varied: bool, where: str) -> str:
@@ -261,7 +275,7 @@ def _stage(
     *,
     command: str,
     where: str,
-    given: Mapping[str, Any],
+    given: Collection[str],
     seeds: Sequence[int],
 ) -> Stage:
     """Read a stage; what the command line gives all runs is not the stage's to set."""
