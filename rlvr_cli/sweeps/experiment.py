@@ -397,12 +397,13 @@ def check_runs(experiment: Experiment, runs: Sequence[SweepRun]) -> list[Any]:
 
 
 def command_of(experiment: Experiment, run: SweepRun, *, runs_dir: Path) -> list[str]:
-    """The words of the command that makes a run in `runs_dir`. The name of another run, as of a dataset, means one beside the sweep."""
+    """The words of the command that makes a run in `runs_dir`. NAME or SWEEP/NAME of another run, as a dataset, is from beside the sweep."""
     config = config_of(experiment.command)
     values = {**run.options, "run": run.name, "runs_dir": str(runs_dir)}
     for option in options(config):
         named = values.get(option.name)
-        if option.metadata["completes"] == "source" and isinstance(named, str) and RUN_NAME.fullmatch(named):
+        is_source = option.metadata["completes"] == "source" and isinstance(named, str)
+        if is_source and all(map(RUN_NAME.fullmatch, named.split("/"))):
             beside = runs_dir.parent / named
             values[option.name] = str(beside) if (beside / RUN_FILE).is_file() else named
     return ["rlvr", experiment.command, *words_of(config, values)]
