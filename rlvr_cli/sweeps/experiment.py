@@ -558,7 +558,7 @@ def _text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return "+".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}".replace("e+", "e") if isinstance(value, float) else str(value)  # a name has no +, and - is another value
 
 
 def _safe(text: str) -> str:
