@@ -31,7 +31,7 @@ from rlvr_cli.sweeps.experiment import (
     Experiment,
     check_runs,
     command_of,
-    experiment_path,
+    experiment_text,
     load_experiment,
     next_stage,
     runs_of,
@@ -49,7 +49,7 @@ def run(config: SweepConfig) -> None:
     if config.list:
         return list_experiments(output=config.format)
     if config.show:
-        return console.print_text(experiment_path(config.experiment).read_text(encoding="utf-8"))
+        return console.print_text(experiment_text(config.experiment))
     seeds = [int(seed) for seed in config.seeds.split(",") if seed]
     experiment = load_experiment(config.experiment, overrides=config.overrides, vary=config.vary, seeds=seeds)
     name = config.name or experiment.name

@@ -110,6 +110,19 @@ def experiment_path(name: str) -> Path:
     )
 
 
+def experiment_text(name: str) -> str:
+    """The text of an experiment's file. Raises RlvrError if there is none, or it cannot be read."""
+    path = experiment_path(name)
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as e:
+        raise RlvrError(
+            f"Cannot read the experiment {path}: {e.strerror}.", "rlvr sweep --list lists the built-in ones."
+        ) from e
+    except UnicodeDecodeError as e:
+        raise RlvrError(f"{path} is not valid TOML: {e}.", "Save it as UTF-8.") from e
+
+
 def load_experiment(
     name: str, *, overrides: Sequence[str] = (), vary: Sequence[str] = (), seeds: Sequence[int] = ()
 ) -> Experiment:
@@ -125,7 +138,7 @@ def load_experiment(
         RlvrError: the file cannot be read, or it or a word names no option, or values do not fit.
     """
     path = experiment_path(name)
-    content = _read(path)
+    content = _read(experiment_text(name), path)
     command = content["command"]
     kind = config_of(command)
     for table in _TABLES:
@@ -402,21 +415,18 @@ def command_of(experiment: Experiment, run: SweepRun, *, runs_dir: Path) -> list
     values = {**run.options, "run": run.name, "runs_dir": str(runs_dir)}
     for option in options(config):
         named = values.get(option.name)
-        is_source = option.metadata["completes"] == "source" and isinstance(named, str)
-        if is_source and all(map(RUN_NAME.fullmatch, named.split("/"))):
+        if option.metadata["completes"] != "source" or not isinstance(named, str):
+            continue
+        if all(map(RUN_NAME.fullmatch, named.split("/"))):
             beside = runs_dir.parent / named
             values[option.name] = str(beside) if (beside / RUN_FILE).is_file() else named
     return ["rlvr", experiment.command, *words_of(config, values)]
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Read a file and check its form."""
+def _read(text: str, path: Path) -> dict[str, Any]:
+    """Parse the text of a file and check its form."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as e:
-        raise RlvrError(
-            f"Cannot read the experiment {path}: {e.strerror}.", "rlvr sweep --list lists the built-in ones."
-        ) from e
+        content = tomllib.loads(text)
     except (ValueError, RecursionError) as e:
         raise RlvrError(f"{path} is not valid TOML: {e}.") from e
     known = (*_TEXTS, *_TABLES, "seeds", "arms", "stages")
@@ -558,7 +568,9 @@ def _text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return "+".join(map(str, value))
-    return f"{value:g}".replace("e+", "e") if isinstance(value, float) else str(value)  # a name has no +, and - is another value
+    return (
+        f"{value:g}".replace("e+", "e") if isinstance(value, float) else str(value)
+    )  # a name has no +, and - is another value
 
 
 def _safe(text: str) -> str:

@@ -1,5 +1,7 @@
 """Experiments: their arms, names and runs, and what is refused."""
 
+from pathlib import Path
+
 import pytest
 
 from rlvr_cli.config.grpo import GrpoConfig
@@ -12,6 +14,7 @@ from rlvr_cli.sweeps.experiment import (
     command_of,
     configs_of,
     experiment_names,
+    experiment_text,
     load_experiment,
     next_stage,
     runs_of,
@@ -92,10 +95,27 @@ def test_the_command_line_changes_the_options_the_values_and_the_seeds(tmp_path)
     }  # fmt: skip
 
 
+def test_what_a_config_file_of_the_command_line_sets_comes_before_the_experiments_own(write, tmp_path, capsys):
+    file = tmp_path / "own.toml"
+    file.write_text("n-grpo-steps = 10\neval_every = 4\n[grpo]\ngroup-size = 16\n")
+    found = load_experiment(write(STAGED), overrides=["--config", str(file)])
+    assert [config.n_grpo_steps for config in check_runs(found, runs_of(found))] == [10] * 8
+    assert "note: --group-size of " in (said := capsys.readouterr().err)
+    assert said.endswith("/own.toml has no effect in arms that have their own\n")
+    long = next_stage(found, {"group_size-2": 0.5})
+    assert [(c.n_grpo_steps, c.eval_every) for c in configs_of(long, runs_of(long))] == [(50, 4)]
+    assert [config.format_weight for config in configs_of(long, runs_of(long))] == [0.5]
+    found = load_experiment(write(STAGED), overrides=["--config", str(file), "--n-grpo-steps", "3"])
+    assert check_runs(found, runs_of(found))[0].n_grpo_steps == 3
+
+
 def test_a_run_named_as_dataset_is_one_beside_the_sweep(tmp_path):
-    (tmp_path / "samples").mkdir()
-    (tmp_path / "samples/run.json").write_text("{}")
-    for named, expected in (("samples", str(tmp_path / "samples")), ("gsm8k", "gsm8k"), ("x/samples", "x/samples")):
+    for name in ("samples", "a/lr-s0"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "run.json").write_text("{}")
+    beside = {name: str(tmp_path / name) for name in ("samples", "a/lr-s0")}
+    elsewhere = ("gsm8k", "x/samples", "a", "../" + tmp_path.name + "/samples")
+    for named, expected in [*beside.items(), *zip(elsewhere, elsewhere, strict=True)]:
         found = load_experiment("sft_filtered", overrides=["--dataset", named])
         words = command_of(found, runs_of(found)[0], runs_dir=tmp_path / "sft_filtered")
         assert values_of(SftConfig, words[2:], command="sft")["dataset"] == expected
@@ -113,6 +133,11 @@ def test_truth_varies_too():
     found = load_experiment("sft_dataset_size", vary=["correct_only=true,false", "num_examples=all"])
     assert found.names == ["num_examples-all_correct_only-true", "num_examples-all_correct_only-false"]
     assert [arm["correct_only"] for arm in found.arms] == [True, False]
+
+
+def test_large_and_small_values_have_names_that_tell_them_apart():
+    found = load_experiment("grpo_baselines", vary=["max_grad_norm=1e-6,1,1000000", "loss_type=gspo"])
+    assert found.names == [f"gspo_max_grad_norm-{value}" for value in ("1e-06", "1", "1e06")]
 
 
 @pytest.mark.parametrize(
@@ -155,8 +180,6 @@ def test_truth_varies_too():
         ('command = "grpo"\n[[stages]]\nname = "a"\nbest = 1\nstep = 1', "'step' is no key of a stage"),
         ('command = "grpo"\n[[stages]]\nname = "a"\nbest = 1\noptions = 3', "options of the stage a is not a table"),
         ('command = "grpo"\n[[stages]]\nname = "a"\nbest = 1\noptions = { x = 3 }', "'x' is not an option of rlvr grpo"),
-        ('command = "grpo"\n[grid]\ngroup_size = [4, 8]\n[[stages]]\nname = "a"\nbest = 1\noptions = { group-size = 16 }', "mine.toml: group_size varies in two places: arms set it, and so does the stage a"),
-        ('command = "grpo"\n[[arms]]\ngroup_size = 4\n[[arms]]\n[[stages]]\nname = "a"\nbest = 1\noptions = { group_size = 16 }', "arms set it, and so does the stage a"),
         ('command = "grpo"\n[[stages]]\nname = "a"\nbest = 1\n[[stages]]\nname = "a"\nbest = 1', "two stages have the same name"),
     ],
 )  # fmt: skip
@@ -184,9 +207,19 @@ def test_changes_that_are_refused(flags, problem):
         load_experiment("grpo_baselines", **flags)
 
 
-def test_what_a_stage_sets_cannot_vary(write):
-    with pytest.raises(RlvrError, match="eval_every varies in two places: arms set it, and so does the stage long"):
-        load_experiment(write(STAGED), vary=["eval_every=5,10"])
+@pytest.mark.parametrize(
+    ("arms", "vary"),
+    [
+        ("[grid]\ngroup_size = [4, 8]", ()),
+        ("[[arms]]\ngroup-size = 4\n[[arms]]", ()),
+        ("[grid]\nloss_type = ['gspo']", ("group_size=4,8",)),
+    ],
+)
+def test_what_a_stage_sets_cannot_vary(write, arms, vary):
+    text = f'command = "grpo"\n{arms}\n[[stages]]\nname = "long"\nbest = 1\noptions = {{ group_size = 16 }}'
+    problem = r"mine\.toml: group_size varies in two places: arms set it, and so does the stage long"
+    with pytest.raises(RlvrError, match=problem):
+        load_experiment(write(text), vary=vary)
 
 
 STAGED = """
@@ -361,8 +394,6 @@ def test_what_has_no_effect_in_any_arm_or_is_an_arms_own_is_refused(write):
 def test_an_unknown_experiment_is_named():
     with pytest.raises(RlvrError, match="Did you mean grpo_baselines"):
         load_experiment("grpo_baseline")
-    with pytest.raises(RlvrError, match=r"Cannot read the experiment none\.toml"):
-        load_experiment("none.toml")
 
 
 def test_a_run_that_the_command_refuses_is_found_before_any_starts():
@@ -403,6 +434,16 @@ def test_a_stage_that_the_command_refuses_is_found_before_any_run_starts(write, 
     )
     with pytest.raises(RlvrError, match=problem):
         check_runs(found, runs_of(found))
+
+
+def test_a_file_that_is_no_text_is_named(write, tmp_path):
+    path = Path(write(""))
+    path.write_bytes('title = "é"'.encode("latin-1"))
+    for read in (load_experiment, experiment_text):
+        with pytest.raises(RlvrError, match=r"mine\.toml is not valid TOML: 'utf-8' codec"):
+            read(str(path))
+        with pytest.raises(RlvrError, match=r"Cannot read the experiment none\.toml"):
+            read("none.toml")
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(write):
