@@ -63,7 +63,7 @@ def changed_options(metadata: Mapping[str, Any], config: Provenance, *, command:
                 continue
             raise _other(where, flag(name), before, now)
         if name in lengths:
-            _check_longer(where, flag(name), before, now)
+            _check_longer(where, flag(name), before, now, schedule=stored.get("lr_schedule") if goes_on else None)
         if name in lengths or name in BOUNDS or config.sources.get(name) != "default":
             changed[name] = now
     return changed
@@ -148,11 +148,18 @@ def _sha256(model: str) -> str | None:
     return model_identity(model_path(model)).get("sha256")
 
 
-def _check_longer(where: str, name: str, before: Any, now: Any) -> None:
+def _check_longer(where: str, name: str, before: Any, now: Any, *, schedule: Any) -> None:
+    """Raise RlvrError if a run is to be shorter, or goes on and its schedule of the learning rate is for the length that it had."""
     if not isinstance(before, int) or now < before:
         raise RlvrError(
             f"{where} was made with {name} {_text(before)}, and is now to have {now}.",
             "Give at least as many to go on with it, or choose another directory with --name.",
+        )
+    if schedule not in (None, "constant"):
+        raise RlvrError(
+            f"{where} has a {_text(schedule)} learning-rate schedule for {name} {before}: another length would have changed the updates "
+            "already made.",
+            f"Give {name} {before}, or choose another directory with --name.",
         )
 
 

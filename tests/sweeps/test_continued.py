@@ -115,6 +115,19 @@ def test_a_run_that_has_ended_has_its_own_bounds_and_one_that_goes_on_gets_new_o
     assert changed({**before, "n_grpo_steps": 200}, status="finished", **now, **longer) == {**bounds, **longer}
 
 
+@pytest.mark.parametrize("status", ["finished", "interrupted"])
+def test_a_schedule_of_the_learning_rate_has_the_length_that_it_began_with(status):
+    flags = {"lr_schedule": "cosine", "status": status}
+    assert changed({"n_grpo_steps": 2, "lr_schedule": "cosine"}, n_grpo_steps=2, **flags) == {}
+    with pytest.raises(RlvrError, match="has a cosine learning-rate schedule for --n-grpo-steps 2") as raised:
+        changed({"n_grpo_steps": 2, "lr_schedule": "cosine"}, n_grpo_steps=4, **flags)
+    assert "--n-grpo-steps 2, or choose another directory with --name" in raised.value.hint
+    with pytest.raises(RlvrError, match="was made with --n-grpo-steps 4, and is now to have 2"):
+        changed({"n_grpo_steps": 4, "lr_schedule": "cosine"}, n_grpo_steps=2, **flags)
+    diverged = {**flags, "status": "diverged"}
+    assert changed({"n_grpo_steps": 2, "lr_schedule": "cosine"}, n_grpo_steps=4, **diverged) == {"n_grpo_steps": 4}
+
+
 @pytest.mark.parametrize(("before", "now"), [("cs336", "dapo"), ("", "cs336"), ("cs336", "")])
 def test_another_preset_has_other_options(before, now):
     config = resolve(GrpoConfig, flags={"preset": before}, command="grpo")
