@@ -1318,6 +1318,7 @@ MATHEMATICS = [
         ("a run that hears no signal is waited for", "one.worker.send(STOPPED)", "pass", "tests/sweeps/test_job.py -k does_not_wait"),
         ("a finished run is not made longer", 'return "short" if is_longer and status == "finished" else status', "return status", "tests/sweeps/test_schedule.py -k longer"),
         ("a sweep goes on without the lease", "words = here if state != job.there else", "words = here if True else", "tests/runs/remote/test_work.py -k leaves_alone"),
+        ("the error of an attempt before is told again", "[after:][-4000:]", "[-4000:]", "tests/sweeps/test_schedule.py -k attempt_before"),
         ("a killed machine has its runs for ever", "(source_of(run) is not None or is_locked(run)) and", "", "tests/sweeps/test_schedule.py -k another_machine"),
         ("runs do not see their own GPU", '"visible": slot.visible,', '"visible": "",', "tests/commands/test_sweep.py -k run_that_fails"),
         ("a diverged run is repeated", 'if (status := metadata["status"]) in ENDED:', 'if (status := metadata["status"]) == "finished":', "tests/sweeps/test_schedule.py -k diverged"),

@@ -113,6 +113,7 @@ class _Running:
     slot: Slot
     worker: Worker
     since: float
+    logged: int = 0  # bytes in its log when it began, of attempts before
 
 
 class _Sweep:
@@ -163,6 +164,8 @@ class _Sweep:
 
     def _start(self, number: int, job: Job, *, begun: bool, label: str) -> None:
         slot = self._free.pop(0)
+        log = self._folder / LOGS / f"{job.name}.log"
+        logged = log.stat().st_size if log.exists() else 0
         try:
             worker = _started(job, self._folder, resume=begun, slot=slot)
         except NodeLost as error:
@@ -170,7 +173,7 @@ class _Sweep:
             self.waiting.insert(0, (number, job))
             return
         console.say(f"{label}: {'goes on' if begun else 'begins'}")
-        self.running.append(_Running(number, job, slot, worker, time.monotonic()))
+        self.running.append(_Running(number, job, slot, worker, time.monotonic(), logged))
 
     def look(self) -> None:
         """See what has ended, and make room."""
@@ -195,7 +198,7 @@ class _Sweep:
                 one.worker.kill()
             if code:
                 self.failed.append(one.job.name)
-                for line in _last_lines(self._folder / LOGS / f"{one.job.name}.log"):
+                for line in _last_lines(self._folder / LOGS / f"{one.job.name}.log", after=one.logged):
                     console.say(f"  {line}")
             else:
                 self._ended(one.job.name)
@@ -284,8 +287,8 @@ def _ending(code: int) -> str:
     return f"killed by signal {-code}" if code < 0 else f"failed with status {code}"
 
 
-def _last_lines(log: Path) -> list[str]:
+def _last_lines(log: Path, *, after: int) -> list[str]:
     with suppress(OSError):
-        text = log.read_bytes()[-4000:].decode(errors="replace")
+        text = log.read_bytes()[after:][-4000:].decode(errors="replace")
         return [line for line in text.splitlines() if line.strip()][-SHOWN_LINES:]
     return []

@@ -12,7 +12,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import StopRequest
 from rlvr_cli.runs.lock import Lock
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.sweeps.schedule import POLL_SECONDS, Job, _Sweep, status_of, write_plan
+from rlvr_cli.sweeps.schedule import POLL_SECONDS, Job, _Sweep, run_jobs, status_of, write_plan
 from rlvr_cli.sweeps.slots import Slot
 
 
@@ -64,6 +64,20 @@ def test_a_run_whose_node_has_gone_is_looked_at_now_and_then_until_its_process_h
     monkeypatch.setattr("time.sleep", lambda seconds: slept.append(seconds) or lock.release())
     sweep.make(StopRequest())
     assert slept == [POLL_SECONDS]
+
+
+@pytest.mark.usefixtures("forked")
+def test_of_a_run_that_fails_its_last_words_are_told_and_not_those_of_an_attempt_before(tmp_path, capsys):
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs/r.log"
+    log.write_text("error: of the attempt before\n")
+    failing = Job("r", ["rlvr", "grpo", "--no-such-option"], job().config)
+    assert run_jobs([failing], tmp_path, [Slot()]) == ["r"]
+    said = capsys.readouterr().err
+    assert "r: failed with status 2 after" in said
+    assert "--no-such-option" in said
+    assert "of the attempt before" not in said
+    assert log.read_text().startswith("error: of the attempt before\n")
 
 
 def test_what_the_sweep_is_grows_by_the_runs_of_each_call(tmp_path):
