@@ -1248,6 +1248,7 @@ MATHEMATICS = [
         ("each arm counts alone", "holm([comparison.p for comparison in found.values()])", "[comparison.p for comparison in found.values()]", "tests/analysis/statistics/test_sweep_table.py"),
         ("decided before the correction", "found.decided and p_holm < 0.05", "found.decided", "tests/analysis/statistics/test_sweep_table.py"),
         ("worse arms are better", '"better" if c.difference > 0 else "worse"', '"better"', "tests/analysis/statistics/test_sweep_table.py"),
+        ("an accuracy has an interval where all rewards are 0 or 1", ", of_any_reward=True)", ")", "tests/analysis/statistics/test_sweep_table.py -k in_common"),
         ("an evaluation took no tokens", " OR command = 'eval'", "", "tests/analysis/statistics/test_sweep_table.py -k tokens"),
         ("the best accuracy has the interval of the last one", "intervals.get((number, at[0]), (None, None))", "intervals.get((number, None), (None, None))", "tests/analysis/statistics/test_sweep_table.py -k updates_differ"),
         ("a divergence is passed over", 'if info.metadata["status"] == "diverged"]', "if False]", "tests/analysis/statistics/test_sweep_table.py"),

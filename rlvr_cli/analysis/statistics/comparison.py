@@ -234,13 +234,16 @@ def _answers(
 
 
 def held_out_intervals(
-    database: Database, arms: Sequence[Sequence[str]]
+    database: Database, arms: Sequence[Sequence[str]], *, of_any_reward: bool = False
 ) -> dict[tuple[int, int | None], tuple[float, float]]:
     """(number of the arm, updates of its first run) -> 95 % interval of its accuracy at that evaluation, as `compare` has it;
     (number, None) -> of the last evaluation of each of its runs, whatever their updates.
 
     Where seeds differ in the updates of their rounds, the evaluations after as many rounds belong together. Only of evaluations
-    with rollouts of all runs of the arm, over the questions that all of them have, whose rewards are all 0 or 1.
+    with rollouts of all runs of the arm, over the questions that all of them have.
+
+    Args:
+        of_any_reward: also of evaluations with other rewards than 0 and 1, whose accuracy is not the mean reward.
     """
     answers: dict[tuple[str, int], dict[str, tuple[int, int]]] = {}
     fractional = set()
@@ -257,7 +260,7 @@ def held_out_intervals(
             evaluations = list(zip(runs, steps, strict=True))
             rows = [answers.get(evaluation, {}) for evaluation in evaluations]
             shared = [question for question in rows[0] if all(question in row for row in rows)]
-            if shared and not any(evaluation in fractional for evaluation in evaluations):
+            if shared and (of_any_reward or fractional.isdisjoint(evaluations)):
                 of = [[row[q][1] / row[q][0] for q in shared] for row in rows]
                 accuracy = math.fsum(map(math.fsum, of)) / (len(of) * len(shared))
                 samples = sum(row[q][0] for row in rows for q in shared)

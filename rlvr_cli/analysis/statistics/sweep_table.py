@@ -42,7 +42,7 @@ def arm_table(database: Database, arms: Arms) -> Table:
         evaluations.setdefault(run, {})[step] = value
     cost = {run: spent for run, *spent in database.rows(_COST)}
     diverged = {run for run, status in database.rows("SELECT run_id, status FROM runs") if status == "diverged"}
-    intervals = held_out_intervals(database, list(arms.values()))
+    intervals = held_out_intervals(database, list(arms.values()), of_any_reward=True)
     progress = read_progress(database)
     rows = []
     for number, (arm, runs) in enumerate(arms.items()):

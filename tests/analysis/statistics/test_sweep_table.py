@@ -100,9 +100,12 @@ def test_seeds_whose_updates_differ_are_compared_evaluation_by_evaluation(tmp_pa
 def test_seeds_without_an_evaluation_in_common_have_no_best_one(tmp_path):
     for name, step in (("a", 3), ("b", 5)):
         with RunDir.create(tmp_path, "grpo", name=name, metadata={}) as run:
-            run.commit_rollouts("eval", step, [a_rollout(run_id=name, step=step, reward=1.0, answer_reward=1.0)])
+            reward = {"a": 1.0, "b": 0.7}[name]  # an accuracy is of rewards above 0.5, whatever they are
+            run.commit_rollouts("eval", step, [a_rollout(run_id=name, step=step, reward=reward, answer_reward=1.0)])
     with open_runs([read_run(tmp_path / name) for name in "ab"]) as database:
         (row,) = arm_table(database, {"both": ["a", "b"]}).records()
+        (lone,) = arm_table(database, {"lone": ["b"]}).records()
+    assert (lone["low"], lone["high"]) == (lone["best_low"], lone["best_high"]) == pytest.approx(share_interval(1, 1))
     assert row["accuracy"] == 1.0
     assert [row[name] for name in ("best", "best_low", "best_high", "at_update")] == [None] * 4
 
