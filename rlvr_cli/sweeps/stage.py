@@ -10,8 +10,10 @@ from pathlib import Path
 from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.data.datasets import evaluation_spec
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.manifest import RUN_FILE
 from rlvr_cli.runs.readers import ENDED, RunInfo, read_metadata, read_run
 from rlvr_cli.runs.remote.work import Mirror
+from rlvr_cli.runs.storage.files import shown
 from rlvr_cli.sweeps.continued import other_bounds
 from rlvr_cli.sweeps.experiment import Experiment, SweepRun
 from rlvr_cli.sweeps.schedule import Job, status_of
@@ -33,8 +35,14 @@ class Sweep:
     def check(self, *, compares: bool) -> None:
         """Raise RlvrError if a run that exists is another one than the sweep would make: before any of them goes on.
 
-        So it does if arms are to be compared and could not be, and no run has begun. Of those that have ended within other limits, it is said.
+        So it does if their directory is itself a run; and if arms are to be compared and could not be, and no run has begun. Of those that
+        have ended within other limits, it is said.
         """
+        if (self.folder / RUN_FILE).exists():
+            raise RlvrError(
+                f"{shown(self.folder)} is a run, and those of a sweep must not be among its files.",
+                "Choose another directory with --name.",
+            )
         if compares and all(self.status_of(job) == "new" for job in self.jobs):
             self.check_evaluated()
         for job in self.jobs:

@@ -27,6 +27,16 @@ def statuses(tmp_path):
     return call
 
 
+def test_a_directory_that_is_a_run_takes_no_sweep(statuses, tmp_path):
+    with RunDir.create(tmp_path, "sft", name="two", metadata={}):
+        pass
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RlvrError, match=r"/two is a run, .*not be among its files") as raised:
+        statuses("--eval-dataset", "test.jsonl")
+    assert "--name" in raised.value.hint
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_arms_that_could_not_be_compared_are_refused_before_any_run(statuses, tmp_path):
     with pytest.raises(RlvrError, match="Arms are compared by evaluations, and two/group_size-8-s0 has no questions"):
         statuses()
