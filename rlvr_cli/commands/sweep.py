@@ -15,7 +15,8 @@ from rlvr_cli.analysis.statistics.sweep_table import (
     difference_table,
     divergences,
     evaluation_tables,
-    sentences,
+    reached,
+    verdicts,
 )
 from rlvr_cli.analysis.summary import AT_END_SECONDS
 from rlvr_cli.config.sweep import SweepConfig
@@ -123,12 +124,11 @@ def stages_of(
 
 
 def reached_by(sweep: Sweep) -> dict[str, float]:
-    """The accuracy of each arm at its last evaluation, the mean over its seeds; without arms of which a seed has diverged."""
+    """The accuracy of each arm whose seeds were all evaluated and have not diverged, the mean over them at their last evaluation."""
     arms = sweep.finished_arms()
     runs = [info for infos in arms.values() for info in infos]
     with open_runs(runs, timeout_seconds=AT_END_SECONDS) as database:
-        table = arm_table(database, {name: [info.id for info in infos] for name, infos in arms.items()})
-    return {row["arm"]: row["accuracy"] for row in table.records() if not row["diverged"]}
+        return reached(database, {name: [info.id for info in infos] for name, infos in arms.items()})
 
 
 def slots_of(sweep: Sweep, config: SweepConfig) -> list[Slot]:
@@ -172,17 +172,17 @@ def results(sweep: Sweep, failed: Sequence[str]) -> list[Table]:
     infos = sweep.finished_arms(without=failed)
     if not infos:
         return []
-    experiment, folder = sweep.experiment, sweep.folder
+    experiment, folder, baseline = sweep.experiment, sweep.folder, sweep.experiment.baseline
     arms = {name: [info.id for info in of_arm] for name, of_arm in infos.items()}
     runs = [info for of_arm in infos.values() for info in of_arm]
     with open_runs(runs, timeout_seconds=AT_END_SECONDS) as database:
         found = [arm_table(database, arms)]
-        compared, others = comparisons_that_can_be(database, arms, baseline=experiment.baseline)
+        compared, others = comparisons_that_can_be(database, arms, baseline=baseline)
         if compared:
-            found.append(difference_table(compared, baseline=experiment.baseline))
+            found.append(difference_table(compared, baseline=baseline))
         if experiment.command == "eval":
             found += evaluation_tables(runs, timeout_seconds=AT_END_SECONDS)
-        told = [*sentences(compared, baseline=experiment.baseline), *others, *divergences(infos)]
+        told = [*verdicts(compared, baseline=baseline, command=experiment.command), *others, *divergences(infos)]
         findings = Findings(
             title=experiment.title or experiment.name,
             look_at=experiment.look_at,

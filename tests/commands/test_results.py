@@ -40,10 +40,42 @@ def test_runs_that_were_never_evaluated_have_a_report_all_the_same(tmp_path, cap
     experiment = Experiment("e", "grpo", options={}, arms=[{}, {}], names=["a", "b"], seeds=[0], baseline="a")
     stage = Sweep(experiment, tmp_path, [SweepRun("a", "a", 0, {}), SweepRun("b", "b", 0, {})], [])
     (arms,) = sweep.results(stage, [])
-    assert (arms.title, arms.rows) == ("arms", [])
+    assert [(row["arm"], row["accuracy"], row["updates"]) for row in arms.records()] == [
+        ("a", None, None),
+        ("b", None, None),
+    ]
+    assert sweep.reached_by(stage) == {}, "none goes on to a later stage for what it has not"
     said = "b is not compared with a: a has no eval rollouts."
     assert said in capsys.readouterr().err
     assert said in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize("command", ["grpo", "eval"])
+def test_what_limits_a_comparison_is_said_as_compare_says_it(tmp_path, capsys, command):
+    for name in "ab":
+        with RunDir.create(tmp_path, command, name=name, metadata={}) as run:
+            failed = {"reward": None, "grade_error": "timeout"} if name == "b" else {}
+            rows = [
+                a_rollout(run_id=name, example_id=f"q{i}", prompt=name, **failed)
+                for i in range(2 if name == "a" else 1)
+            ]
+            run.commit_rollouts("eval", 0, rows)
+            run.finish("finished")
+    experiment = Experiment("e", command, options={}, arms=[{}, {}], names=["a", "b"], seeds=[0], baseline="b")
+    stage = Sweep(experiment, tmp_path, [SweepRun("a", "a", 0, {}), SweepRun("b", "b", 0, {})], [])
+    sweep.results(stage, [])
+    told = capsys.readouterr().err
+    expected = [
+        "a and b are compared on what both have, 1 questions: 1 of a and 0 of b are left out.",
+        "Failed grades of b, which count as wrong: 1.",
+        "The prompts of 1 of the 1 questions differ between the runs.",
+    ]
+    for sentence in expected:
+        assert sentence in told
+        assert sentence in (tmp_path / "report.md").read_text()
+    assert ("One run an arm: how much training with another seed" in told) is (command == "grpo")
+    sweep.results(stage, ["b"])
+    assert "No arm is compared: of b, the baseline, no run is finished." in capsys.readouterr().err
 
 
 ENDS = {

@@ -18,6 +18,7 @@ from rlvr_cli.analysis.report import build
 from rlvr_cli.analysis.report.page import Browser, Grid, Share, assets, render, report_values
 from rlvr_cli.analysis.report.rollouts import of_steps, step_of
 from rlvr_cli.analysis.statistics.comparison import compare
+from rlvr_cli.analysis.statistics.sweep_table import notes_of
 from rlvr_cli.analysis.summary import check_accuracy
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import holder_of
@@ -155,7 +156,7 @@ def verdict_of(a: RunInfo, b: RunInfo) -> Verdict:
         for arm in (found.a, found.b)
     ]
     arms = Grid("The questions that both answered", ("arm", "run", "step", "samples", "accuracy [95 % interval]"), rows)
-    return Verdict((found.verdict, *found.notes), arms)
+    return Verdict((found.verdict, *notes_of({"B": found}, baseline="A")), arms)
 
 
 def _evaluations_of(info: RunInfo) -> RunInfo:

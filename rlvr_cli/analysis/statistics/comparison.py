@@ -1,7 +1,7 @@
 """Compare two runs on the same questions: which is better, by how much, and whether the difference is significant.
 
 Enters: an open `Database`, the runs of two arms (several runs of an arm are different seeds), a phase and a step. Leaves: a
-`Comparison`, whose `tables` print in any format; the last table is the verdict in words.
+`Comparison`, whose `tables` print in any format, and whose `verdict` says it in words.
 """
 
 import math
@@ -29,6 +29,7 @@ from rlvr_cli.types import PValue, Table
 
 FEWEST_SEEDS = 3  # per arm; two hardly show how seeds vary: the interval is wide, and nothing is promised
 NOT_PROMISED = f"What could be told with more questions would take {FEWEST_SEEDS} seeds an arm to say."
+ONE_RUN = "One run an arm: how much training with another seed would change is not in the interval."
 Answers = Mapping[str, Mapping[str, Any]]  # question -> row of the query `compare`
 
 
@@ -141,7 +142,6 @@ class Comparison:
         return [
             Table(columns, arms, title="arms"),
             Table(("b_minus_a", "value", "low", "high"), measures, title="difference"),
-            Table(("in_words",), [(self.verdict,), *((note,) for note in self.notes)], title="verdict"),
         ]
 
 
@@ -387,7 +387,7 @@ def _notes(runs_a: int, runs_b: int, *, rephrased: int, questions: int) -> list[
     if rephrased:
         notes.append(f"The prompts of {rephrased:,} of the {questions:,} questions differ between the runs.")
     if runs_a == runs_b == 1:
-        notes.append("One run an arm: how much training with another seed would change is not in the interval.")
+        notes.append(ONE_RUN)
     elif min(runs_a, runs_b) == 1:
         notes.append("One run in an arm: the interval takes the spread of its seeds from the other arm.")
     elif min(runs_a, runs_b) < FEWEST_SEEDS:

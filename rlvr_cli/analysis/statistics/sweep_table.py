@@ -10,7 +10,7 @@ from dataclasses import replace
 from rlvr_cli.analysis.queries.database import Database, ask_spilling
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.statistics.at_k import at_k_table
-from rlvr_cli.analysis.statistics.comparison import NOT_PROMISED, Comparison, compare, held_out_intervals
+from rlvr_cli.analysis.statistics.comparison import NOT_PROMISED, ONE_RUN, Comparison, compare, held_out_intervals
 from rlvr_cli.analysis.statistics.estimators import holm
 from rlvr_cli.analysis.statistics.progress import read_progress, shared_steps
 from rlvr_cli.errors import RlvrError
@@ -30,7 +30,7 @@ _DIFFERENCE = (
 
 
 def arm_table(database: Database, arms: Arms) -> Table:
-    """A row for each arm with an evaluation.
+    """A row for each arm; where a seed has no evaluation, with no more than what it cost.
 
     Its columns: how many of its seeds diverged; the accuracy at the last evaluation of each with its 95 % interval; the best one of
     any evaluation (of the mean over seeds, so that it is chosen by chance, too) with that of this evaluation; and the means over seeds
@@ -46,7 +46,10 @@ def arm_table(database: Database, arms: Arms) -> Table:
     progress = read_progress(database)
     rows = []
     for number, (arm, runs) in enumerate(arms.items()):
+        updates, minutes, tokens = (_mean(values) for values in zip(*(cost[run] for run in runs), strict=True))
         if not all(run in evaluations for run in runs):
+            unknown = [None] * len(_ARM[3:-2])
+            rows.append((arm, len(runs), len(diverged & set(runs)), *unknown, minutes, tokens and round(tokens)))
             continue
         means = {
             steps: statistics.fmean(evaluations[run][step] for run, step in zip(runs, steps, strict=True))
@@ -57,11 +60,16 @@ def arm_table(database: Database, arms: Arms) -> Table:
         if means:
             at = max(means, key=lambda steps: means[steps])  # the first one
             best = (means[at], *intervals.get((number, at[0]), (None, None)), round(statistics.fmean(at)))
-        updates, minutes, tokens = (_mean(values) for values in zip(*(cost[run] for run in runs), strict=True))
         low, high = intervals.get((number, None), (None, None))
         spent = (updates and round(updates), minutes, tokens and round(tokens))
         rows.append((arm, len(runs), len(diverged & set(runs)), last, low, high, *best, *spent))
     return Table(_ARM, rows, title="arms")
+
+
+def reached(database: Database, arms: Arms) -> dict[str, float]:
+    """The accuracy of each arm as in `arm_table`, without arms of which a seed has none, or has diverged."""
+    rows = arm_table(database, arms).records()
+    return {row["arm"]: row["accuracy"] for row in rows if row["accuracy"] is not None and not row["diverged"]}
 
 
 def evaluation_tables(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0) -> list[Table]:
@@ -95,8 +103,10 @@ def comparisons_that_can_be(
     database: Database, arms: Arms, *, baseline: str
 ) -> tuple[dict[str, Comparison], list[str]]:
     """Compare the arms that can be compared with the baseline, as `comparisons` does; and say in a sentence each why others cannot."""
+    if baseline and baseline not in arms:
+        return {}, [f"No arm is compared: of {baseline}, the baseline, no run is finished."]
     found, others = {}, []
-    for arm in arms if baseline in arms else ():
+    for arm in arms if baseline else ():
         try:
             found |= comparisons(database, {baseline: arms[baseline], arm: arms[arm]}, baseline=baseline)
         except RlvrError as error:
@@ -164,7 +174,22 @@ def sentences(found: Mapping[str, Comparison], *, baseline: str) -> Iterator[str
         )
 
 
-def left_out_notes(found: Mapping[str, Comparison], *, baseline: str) -> Iterator[str]:
+def verdicts(found: Mapping[str, Comparison], *, baseline: str, command: str = "") -> list[str]:
+    """What the comparisons tell in words, `sentences`, and then what limits them, `notes_of`."""
+    return [*sentences(found, baseline=baseline), *notes_of(found, baseline=baseline, command=command)] if found else []
+
+
+def notes_of(found: Mapping[str, Comparison], *, baseline: str, command: str = "") -> list[str]:
+    """Say what limits comparisons: questions that were left out, grades that failed, and what each has noted.
+
+    Args:
+        command: of all runs, if it is known; of those of eval there is nothing to say of training with another seed.
+    """
+    noted = dict.fromkeys(note for c in found.values() for note in c.notes if command != "eval" or note != ONE_RUN)
+    return [*_left_out(found, baseline=baseline), *noted]
+
+
+def _left_out(found: Mapping[str, Comparison], *, baseline: str) -> Iterator[str]:
     """Say how many questions were left out of each comparison, and how many grades of the others failed."""
     failed = {
         baseline: max(c.a.grade_errors for c in found.values()),

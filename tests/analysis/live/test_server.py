@@ -385,6 +385,15 @@ def test_runs_that_share_no_question_say_so(tmp_path):
     assert "They cannot be compared. The runs share no question." in text
 
 
+def test_what_limits_a_comparison_is_told_as_compare_tells_it(tmp_path):
+    for name, failed in (("a", {}), ("b", {"reward": None, "grade_error": "timeout"})):
+        with RunDir.create(tmp_path, "eval", name=name, metadata=metadata()) as run:
+            run.commit_rollouts("eval", 0, [a_rollout(run_id=name, **failed)])
+    told = pages.verdict_of(read_run(tmp_path / "a"), read_run(tmp_path / "b"))
+    assert told.sentences[1] == "Failed grades of B, which count as wrong: 1."
+    assert told.sentences[2].startswith("One run an arm")
+
+
 def test_runs_without_an_accuracy_are_not_compared(tmp_path):
     for command, name in (("pairwise", "a"), ("pairwise", "b"), ("discover", "s"), ("eval", "e")):
         with RunDir.create(tmp_path, command, name=name, metadata=metadata()) as run:

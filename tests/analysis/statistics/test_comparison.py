@@ -287,11 +287,10 @@ def test_one_run_beside_several(between):
 
 def test_tables(between):
     found = between({"a": single("0011")}, {"b": single("0101")})
-    arms, measures, words = found.tables()
+    arms, measures = found.tables()
     assert [row[:3] for row in arms.rows] == [("A", "a", "0"), ("B", "b", "0")]
     assert [row[0] for row in measures.rows] == [
         "difference", "b_better", "a_better", "ties", "mcnemar_p", "detectable_difference", "questions_needed",
     ]  # fmt: skip
     assert measures.rows[3][1] == 2
-    assert words.rows[0] == (found.verdict,)
-    assert re.search("One run an arm", words.rows[1][0])
+    assert re.search("One run an arm", found.notes[0])

@@ -557,6 +557,14 @@ def test_arms_of_other_questions_say_what_was_left_out(analyze, tmp_path):
     told = [row["in_words"] for row in tables["verdict"]]
     assert "c and a are compared on what both have, 2 questions: 0 of c and 2 of a are left out." in told
     assert "Failed grades of b, which count as wrong: 1." in told
+    lone = "One run an arm: how much training with another seed would change is not in the interval."
+    assert told[-1] == lone
+    for other, limits in (
+        ("b", "Failed grades of B, which count as wrong: 1."),
+        ("c", "B and A are compared on what both have, 2 questions: 0 of B and 2 of A are left out."),
+    ):
+        tables = json.loads(analyze(query="compare", runs=("a", other), runs_dir=str(tmp_path), format="json").out)
+        assert [row["in_words"] for row in tables["verdict"]][1:] == [limits, lone]
 
 
 @pytest.mark.parametrize(

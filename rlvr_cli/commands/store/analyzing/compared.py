@@ -25,8 +25,8 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
         compared_table,
         comparisons,
         difference_table,
-        left_out_notes,
-        sentences,
+        notes_of,
+        verdicts,
     )
 
     if len(config.runs) < 2:
@@ -51,15 +51,15 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
     where = {"phase": parameters["phase"], "step": parameters["step"]}
     with open_runs(runs, timeout_seconds=config.timeout_seconds) as database:
         if len(arms) == 2:
-            *numbers, words = compare(database, *ids, **where).tables()
+            of_two = compare(database, *ids, **where)
+            numbers, told = of_two.tables(), [of_two.verdict, *notes_of({"B": of_two}, baseline="A")]
         else:
             of_arms = dict(zip(arm_names(ids), ids, strict=True))
             first = next(iter(of_arms))
             found = comparisons(database, of_arms, baseline=first, **where)
             numbers = [compared_table(found, baseline=first), difference_table(found, baseline=first)]
-            notes = dict.fromkeys(note for comparison in found.values() for note in comparison.notes)
-            told = [*sentences(found, baseline=first), *left_out_notes(found, baseline=first), *notes]
-            words = Table(("in_words",), [(text,) for text in told], title="verdict")
+            told = verdicts(found, baseline=first)
+    words = Table(("in_words",), [(text,) for text in told], title="verdict")
     if config.format != "table":
         return tables.print_tables([*numbers, words], output=config.format)
     tables.print_tables(numbers)
