@@ -772,7 +772,9 @@ def test_thinking_budget_has_the_accuracy_of_the_summary(ask):
         for q in range(30):
             n = 4 if q % 3 else 2
             of = [float(rng.random() < 0.3 + q / 60) for _ in range(n)]
-            kinds.append((sum(of), n, 1))
+            if (budget, q) == (512, 0):
+                of[0] = None  # a failed grade counts as wrong
+            kinds.append((sum(r or 0.0 for r in of), n, 1))
             runs[f"b-{budget}"] += [
                 row(f"q{q}", i, reward=r, turns=turns if budget == 64 and q < 3 else None) for i, r in enumerate(of)
             ]
@@ -780,8 +782,8 @@ def test_thinking_budget_has_the_accuracy_of_the_summary(ask):
     runs["plain"] = [row("q")]
     metadata = {name: {"config": {"thinking_budget": name[2:] if name != "plain" else ""}} for name in runs}
     found = ask("thinking_budget", runs, metadata=metadata)
-    assert columns(found, "run_id", "thinking_budget", "questions", "samples", "ended_share") == [
-        ("b-64", 64, 30, 100, 0.1), ("b-512", 512, 30, 100, 0.0)
+    assert columns(found, "run_id", "thinking_budget", "questions", "samples", "grade_errors", "ended_share") == [
+        ("b-64", 64, 30, 100, 0, 0.1), ("b-512", 512, 30, 100, 1, 0.0)
     ]  # fmt: skip
     for r in found:
         share = expected[r["thinking_budget"]]

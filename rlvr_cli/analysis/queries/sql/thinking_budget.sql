@@ -12,6 +12,7 @@ WITH budgets AS (
         count(*) AS n,
         avg(coalesce(reward > 0.5 AND NOT isnan(reward), false)::INT) AS share,
         sum((turns IS NOT NULL)::INT) AS ended,
+        sum((reward IS NULL)::INT) AS failed,
         sum(num_response_tokens) AS tokens
     FROM rollouts JOIN budgets USING (run_id)
     WHERE phase = $phase AND thinking_budget IS NOT NULL
@@ -23,6 +24,7 @@ WITH budgets AS (
         run_id, thinking_budget,
         count(*) AS questions,
         sum(n)::BIGINT AS samples,
+        sum(failed)::BIGINT AS grade_errors,
         sum(weight * share) AS accuracy,
         sum(ended) / sum(n) AS ended_share,
         sum(tokens) / sum(n) AS mean_tokens,
@@ -47,7 +49,7 @@ WITH budgets AS (
 SELECT
     run_id,
     regexp_replace(run_id, '-' || thinking_budget || '$', '') AS evaluation,  -- its runs are RUN-128, RUN-512, ...
-    thinking_budget, questions, samples, accuracy,
+    thinking_budget, questions, samples, grade_errors, accuracy,
     share_low(accuracy, n) AS low,
     share_high(accuracy, n) AS high,
     ended_share, mean_tokens
