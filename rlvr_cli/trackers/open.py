@@ -80,14 +80,14 @@ def open_tracker(
         project: the tracker's project; empty: its own default.
         live: whether it follows a run in progress on this machine.
         patience: seconds to wait for another process that has it open.
-        out: for a tracker that writes files: they go to a folder of the run's name in this directory, not into the run.
+        out: for a tracker that writes files: the folder for them, in place of one in the run.
 
     Raises:
         RlvrError: the package is not installed, or another process still has it open.
     """
     check_installed([name])
     kind = TRACKERS[name]
-    folder = info.path / kind.folder if out is None else out / info.id
+    folder = info.path / kind.folder if out is None else out
     lock = info.path / FOLDER / f"{name}.lock" if out is None else folder / f".{name}.lock"
     own = {"folder": folder} if kind.folder else {}
     with _locked(lock, what=f"{shown(info.path)} to {name}", patience=patience):

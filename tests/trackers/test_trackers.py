@@ -203,9 +203,15 @@ def test_csv(tmp_path):
     assert lines[0] == ["step", "wall_seconds", "loss/policy", "reward/mean", "update/seconds", "update/skipped"]
     assert [(line[0], float(line[3])) for line in lines[1:]] == [("0", 0.0), ("1", 1 / 9), ("2", 2 / 9)]
     assert (run.path / "csv" / "eval.csv").read_text().splitlines()[1].startswith("0,")
+    with RunDir.create(tmp_path / "others", "sft", name="r", metadata={}) as other:
+        other.commit_metrics(0, "train", {"update/skipped": 0.0})
+    for path in (run.path, other.path):
+        invoke(["export", str(path), "--to", "csv", "--out", str(tmp_path / "out")])
+    tables = [path.name for path in (tmp_path / "out" / "r").glob("*.csv")]
+    assert tables == ["train.csv"], "a table of the run that was there before stays"
 
 
-def test_files_go_where_out_says(tmp_path):
+def test_files_go_where_out_says(tmp_path, capsys, monkeypatch):
     for name in ("a", "b"):
         with RunDir.create(tmp_path / "runs", "grpo", name=name, metadata={}) as run:
             write_steps(run, range(3))
@@ -222,6 +228,15 @@ def test_files_go_where_out_says(tmp_path):
         write_steps(other, range(3))
     with pytest.raises(RlvrError, match="the same name"):
         invoke(["export", *pattern, str(other.path), "--to", "csv", "--out", str(out)])
+    renamed = other.path.rename(tmp_path / "others" / "a-old")  # its run_id is still a
+    of_a = (out / "a" / "train.csv").read_bytes()
+    capsys.readouterr()
+    monkeypatch.chdir(renamed)
+    for name in (renamed, "."):
+        invoke(["export", str(name), "--to", "csv", "--out", str(out)])
+        assert f"a-old: 3 rows of training, 2 of evaluations; csv: in {out / 'a-old'}\n" in capsys.readouterr().err
+    assert (out / "a" / "train.csv").read_bytes() == of_a
+    assert sorted(path.name for path in out.iterdir()) == ["a", "a-old", "b"]
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import latest_run, read_run, resolve_runs
 from rlvr_cli.runs.remote.copies import export_run
 from rlvr_cli.runs.remote.store import is_address, parsed_address
+from rlvr_cli.runs.several import telling_names
 from rlvr_cli.runs.storage.files import shown
 from rlvr_cli.runs.storage.sources import source_of
 from rlvr_cli.terminal import console
@@ -31,29 +32,31 @@ def run(config: ExportConfig) -> None:
     for path in paths:
         if source_of(path):
             raise RlvrError(f"{shown(path)} is in object storage.", f"Get it first: rlvr fetch {shown(path)}")
-    if config.out and len({path.name for path in paths}) < len(paths):
+    names = telling_names(paths)  # those of their directories, which may have been renamed
+    if config.out and any("/" in name for name in names):
         raise RlvrError(
             "Two of the runs have the same name: in --out one would replace the other.", "Export them apart."
         )
-    for path in paths:
+    for path, run_name in zip(paths, names, strict=True):
+        out = Path(config.out, run_name) if config.out else None
         for name in dict.fromkeys(trackers):
-            export(path, name, project=config.track_project, out=Path(config.out) if config.out else None)
+            export(path, run_name, to=name, project=config.track_project, out=out)
         for place in dict.fromkeys(places):
             sent = export_run(path, place)
-            console.say(f"{path.name}: {sent.files} files, {sent.moved} of them sent to {sent.place}")
+            console.say(f"{run_name}: {sent.files} files, {sent.moved} of them sent to {sent.place}")
 
 
-def export(path: Path, name: str, *, project: str, out: Path | None) -> None:
-    """Send one run to one tracker; files go into the run, or into a folder of `out`."""
+def export(path: Path, run_name: str, *, to: str, project: str, out: Path | None) -> None:
+    """Send one run to one tracker; files go into the run, or into the folder `out`."""
     info = read_run(path)
     rows = complete_rows(info)
     if not rows:
-        console.say(f"{info.id}: no metrics, nothing to send")
+        console.say(f"{run_name}: no metrics, nothing to send")
         return
     try:
         with (
             contextlib.redirect_stdout(sys.stderr),  # trackers say what they do, and stdout is for results
-            open_tracker(name, info, project=project, live=False, patience=0.0, out=out) as tracker,
+            open_tracker(to, info, project=project, live=False, patience=0.0, out=out) as tracker,
         ):
             sent = tracker.send(rows)
             note = tracker.note
@@ -63,8 +66,8 @@ def export(path: Path, name: str, *, project: str, out: Path | None) -> None:
     except Exception as error:  # a tracker's own errors are of any kind
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise RlvrError(
-            f"{name} did not take {info.id}: {text}", "Try again: what it has got is not sent twice."
+            f"{to} did not take {run_name}: {text}", "Try again: what it has got is not sent twice."
         ) from error
     trained = len([row for row in sent if row.axis == "train"])
     there = f"; {len(rows) - len(sent)} were there" if len(sent) < len(rows) else ""
-    console.say(f"{info.id}: {trained} rows of training, {len(sent) - trained} of evaluations{there}; {name}: {note}")
+    console.say(f"{run_name}: {trained} rows of training, {len(sent) - trained} of evaluations{there}; {to}: {note}")
