@@ -59,7 +59,8 @@ TRACKERS = {
 
 def later(run: Path, name: str, project: str) -> str:
     """Return the command that sends what a tracker has not got of a run."""
-    return f"rlvr export {typed(run)} --to {name}" + (f" --track-project {shlex.quote(project)}" if project else "")
+    of_project = f" --track-project {shlex.quote(project)}" if project and not TRACKERS[name].folder else ""
+    return f"rlvr export {typed(run)} --to {name}{of_project}"
 
 
 def check_installed(names: Sequence[str]) -> None:

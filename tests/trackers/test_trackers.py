@@ -250,6 +250,24 @@ def test_tensorboard_goes_where_out_says(tmp_path):
     assert numbers(read_back("tensorboard", run.path)).keys() == truth(run.path).keys()
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--to csv --track-project p", "--track-project is for W&B and Trackio"),
+        ("--to s3://bucket/runs --track-project p", "--track-project is for W&B and Trackio"),
+        ("--to s3://bucket/runs --out tables", "s3://bucket/runs has a place of its own"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(words, says):
+    with pytest.raises(RlvrError, match=says):
+        invoke(["export", "r", *words.split()])
+
+
+def test_the_rest_is_sent_by_a_command_that_is_taken():
+    assert opening.later(Path("r"), "csv", "p") == "rlvr export r --to csv"
+    assert opening.later(Path("r"), "wandb", "p") == "rlvr export r --to wandb --track-project p"
+
+
 def test_bad_exports_are_errors(tmp_path, monkeypatch):
     with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run:
         write_steps(run, range(2))

@@ -57,5 +57,12 @@ class ExportConfig(Provenance):
                     f"--to is {redacted(name)!r}." + (f" Did you mean {near[0]}?" if near else ""),
                     f"Choose one of {', '.join(TARGETS)}, or write s3://BUCKET/PREFIX.",
                 )
-        if self.out and (servers := [name for name in self.to if name in ("wandb", "trackio")]):
-            raise RlvrError(f"--out is for files, and {servers[0]} has a place of its own.", "Leave --out out.")
+        if self.out and (others := [name for name in self.to if name not in ("tensorboard", "csv")]):
+            raise RlvrError(
+                f"--out is for files, and {redacted(others[0])} has a place of its own.", "Leave --out out."
+            )
+        if self.track_project and not set(self.to) & {"wandb", "trackio"}:
+            raise RlvrError(
+                f"--track-project is for W&B and Trackio, and --to is {redacted(', '.join(self.to))}.",
+                "Leave --track-project out, or add --to wandb or --to trackio.",
+            )
