@@ -14,6 +14,7 @@ from rlvr_cli.analysis.statistics.at_k import AtK, at_k, questions_of_runs
 from rlvr_cli.analysis.statistics.estimators import Estimate, QuestionKinds, mean_of, share_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo, read_run
+from rlvr_cli.runs.storage.files import typed
 from rlvr_cli.types import Table
 
 AT_END_SECONDS = 3600.0  # time limit of each query of a summary at the end of a run, which took far longer
@@ -179,7 +180,7 @@ def summary_of(database: Database, info: RunInfo, *, phase: str = "eval", step: 
     of_all, of_questions, of_categories, of_both, of_failures = database.script(named_queries()["summary"].sql, chosen)
     [samples] = of_all.records()
     if not samples["samples"]:
-        raise _nothing(database, run_id=info.id, phase=phase, step=step)
+        raise _nothing(database, info, phase=phase, step=step)
     kinds = of_questions.rows  # n, c, total, questions
     questions = sum(count for *_, count in kinds)
     most = max(n for n, *_ in kinds)
@@ -236,11 +237,13 @@ def _with_misses(hits: Sequence[tuple[float, int, int]], asked: Sequence[tuple[i
     return [*hits, *((0.0, n, count) for n, count in misses.items() if count)]
 
 
-def _nothing(database: Database, *, run_id: str, phase: str, step: int | None) -> RlvrError:
+def _nothing(database: Database, info: RunInfo, *, phase: str, step: int | None) -> RlvrError:
     found = database.select("SELECT phase, min(step), max(step) FROM rollouts GROUP BY 1 ORDER BY 1").rows
     asked = f"{phase} rollouts" + ("" if step is None else f" of step {step}")
     has = "; ".join(f"{name} rollouts of steps {first} to {last} (--phase {name})" for name, first, last in found)
     return RlvrError(
-        f"{run_id} has no {asked}.",
-        f"It has {has}." if has else 'It has no rollouts. For its metrics: rlvr analyze "SELECT * FROM metrics"',
+        f"{info.id} has no {asked}.",
+        f"It has {has}."
+        if has
+        else f'It has no rollouts. For its metrics: rlvr analyze "SELECT * FROM metrics" {typed(info.path)}',
     )

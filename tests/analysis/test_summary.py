@@ -204,10 +204,10 @@ def test_the_last_step_of_the_phase_is_the_default(tmp_path):
 
 
 def test_a_run_without_rollouts(tmp_path):
-    run = make_run(tmp_path, "r", [], metrics={"loss": 1.0})
+    run = make_run(tmp_path / "my runs", "r", [], metrics={"loss": 1.0})
     with pytest.raises(RlvrError, match="r has no eval rollouts") as caught:
         summarize(run)
-    assert "select * from metrics" in caught.value.hint.lower()
+    assert caught.value.hint.endswith(f"rlvr analyze \"SELECT * FROM metrics\" '{run}'")
 
 
 def together(summaries):
