@@ -172,7 +172,8 @@ class Rows:
     """
 
     def __init__(self, table: "pa.Table") -> None:
-        self._table = table.rename_columns(tables.unique(table.column_names))
+        table = table.rename_columns(tables.unique(table.column_names))
+        self._table = table.from_arrays([*map(_plain, table.columns)], names=table.column_names)
 
     def arrow(self) -> "pa.Table":
         """Return an Arrow table."""
@@ -215,3 +216,15 @@ class Rows:
         shown = Table(tuple(self.columns), [tuple(row.values()) for row in first])
         more = f"... {len(self) - SHOWN_ROWS} more rows\n" if len(self) > SHOWN_ROWS else ""
         return tables.as_text(shown) + more
+
+
+def _plain(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
+    """Whole numbers or floats in place of decimals, which DuckDB has for the sums of whole numbers: JSON and plots do not take them."""
+    import pyarrow as pa
+
+    if not pa.types.is_decimal(column.type):
+        return column
+    try:
+        return column.cast(pa.int64() if column.type.scale == 0 else pa.float64())
+    except pa.ArrowInvalid:  # too large
+        return column.cast(pa.float64())

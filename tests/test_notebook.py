@@ -1,6 +1,7 @@
 """`rlvr_cli.open_run` and `open_runs`: the rows of the command line as Arrow, pandas or Polars, and its pictures."""
 
 import doctest
+import json
 import re
 import subprocess
 import sys
@@ -93,6 +94,14 @@ def test_named_queries_and_parameters(here):
     for query in ("summary", "compare", "judge_agreement"):
         with pytest.raises(RlvrError, match="several tables"):
             run.sql(query)
+
+
+def test_numbers_are_plain(here):
+    """DuckDB has decimals for the sums of whole numbers, which JSON does not take, and pandas does not draw."""
+    query = "SELECT sum(step) AS s, count_if(reward > 0) AS n, 1.5 * count(*) AS d, 10::HUGEINT ** 30 AS h, sum(NULL::INT) AS u FROM rollouts"
+    rows = rlvr_cli.open_run("a-1").sql(query)
+    assert json.dumps(list(rows)) == '[{"s": 10, "n": 1, "d": 6.0, "h": 1e+30, "u": null}]'
+    assert [str(kind) for kind in rows.pandas().dtypes[:4]] == ["int64", "int64", "float64", "float64"]
 
 
 def test_several_runs(here):

@@ -23,7 +23,7 @@ SELECT
     greatest(max(CASE WHEN valid THEN reward END) OVER before, competing_start(metadata)) AS best_score,
     failure_kind,
     same_as,
-    sum(tokens) OVER before AS tokens,
+    (sum(tokens) OVER before)::BIGINT AS tokens,
     seconds
 FROM tried JOIN runs USING (run_id)
 WINDOW before AS (PARTITION BY run_id ORDER BY number)

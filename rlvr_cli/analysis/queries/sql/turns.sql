@@ -17,7 +17,7 @@ SELECT
     sum(episode.tool_errors) / nullif(sum(episode.tool_calls), 0) AS failed_share,
     avg(coalesce(reward, 0)) FILTER (episode.tool_calls > 0) AS reward_with_call,
     avg(coalesce(reward, 0)) FILTER (episode.tool_calls = 0) AS reward_without,
-    sum(episode.forged) AS forged,
+    sum(episode.forged)::BIGINT AS forged,
     avg((episode.ended_by = 'turns')::INT) AS out_of_turns,
     avg((episode.ended_by = 'length')::INT) AS cut,
     avg((episode.ended_by = 'error')::INT) AS environment_errors,
