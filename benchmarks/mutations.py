@@ -1789,6 +1789,7 @@ EPISODES = [
     Mutation("a link to a run is another run", "runs/readers.py", "sorted({path.resolve(): path for path in found}.values())", "sorted(found)", "tests/commands/store/test_runs.py -k and_once"),
     Mutation("a link hides the run", "runs/readers.py", "key=Path.is_symlink, reverse=True)", "key=Path.is_symlink)", "tests/commands/store/test_runs.py -k and_once"),
     Mutation("sums are decimals in a notebook", "notebook.py", "*map(_plain, table.columns)", "*table.columns", "tests/test_notebook.py -k numbers_are_plain"),
+    Mutation("pictures in threads take the streams away", "notebook.py", "with DRAWING, ", "with ", "tests/test_notebook.py -k in_threads"),
     Mutation("of two columns of one name one is lost", "notebook.py", ".rename_columns(tables.unique(table.column_names))", "", "tests/test_notebook.py -k one_name"),
     Mutation("the baseline has one accuracy for all", "analysis/statistics/sweep_table.py", "of_both = (c.a.accuracy, c", "of_both = (next(iter(found.values())).a.accuracy, c", "tests/commands/store/test_analyze.py -k other_questions"),
     Mutation("a constant without effect is taken", "analysis/queries/sql/objective.sql", "WHEN $normalize_constant IS NOT NULL AND NOT own", "WHEN false", "tests/commands/store/test_analyze.py -k objective_in_words"),

@@ -8,6 +8,7 @@ progress has what is committed by then.
 import contextlib
 import io
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 OF_TABLES = ("compare", "judge_agreement")  # the command line makes several tables of their rows
 SHOWN_ROWS = 20  # of `Rows` in a notebook
+DRAWING = threading.Lock()  # a picture at a time: streams and the settings of matplotlib are those of all threads
 
 
 def open_run(run: str | Path, *, runs_dir: str | Path | None = None) -> "Runs":
@@ -155,7 +157,7 @@ class Figure:
         named = {name: value for name, value in self.options.items() if value is not None}
         given = read_options(named, AnalyzeConfig, command="analyze", where="plot")
         flags = {**given, "query": self.query, "runs": tuple(self.runs), "plot": str(path)}
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with DRAWING, contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             analyze.run(resolve(AnalyzeConfig, flags=flags, command="analyze"))
 
     def _repr_svg_(self) -> str:

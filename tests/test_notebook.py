@@ -1,10 +1,12 @@
 """`rlvr_cli.open_run` and `open_runs`: the rows of the command line as Arrow, pandas or Polars, and its pictures."""
 
 import doctest
+import io
 import json
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
@@ -163,6 +165,20 @@ def test_options_of_a_picture_are_those_of_the_command(here, options, says):
 
 def test_a_text_is_one_value_of_an_option_that_takes_several(here):
     assert rlvr_cli.open_run("a-1").plot("pass_at_k", set="k=1", step=None).options["set"] == "k=1"
+
+
+def test_pictures_in_threads_leave_the_streams_as_they_are(here, monkeypatch):
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.StringIO())  # pytest's own come back whatever is lost
+    run, streams = rlvr_cli.open_run("a-1"), (sys.stdout, sys.stderr)
+
+    def draws_nothing(query: str) -> None:
+        with pytest.raises(RlvrError, match="nothing"):
+            run.plot(query)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(draws_nothing, ["SELECT nothing FROM runs"] * 5))
+    assert (sys.stdout, sys.stderr) == streams
 
 
 def test_the_directory_of_runs_is_that_of_the_environment(here, monkeypatch):
