@@ -172,12 +172,15 @@ def test_pictures_in_threads_leave_the_streams_as_they_are(here, monkeypatch):
         monkeypatch.setattr(sys, name, io.StringIO())  # pytest's own come back whatever is lost
     run, streams = rlvr_cli.open_run("a-1"), (sys.stdout, sys.stderr)
 
-    def draws_nothing(query: str) -> None:
-        with pytest.raises(RlvrError, match="nothing"):
-            run.plot(query)
+    def draw_nothing(of: str) -> None:
+        with pytest.raises(RlvrError, match="has no value"):
+            run.plot("pass_at_k", set=of)
 
+    switches = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(draws_nothing, ["SELECT nothing FROM runs"] * 5))
+        list(threads.map(draw_nothing, ["k"] * 100))
+    sys.setswitchinterval(switches)
     assert (sys.stdout, sys.stderr) == streams
 
 
