@@ -1765,7 +1765,7 @@ EPISODES = [
     Mutation("three questions detect everything", "analysis/statistics/comparison.py", "if promises and enough else", "if promises else", "tests/analysis/statistics/test_comparison.py -k says_why"),
     Mutation("no word on why nothing is decided", "analysis/statistics/sweep_table.py", "least = c.too_few or NOT_PROMISED", "least = NOT_PROMISED", "tests/analysis/statistics/test_comparison.py -k says_why"),
     Mutation("a notebook ignores the directory of runs of the environment", "notebook.py", 'environment_values().get("runs_dir", "runs") if runs_dir is None', '"runs" if runs_dir is None', "tests/test_notebook.py -k of_the_environment"),
-    Mutation("a text is taken letter by letter in a notebook", "notebook.py", "flags = {**given, ", "flags = {**named, ", "tests/test_notebook.py -k text_is_one_value"),
+    Mutation("a text is taken letter by letter in a notebook", "notebook.py", "flags = {**given, ", "flags = {**self.options, ", "tests/test_notebook.py -k text_is_one_value"),
     Mutation("a notebook takes runs of one name for one", "notebook.py", "return read_runs(self.paths)", "return [read_runs([path])[0] for path in self.paths]", "tests/test_notebook.py -k several_runs"),
     *(
         Mutation(f"runs of one name are one: {file}, {text.strip()[:30]}", file, text, fault, f"tests/{tests}")
@@ -1789,6 +1789,7 @@ EPISODES = [
     Mutation("a link to a run is another run", "runs/readers.py", "sorted({path.resolve(): path for path in found}.values())", "sorted(found)", "tests/commands/store/test_runs.py -k and_once"),
     Mutation("a link hides the run", "runs/readers.py", "key=Path.is_symlink, reverse=True)", "key=Path.is_symlink)", "tests/commands/store/test_runs.py -k and_once"),
     Mutation("sums are decimals in a notebook", "notebook.py", "*map(_plain, table.columns)", "*table.columns", "tests/test_notebook.py -k numbers_are_plain"),
+    Mutation("a notebook takes any value of an option", "notebook.py", "    if query.name:\n        known", "    if False:\n        known", "tests/test_notebook.py -k cannot_be"),
     Mutation("pictures in threads take the streams away", "notebook.py", "with DRAWING, ", "with ", "tests/test_notebook.py -k in_threads"),
     Mutation("of two columns of one name one is lost", "notebook.py", ".rename_columns(tables.unique(table.column_names))", "", "tests/test_notebook.py -k one_name"),
     Mutation("the baseline has one accuracy for all", "analysis/statistics/sweep_table.py", "of_both = (c.a.accuracy, c", "of_both = (next(iter(found.values())).a.accuracy, c", "tests/commands/store/test_analyze.py -k other_questions"),

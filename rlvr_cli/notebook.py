@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvr_cli.analysis.queries import database
-from rlvr_cli.analysis.queries.named_queries import named_queries
-from rlvr_cli.analysis.statistics.at_k import at_k_table, given_ks
+from rlvr_cli.analysis.queries.named_queries import NamedQuery, named_queries
+from rlvr_cli.analysis.statistics.at_k import at_k_table
 from rlvr_cli.analysis.summary import OF_ANSWERS, RunSummary, summarize, with_accuracy
-from rlvr_cli.config.parsing.options import nearest
+from rlvr_cli.commands.store.analyzing.asked import check_parameter
+from rlvr_cli.config.parsing.options import nearest, options
 from rlvr_cli.config.parsing.sources import at_home, environment_values, read_options, resolve
+from rlvr_cli.config.store.analyze import AnalyzeConfig
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.runs.readers import RunInfo, resolve_runs
 from rlvr_cli.runs.several import read_runs
@@ -75,7 +77,7 @@ class Runs:
         """Answer one SELECT on the tables `rollouts`, `segments`, `grades`, `metrics` and `runs`, or a named query of `rlvr analyze --list`.
 
         Args:
-            parameters: values of $name in the query.
+            parameters: values of $name in the query, also NumPy's; tuples, ranges and arrays are lists.
 
         Raises:
             RlvrError: as `rlvr analyze`.
@@ -85,28 +87,25 @@ class Runs:
             raise RlvrError("The summary is several tables.", "Use .summary().")
         if query in OF_TABLES:
             raise RlvrError(f"{query} is several tables.", f"rlvr analyze {query} --format json prints them.")
-        if named is not None:
-            unknown = sorted(parameters.keys() - named.parameters.keys())
-            if unknown:
-                known = ", ".join(named.parameters) or "none"
-                raise RlvrError(f"{query} has no parameter {unknown[0]!r}.", f"Its parameters: {known}.")
-            given_ks(parameters.get("k"))
-            infos = with_accuracy(infos, query) if query in OF_ANSWERS else infos
-            query, parameters = named.sql, {**named.parameters, **parameters}
-        elif query.isidentifier():
+        if named is None and query.isidentifier():
             near = "".join(f" Did you mean {name}?" for name in nearest(query, named_queries()))
             raise RlvrError(f"There is no query named {query!r}.{near}", "Give its name, or a SELECT.")
-        if named is not None and named.name == "at_k":
+        asked = named or NamedQuery("", "", {}, query)
+        parameters = _values(asked, parameters)
+        infos = with_accuracy(infos, query) if query in OF_ANSWERS else infos
+        if asked.name == "at_k":
             return self._at_k(infos, parameters)
         with database.open_runs(infos, timeout_seconds=self.timeout_seconds) as opened:
-            return Rows(opened.arrow(query, parameters))
+            return Rows(opened.arrow(asked.sql, parameters))
 
     def _at_k(self, infos: Sequence[RunInfo], parameters: Mapping[str, Any]) -> "Rows":
         import pyarrow as pa
 
         with database.open_runs(infos, timeout_seconds=self.timeout_seconds, spills=True) as opened:
             table, _ = at_k_table(opened, parameters)
-        return Rows(pa.Table.from_pylist(list(table.records())))
+        kinds = {"run_id": pa.string(), "step": pa.int64(), "k": pa.int64(), "questions": pa.int64()}
+        schema = pa.schema([(name, kinds.get(name, pa.float64())) for name in table.columns])
+        return Rows(pa.Table.from_pylist(list(table.records()), schema=schema))
 
     @property
     def rollouts(self) -> "Rows":
@@ -119,8 +118,9 @@ class Runs:
         return self.sql("SELECT * FROM metrics")
 
     def summary(self, *, phase: str = "eval", step: int | None = None) -> list[RunSummary]:
-        """Return the summary of each run, of its last step by default."""
-        return [summarize(info, phase=phase, step=step, timeout_seconds=self.timeout_seconds) for info in self.infos()]
+        """Return the summary of each run, of its last step by default. Raises RlvrError as `rlvr analyze summary`."""
+        chosen = _values(named_queries()["summary"], {"phase": phase, "step": step})
+        return [summarize(info, **chosen, timeout_seconds=self.timeout_seconds) for info in self.infos()]
 
     def curves(self, **options: Any) -> "Figure":
         """Return the picture of `rlvr analyze curves`; see `plot`."""
@@ -152,10 +152,8 @@ class Figure:
     def save(self, path: str | Path) -> None:
         """Draw it into a .png or .svg file. Raises RlvrError if that cannot be written."""
         from rlvr_cli.commands.store import analyze
-        from rlvr_cli.config.store.analyze import AnalyzeConfig
 
-        named = {name: value for name, value in self.options.items() if value is not None}
-        given = read_options(named, AnalyzeConfig, command="analyze", where="plot")
+        given = _options(self.options, where="plot")
         flags = {**given, "query": self.query, "runs": tuple(self.runs), "plot": str(path)}
         with DRAWING, contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             analyze.run(resolve(AnalyzeConfig, flags=flags, command="analyze"))
@@ -218,6 +216,30 @@ class Rows:
         shown = Table(tuple(self.columns), [tuple(row.values()) for row in first])
         more = f"... {len(self) - SHOWN_ROWS} more rows\n" if len(self) > SHOWN_ROWS else ""
         return tables.as_text(shown) + more
+
+
+def _values(query: NamedQuery, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of all parameters of a query. Raises RlvrError for what `rlvr analyze` refuses in an option, too."""
+    values = {name: _python(value) for name, value in given.items()}
+    for name, value in values.items():
+        check_parameter(query, name, value, given=f"{name}={value!r}")
+    if query.name:
+        known = {option.name for option in options(AnalyzeConfig)}
+        flags = _options({name: value for name, value in values.items() if name in known}, where=query.name)
+        resolve(AnalyzeConfig, flags=flags, command="analyze")
+    return {**query.parameters, **values}
+
+
+def _options(given: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """The options of `rlvr analyze` that are not None. Raises RlvrError, which names `where`, if one does not exist or has another type."""
+    chosen = {name: _python(value) for name, value in given.items() if value is not None}
+    return read_options(chosen, AnalyzeConfig, command="analyze", where=where)
+
+
+def _python(value: Any) -> Any:
+    """Numbers of NumPy as those of Python; tuples, ranges and arrays as lists."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return [_python(one) for one in value] if isinstance(value, list | tuple | range) else value
 
 
 def _plain(column: "pa.ChunkedArray") -> "pa.ChunkedArray":

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -93,9 +94,44 @@ def test_named_queries_and_parameters(here):
         for query in ("at_k", "pass_at_k"):
             with pytest.raises(RlvrError, match="k must be a whole number, 1 or more, or several"):
                 run.sql(query, k=k)
+    nothing = run.sql("at_k", step=99)
+    assert (len(nothing), nothing.arrow().schema) == (0, run.sql("at_k").arrow().schema)
     for query in ("summary", "compare", "judge_agreement"):
         with pytest.raises(RlvrError, match="several tables"):
             run.sql(query)
+
+
+@pytest.mark.parametrize(
+    ("query", "parameters", "says"),
+    [
+        ("SELECT count(*) FROM rollouts", {"phase": "eval"}, "This query has no parameter 'phase'"),
+        ("SELECT $step", {"step": -1}, "step=-1: step must be a whole number, 0 or more"),
+        ("pass_at_k", {"phase": "evl"}, "--phase is 'evl'"),
+        ("pass_at_k", {"step": "abc"}, "step='abc': step must be a whole number, 0 or more"),
+        ("objective", {"loss_type": "none"}, "--loss-type is 'none'"),
+        ("failures", {"limit": "all"}, "failures: limit is 'all'; expected int"),
+    ],
+)
+def test_what_a_parameter_cannot_be(here, query, parameters, says):
+    with pytest.raises(RlvrError, match=says):
+        rlvr_cli.open_run("a-1").sql(query, **parameters)
+
+
+def test_summaries_of_what_cannot_be(here):
+    for phase, step, says in (("evl", None, "--phase is 'evl'"), ("eval", -1, "step must be a whole number")):
+        with pytest.raises(RlvrError, match=says):
+            rlvr_cli.open_run("a-1").summary(phase=phase, step=step)
+
+
+def test_values_of_numpy_and_whatever_is_several(here):
+    run = rlvr_cli.open_run("a-1")
+    at_k = list(run.sql("at_k", k=[1, 2]))
+    for ks in ((1, np.int64(2)), np.array([1, 2])):
+        assert list(run.sql("at_k", k=ks)) == at_k
+    assert list(run.sql("SELECT $A AS a, $b AS b", A=np.float32(0.5), b=range(2))) == [{"a": 0.5, "b": [0, 1]}]
+    assert run.summary(step=np.int64(0)) == run.summary(step=0)
+    with pytest.raises(RlvrError, match="it has no rows"):
+        run.plot("pass_at_k", step=np.int64(7), set=("k=1",))
 
 
 def test_numbers_are_plain(here):

@@ -146,7 +146,7 @@ def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any
         "rule": config.rule,
         "limit": config.limit + 1 if config.limit else None,  # one row more, to detect that rows are left out
     }
-    known = query.parameters.keys() | set(re.findall(r"\$([a-z]\w*)", query.sql))
+    known = _known_parameters(query)
     for name in ("phase", "step", "category", "failure_kind", "rule", *OBJECTIVE):
         if config.sources.get(name, "default") != "default" and name not in known:
             raise UsageError(
@@ -161,19 +161,33 @@ def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any
         name, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"--set {text} has no value.", "Write --set NAME=VALUE, for example --set k=8.")
-        if name not in known:
-            raise UsageError(
-                f"{query.name or 'This query'} has no parameter {name!r}.",
-                f"Its parameters: {_listed({k: query.parameters.get(k) for k in sorted(known)}) or 'none'}.",
-            )
         try:
             given[name] = json.loads(value)
         except ValueError:
             given[name] = value
-        if name in COUNTS and given[name] is not None and not _is_count(given[name], name):
-            several = ", or several such as k=1,2,4,8" if name == "k" else ""
-            raise UsageError(f"--set {text}: {name} must be a whole number, {COUNTS[name]} or more{several}.")
+        check_parameter(query, name, given[name], given=f"--set {text}")
     return {**query.parameters, **flags, "limit": options["limit"], **given}
+
+
+def check_parameter(query: NamedQuery, name: str, value: Any, *, given: str) -> None:
+    """Raise UsageError if a query has no such parameter, or its value is not the whole number that it must be.
+
+    Args:
+        given: the name and the value as they were written.
+    """
+    known = _known_parameters(query)
+    if name not in known:
+        raise UsageError(
+            f"{query.name or 'This query'} has no parameter {name!r}.",
+            f"Its parameters: {_listed({k: query.parameters.get(k) for k in sorted(known)}) or 'none'}.",
+        )
+    if name in COUNTS and value is not None and not _is_count(value, name):
+        several = ", or several such as k=1,2,4,8" if name == "k" else ""
+        raise UsageError(f"{given}: {name} must be a whole number, {COUNTS[name]} or more{several}.")
+
+
+def _known_parameters(query: NamedQuery) -> set[str]:
+    return {*query.parameters, *re.findall(r"\$([^\W\d]\w*)", query.sql)}
 
 
 def _is_count(value: Any, name: str) -> bool:
