@@ -78,16 +78,19 @@ def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
     The keys are parameters, layers, hidden, intermediate, query_width and kv_width (heads and key-value heads times head size)
     and vocabulary.
     None if its files are not here or its config has other names for these sizes. Of an adapter, those of its base.
+
+    Raises:
+        RlvrError: its files are damaged.
     """
     from transformers import AutoConfig
 
-    from rlvr_cli.models.pretrained import quiet
+    from rlvr_cli.models.pretrained import LOAD_ERRORS, load_error, quiet
 
     path_or_id = base_of(path_or_id) or path_or_id
+    directory = local_directory(path_or_id) or snapshot_of(str(path_or_id))
     try:
         with quiet():
             config = AutoConfig.from_pretrained(path_or_id, local_files_only=True)
-        directory = local_directory(path_or_id) or snapshot_of(str(path_or_id))
         if directory is None:
             return None
         heads, head_size = config.num_attention_heads, getattr(config, "head_dim", None)
@@ -102,6 +105,8 @@ def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
         }
     except (OSError, ValueError, AttributeError, KeyError):
         return None
+    except LOAD_ERRORS as error:
+        raise load_error("model", str(path_or_id), directory, error) from error
 
 
 def _weights_identity(directory: Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from rlvr_cli.text import printable
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ATTENTIONS = ("flash_attention_2", "sdpa", "eager")  # the fastest first; all models have the last one
-_LOAD_ERRORS = (
+LOAD_ERRORS = (
     OSError,
     ValueError,
     RuntimeError,
@@ -72,7 +72,7 @@ def read_pretrained(
                 output_loading_info=True,
                 **options,
             )
-        except _LOAD_ERRORS as error:
+        except LOAD_ERRORS as error:
             raise load_error("model", name, directory, error) from error
     if getattr(model, "_hf_peft_config_loaded", False):  # transformers has loaded it together with its base
         raise RlvrError(
@@ -132,7 +132,7 @@ def load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerBase:
     with quiet():
         try:
             return read_tokenizer(name, local=directory is not None)
-        except _LOAD_ERRORS as error:
+        except LOAD_ERRORS as error:
             raise load_error("tokenizer", name, directory, error) from error
 
 
@@ -148,9 +148,9 @@ def load_end_tokens(path_or_id: str | Path, tokenizer: PreTrainedTokenizerBase) 
         except OSError:  # without the file, a model has what its config says
             try:
                 found = AutoConfig.from_pretrained(name, **options)
-            except _LOAD_ERRORS as error:
+            except LOAD_ERRORS as error:
                 raise load_error("config", name, directory, error) from error
-        except _LOAD_ERRORS as error:
+        except LOAD_ERRORS as error:
             raise load_error("generation config", name, directory, error) from error
     return end_tokens(tokenizer, found)
 
@@ -162,7 +162,7 @@ def load_context_length(path_or_id: str | Path) -> int | None:
     with quiet():
         try:
             config = AutoConfig.from_pretrained(str(directory or path_or_id), local_files_only=directory is not None)
-        except _LOAD_ERRORS:
+        except LOAD_ERRORS:
             return None
     return configured_context(config)
 
@@ -265,7 +265,7 @@ def fetch_model(model_id: str) -> None:
                 allow_patterns=["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"],
                 ignore_patterns=["consolidated*", "original/*"],  # the weights again, in the layout of their maker
             )
-        except (*_LOAD_ERRORS, HfHubHTTPError) as error:
+        except (*LOAD_ERRORS, HfHubHTTPError) as error:
             raise load_error("model", model_id, None, error) from error
 
 

@@ -25,7 +25,7 @@ from marks import slow
 from pages import from_the_system
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.device import resolve_compute_dtype
-from rlvr_cli.models.identity import builtin_model_path, model_identity
+from rlvr_cli.models.identity import builtin_model_path, model_identity, model_shape
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.log_probs import get_response_log_probs, wanted_in
 from rlvr_cli.models.policy import Critic, Policy, as_policy, distinct_tensors
@@ -221,6 +221,10 @@ def test_damage_is_named(tiny_model_dir, tmp_path):
     assert "(64, 32) and should be (128, 32)" in wider or "(32, 64) and should be (32, 128)" in wider
     assert "has model type `zork`" in damaged("type", lambda d: edit_config(d, model_type="zork"))
     assert "hidden_size" in damaged("field", lambda d: edit_config(d, hidden_size="x"))
+    typed = damaged("types", lambda d: edit_config(d, layer_types=["full_attention"] * 5))
+    with pytest.raises(RlvrError, match="validate_layer_type") as of_sizes:  # which a plan asks for first
+        model_shape(tmp_path / "types")
+    assert of_sizes.value.problem == typed
 
 
 @pytest.mark.parametrize(
