@@ -1068,6 +1068,7 @@ MATHEMATICS = [
         ("old keys and values stay on a server", '        self._ask("/reset_prefix_cache", {})\n', "", "tests/samplers/parallel/test_servers.py -k hangs_when_weights"),
         ("a server is given up at once", "self._missed = 0 if self.lives() else self._missed + 1", "self._missed += 1", "tests/samplers/parallel/test_servers.py -k takes_its_time"),
         ("another user's server cannot read the weights", "            follow_umask(Path(folder))\n", "", "tests/samplers/parallel/test_servers.py -k proven"),
+        ("a full disk of weights is told without the option", ", hint=WHERE_TO_WRITE", "", "tests/samplers/parallel/test_servers.py -k no_space"),
         ("adapters stay on the servers", "        self.unload_adapter()\n", "", "tests/samplers/parallel/test_servers.py -k under_a_name"),
     ),
     *mutations_of(

@@ -22,7 +22,7 @@ from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.models.compute.recompute import gradient_checkpointing
 from rlvr_cli.models.directory import ADAPTER_WEIGHTS, base_of, local_directory
 from rlvr_cli.models.policy import Lora, LowRank, Policy
-from rlvr_cli.models.pretrained import load_error, quiet, read_pretrained, replaced
+from rlvr_cli.models.pretrained import load_error, quiet, read_pretrained, replaced, rust_errors_as_os_errors
 from rlvr_cli.runs.remote.views import address_of
 from rlvr_cli.text import printable
 
@@ -144,7 +144,7 @@ class AdaptedPolicy(Policy):
             return super().save(directory, merged=True)
         with replaced(directory) as fresh:
             self.write_adapter(fresh)
-            with quiet():
+            with quiet(), rust_errors_as_os_errors():
                 self.tokenizer.save_pretrained(fresh)
 
     def write_adapter(self, directory: Path) -> None:
@@ -154,7 +154,8 @@ class AdaptedPolicy(Policy):
         config.target_modules = sorted(config.target_modules)  # a set, whose order differs from process to process
         config.save_pretrained(directory)
         stored = {_in_file(name): t.detach().cpu().contiguous() for name, t in self.model_weights().items()}
-        save_file(stored, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        with rust_errors_as_os_errors():
+            save_file(stored, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
 
 class _Reference(Policy):

@@ -491,7 +491,7 @@ class Policy:
         return again
 
     def write_adapter(self, directory: Path) -> None:
-        """Write the adapter, of a policy that has one, into a directory, in peft's layout and without a tokenizer."""
+        """Write the adapter, of a policy that has one, into a directory, in peft's layout and without a tokenizer. Raises OSError."""
         raise AssertionError("this policy has no adapter")
 
     def save(self, directory: str | Path, *, merged: bool = False) -> None:

@@ -18,6 +18,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.directory import adapter_settings, base_of, local_directory, tokenizer_of
 from rlvr_cli.models.identity import model_path
 from rlvr_cli.parallel.worker import visible_as_only
+from rlvr_cli.runs.storage.files import os_errors_as_user_errors
 from rlvr_cli.samplers.open import UTILIZATION, EngineSettings
 from rlvr_cli.samplers.stop_strings import continued, first_stop, prompt_token_ids, response_text
 from rlvr_cli.samplers.vllm_process import (
@@ -302,8 +303,9 @@ class VllmSampler:
 
     def _load_adapter(self, policy: "Policy") -> None:
         """Serve the adapter of `policy` from now on, and forget the one before."""
-        folder = tempfile.TemporaryDirectory(prefix="rlvr-adapter-")
-        policy.write_adapter(Path(folder.name))
+        with os_errors_as_user_errors(Path(tempfile.gettempdir())):
+            folder = tempfile.TemporaryDirectory(prefix="rlvr-adapter-")
+            policy.write_adapter(Path(folder.name))
         self._serve_adapter(folder.name)
         before, self._adapter_folder = self._adapter_folder, folder
         if before is not None:

@@ -1,11 +1,11 @@
 """A new tiny model is a model like any other: every loader loads what was made."""
 
-import resource
 import shutil
 from pathlib import Path
 
 import pytest
 
+from disks import largest_file
 from rlvr_cli.commands.quickstart import commands, left_of, run
 from rlvr_cli.config.quickstart import QuickstartConfig
 from rlvr_cli.data.datasets import load_dataset
@@ -69,12 +69,9 @@ def test_the_quickstarts_start_is_the_model_of_a_run(tmp_path, monkeypatch):
             main()
         return str(ended.value.code).splitlines()[0]
 
-    in_a_run, most = ("runs/q0-start", "--as-run", "--seed"), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, most[1]))  # stands for a full disk
-    try:
+    in_a_run = ("runs/q0-start", "--as-run", "--seed")
+    with largest_file(2**20):
         assert problem_of(*in_a_run, "3") == "error: Cannot write runs/q0-start: File too large."
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, most)
     assert read_run(tmp_path / "runs/q0-start").metadata["status"] == "failed"
     assert problem_of(*in_a_run, "4") == "error: runs/q0-start exists already.", "another seed makes another model"
     for arguments in (in_a_run, ["folder", "--seed"]):

@@ -6,12 +6,10 @@ import hashlib
 import itertools
 import json
 import os
-import resource
 import shutil
 import signal
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
@@ -20,6 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
+from disks import largest_file
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.policy import Policy
@@ -599,16 +598,6 @@ def test_the_space_of_checkpoints_that_are_there_is_not_asked_for_again(run: Pat
 
 
 # --- faults
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_files_that_the_system_refuses_to_write(run: Path, trainer: Trainer):

@@ -113,13 +113,13 @@ _HINTS = {
 
 
 @contextmanager
-def os_errors_as_user_errors(path: Path, action: str = "write") -> Iterator[None]:
-    """Turn an OSError into an RlvrError that names the file; `action` is the verb of the message."""
+def os_errors_as_user_errors(path: Path, action: str = "write", *, hint: str = "") -> Iterator[None]:
+    """Turn an OSError into an RlvrError that names the file; `action` is the verb of the message, `hint` replaces the usual one."""
     try:
         yield
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        hint = _HINTS.get(error.errno or 0, "") if action == "write" else ""
+        hint = hint or (_HINTS.get(error.errno or 0, "") if action == "write" else "")
         raise RlvrError(f"Cannot {action} {shown(path)}: {reason}.", hint) from error
 
 

@@ -27,8 +27,9 @@ from rlvr_cli.config.shared.addresses import PLACEHOLDER_KEY, check_address
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.device import dtype_name
 from rlvr_cli.models.identity import model_path
-from rlvr_cli.models.pretrained import follow_umask, load_tokenizer
+from rlvr_cli.models.pretrained import follow_umask, load_tokenizer, rust_errors_as_os_errors
 from rlvr_cli.process import stoppable
+from rlvr_cli.runs.storage.files import os_errors_as_user_errors
 from rlvr_cli.samplers.open import EngineSettings
 from rlvr_cli.samplers.openai import CHECK_SECONDS, FRAME_BYTES, WHOLE_DISTRIBUTION, OpenAISampler, TimedOut
 from rlvr_cli.samplers.openai_answer import Unreadable, error_message, read_answer
@@ -45,6 +46,7 @@ HOW_TO_START = (
     "Start each with VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs; for --lora-rank RANK also with "
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora --max-lora-rank RANK: see docs/engines.md."
 )
+WHERE_TO_WRITE = "Free some space there, or name another directory, which the servers see too, with --weights-dir."
 CONCURRENCY = 256  # requests that a server is asked at once: vLLM batches them
 PROBE_PROMPTS, PROBE_LENGTH, PROBE_TOKENS = 4, 16, 8
 HEALTH_SECONDS = 30.0  # in which a server must say that its engine lives
@@ -130,13 +132,10 @@ class ServersSampler(SeveralSamplers["_Server"]):
         """Let every server load the weights of `policy`, and verify that it serves them.
 
         Raises:
-            RlvrError: a server cannot load them, or serves others.
+            RlvrError: they cannot be written; a server cannot load them, or serves others.
         """
         with contextlib.ExitStack() as temporary:
-            folder = temporary.enter_context(tempfile.TemporaryDirectory(prefix="rlvr-weights-", dir=self._weights_dir))
-            Path(folder).chmod(0o755)  # the servers may be another user's
-            (policy.write_adapter if self._takes_adapters else partial(_write_weights, policy))(Path(folder))
-            follow_umask(Path(folder))
+            folder = self._written(policy, temporary)
             for url, server in list(self.members.items()):
                 try:
                     if self._takes_adapters:
@@ -152,6 +151,16 @@ class ServersSampler(SeveralSamplers["_Server"]):
                 self._adapter_folder.close()
                 self._adapter_folder = temporary.pop_all()
         self.policy_version = policy_version
+
+    def _written(self, policy: "Policy", temporary: contextlib.ExitStack) -> str:
+        """Write the weights, or the adapter, into a directory that `temporary` removes, and return its path. Raises RlvrError."""
+        parent = self._weights_dir or tempfile.gettempdir()
+        with os_errors_as_user_errors(Path(parent), hint=WHERE_TO_WRITE), rust_errors_as_os_errors():
+            folder = temporary.enter_context(tempfile.TemporaryDirectory(prefix="rlvr-weights-", dir=parent))
+            Path(folder).chmod(0o755)  # the servers may be another user's
+            (policy.write_adapter if self._takes_adapters else partial(_write_weights, policy))(Path(folder))
+            follow_umask(Path(folder))
+        return folder
 
     def sleep(self) -> None:
         """Do nothing: the servers have memory of their own."""

@@ -17,6 +17,7 @@ from unittest import TestCase
 import pytest
 import torch
 
+from disks import largest_file
 from endpoint import error
 from following import Following
 from forks import Forks, processes_in
@@ -40,6 +41,7 @@ from vllm_server import Real, kill, real_servers, vllm_servers
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
+LORA = Lora(rank=4, alpha=8, seed=7)
 PARAMS = SamplingParams(temperature=0.7, max_tokens=8, min_tokens=2, stop=("</answer>",))
 GRPO = shlex.split(
     "grpo --dataset arithmetic:64 --n-grpo-steps 3 --rollout-batch-size 32 --group-size 4 --train-batch-size 32 "
@@ -349,6 +351,19 @@ def test_new_weights_reach_every_server_and_are_proven(servers, policy, tmp_path
     assert list(tmp_path.iterdir()) == [], "the weights are removed when they are loaded"
 
 
+@pytest.mark.parametrize("lora", [None, pytest.param(LORA, marks=pytest.mark.slow)])
+def test_weights_for_which_there_is_no_space_are_an_error_that_names_the_option(servers, policy, tmp_path, lora):
+    sampler = sampler_of(servers, policy, takes_adapters=lora is not None, weights_dir=str(tmp_path))
+    trained = load_policy(builtin_model_path(), device="cpu", lora=lora)
+    with largest_file(2**14), pytest.raises(RlvrError, match=f"Cannot write {tmp_path}: File too large") as full:
+        sampler.load_weights(trained, 1)
+    assert "--weights-dir" in full.value.hint
+    assert list(tmp_path.iterdir()) == []
+    tmp_path.rmdir()
+    with pytest.raises(RlvrError, match=f"Cannot write {tmp_path}: No such file"):
+        sampler.load_weights(trained, 1)
+
+
 def test_a_server_that_keeps_its_old_weights_is_found(servers, policy):
     servers[1].stale = True
     sampler = sampler_of(servers, policy)
@@ -374,9 +389,6 @@ def test_what_a_server_says_is_shown(servers, policy):
 
 
 # Adapters
-
-
-LORA = Lora(rank=4, alpha=8, seed=7)
 
 
 def adapted(*, by: float) -> Policy:
