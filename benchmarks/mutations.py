@@ -1054,6 +1054,7 @@ MATHEMATICS = [
         ("a run that goes on loses its notes", '[*stored.get("notes", ()), *sampler.notes]', "sampler.notes", "tests/reliability/test_endpoints.py -k refusal_that_concerns_all"),
         ("a run that goes on forgets that it had no seeds", '"none" if stored.get("seeding") == "none" else sampler.seeding', "sampler.seeding", "tests/reliability/test_endpoints.py -k refusal_that_concerns_all"),
     ),
+    Mutation("the space for weights that lag is not asked for", "training/trainer.py", "lagging=bool(config.async_steps)", "lagging=False", "tests/commands/test_grpo.py -k outlives", "async_steps"),
     Mutation("another user cannot read a checkpoint", "training/checkpoints.py", "    follow_umask(path.parent)\n", "", "tests/training/test_checkpoints.py -k a_damaged_file_is_named"),
     Mutation("another user cannot read a saved model", "models/pretrained.py", "        follow_umask(fresh)\n", "", "tests/models/test_policy.py -k inverse"),
     *mutations_of(

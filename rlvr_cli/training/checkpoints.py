@@ -234,6 +234,7 @@ def check_space_for_training(
     updates: int,
     every: int,
     merged: bool = False,
+    lagging: bool = False,
 ) -> None:
     """Raise RlvrError if the disk lacks space for the checkpoints and the final model of a run that is about to train.
 
@@ -241,10 +242,13 @@ def check_space_for_training(
         updates: how many updates are still to be done.
         every: updates between two checkpoints; 0: none are written.
         merged: whether the final model is also saved with its adapter merged, in float32.
+        lagging: whether the tensors of each checkpoint are a copy of the weights, with which the next rollouts are sampled.
     """
     present = len(_steps(run / _FOLDER)) if (run / _FOLDER).is_dir() else 0
     most = min(KEEP + 1, present + -(-updates // every)) if every else present  # one more than are kept, for a moment
     checkpoint = checkpoint_bytes(policy, optimizer)
+    if lagging:
+        checkpoint += sum(tensor.nbytes for tensor in distinct_tensors(policy.weights()).values())
     model = sum(tensor.nbytes for tensor in distinct_tensors(policy.saved_weights()).values())
     if merged:
         model += 4 * policy.num_parameters

@@ -148,6 +148,7 @@ class Trainer:
             updates=max(self.num_updates - self.updates, 0),
             every=config.checkpoint_every,
             merged=config.lora_merge,
+            lagging=bool(config.async_steps),
         )
         self.clock = TimeLimit(
             config.time_limit_seconds,

@@ -318,8 +318,16 @@ def test_sampling_ahead_lags_one_batch_behind_and_is_corrected_for(ahead):
     assert ahead.metrics["train", "sampling/waiting_seconds"].keys() == {0, 2, 4}
 
 
-def test_no_sampling_process_outlives_a_trainer_that_could_not_be_opened(ahead, tmp_path):
+def test_no_sampling_process_outlives_a_trainer_that_could_not_be_opened(ahead, tmp_path, monkeypatch):
+    """For a link, and for want of space for a checkpoint, which also holds the weights that sample."""
     run = shutil.copytree(ahead.path, tmp_path / "r")
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+        with pytest.raises(RlvrError, match=r"for checkpoints of [0-9,]+ bytes") as refused:
+            go_on(tmp_path, n_grpo_steps=4)
+    said = int(re.search("of ([0-9,]+) bytes", refused.value.problem)[1].replace(",", ""))
+    taken = sum(path.stat().st_size for path in (run / "checkpoints/step-000006").rglob("*") if path.is_file())
+    assert taken <= said <= 1.5 * taken
     (run / "checkpoints").rename(tmp_path / "elsewhere")
     (run / "checkpoints").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(RlvrError, match="link"):

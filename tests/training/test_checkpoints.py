@@ -558,19 +558,20 @@ def test_the_space_that_a_checkpoint_takes(run: Path, trainer: Trainer):
 
 
 @pytest.mark.parametrize(
-    ("updates", "every", "checkpoints", "model_is_there", "models"),
+    ("updates", "every", "lagging", "checkpoints", "model_is_there", "models"),
     [
-        (5, 0, 0, False, 1),  # only the final model
-        (1, 2, 1, False, 1),
-        (5, 2, 3, False, 1),
-        (500, 2, 3, False, 1),  # two are kept, a third is being written
-        (0, 2, 0, True, 0),  # nothing is left to do
+        (5, 0, False, 0, False, 1),  # only the final model
+        (1, 2, False, 1, False, 1),
+        (5, 2, False, 3, False, 1),
+        (5, 2, True, 3, False, 4),
+        (500, 2, False, 3, False, 1),  # two are kept, a third is being written
+        (0, 2, True, 0, True, 0),  # nothing is left to do
     ],
 )
 def test_space_for_all_of_a_run_is_asked_for_before_it_starts(
-    trainer: Trainer, tmp_path: Path, monkeypatch, updates, every, checkpoints, model_is_there, models
+    trainer: Trainer, tmp_path: Path, monkeypatch, updates, every, lagging, checkpoints, model_is_there, models
 ):
-    policy = Policy(trainer.model)
+    policy, how = Policy(trainer.model), {"updates": updates, "every": every, "lagging": lagging}
     model = sum(p.nbytes for p in trainer.model.parameters())  # tied weights once
     needed = checkpoints * checkpoint_bytes(policy, trainer.optimizer) + models * model
     if model_is_there:
@@ -578,12 +579,12 @@ def test_space_for_all_of_a_run_is_asked_for_before_it_starts(
     for free in (needed, needed - 1):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
         if free >= needed:
-            check_space_for_training(tmp_path, policy, trainer.optimizer, updates=updates, every=every)
+            check_space_for_training(tmp_path, policy, trainer.optimizer, **how)
         else:
             with pytest.raises(
                 RlvrError, match=f"needs {needed:,} bytes for checkpoints .*, and {free:,} are free"
             ) as caught:
-                check_space_for_training(tmp_path, policy, trainer.optimizer, updates=updates, every=every)
+                check_space_for_training(tmp_path, policy, trainer.optimizer, **how)
             assert "--runs-dir" in caught.value.hint
 
 
