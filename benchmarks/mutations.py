@@ -909,6 +909,7 @@ MATHEMATICS = [
         ("micro-batches of rows are planned as auto's", "largest = (rows or 0) * row if tokens is None", "largest = that_fit if tokens is None", "tests/training/planning/test_memory.py -k asked_for_costs"),
         ("8-bit moments are planned as AdamW's", "return 2 + 2 * 4 / 256 +", "return 8 +", "tests/training/planning/test_memory.py -k terms_by_hand", "optimizer"),
         ("an adapter is not proposed", '    {"param_dtype": "bfloat16", "optimizer": "adamw", "lora_rank": 32},\n', "", "tests/training/planning/test_memory.py -k dry_run_says", "lora_rank"),
+        ("each trainer on a CPU has samplers of its own", 'if placement.trainer != "cpu":\n        held |=', "if True:\n        held |=", "tests/training/planning/test_memory.py -k exists_once", "samplers"),
         ("what is on the host is planned on the device", "if not config.offload_optimizer:\n        held", "if True:\n        held", "tests/training/planning/test_memory.py -k not_on_the_device", "offload_optimizer"),
     ),
     *mutations_of(

@@ -49,7 +49,7 @@ class MemoryPlan:
     Attributes:
         updating: during an update; empty if the sizes of the model are not known.
         sampling: while the engine samples, without vLLM's share.
-        host: what the host's memory holds of the optimizer.
+        host: what the host's memory holds beside its trainers: of optimizers, and, if trainers are on its CPU, the engine's processes.
         capacity: the bytes of the trainer's device; None on a CPU.
         on_host: how many trainers compute on this machine's CPU, in the memory of the host.
         devices: the bytes of each visible CUDA device, by its name.
@@ -141,7 +141,7 @@ def memory_plan(
     plan = MemoryPlan(
         updating,
         sampling,
-        _held_by_host(config, shape, trainers=len(placement.trainers)),
+        _held_by_host(config, shape, placement),
         capacity=capacity,
         on_host=placement.trainers.count("cpu"),
         devices=capacities,
@@ -239,11 +239,8 @@ def _held_by_trainer(
         held["teacher"] = _parameters_of(config.loaded_teacher) * (width + (compute if compute < width else 0))
     if on_gpu:
         held["CUDA"] = CONTEXT
-    if config.async_steps and placement.trainer == placement.engine:
-        copies_of_all = 1 if config.lora_rank else 2  # of an adapter, the snapshot is small
-        held["the sampling process's weights, and the snapshot it samples from"] = copies_of_all * n * width
-    if config.samplers > 1 and placement.trainer == placement.engine:
-        held["the samplers' weights"] = config.samplers * n * width
+    if placement.trainer != "cpu":
+        held |= _held_by_samplers(config, shape, placement)
     copies = {_COPIES: n * compute} if compute < width else {}  # of the policy, from which the engine samples
     all_copies = {name: bytes * networks for name, bytes in copies.items()}
     updating = held | ({_WHOLE: _put_together(shape, width, compute)} if config.fsdp else all_copies) | {
@@ -260,6 +257,17 @@ def _held_by_trainer(
     sequences = min(math.ceil(config.rollout_batch_size / config.trainers), config.max_batch_size or 256)
     cached = sequences * _row_tokens(config) * _cached_bytes(shape, compute)
     return updating, held | copies | {_CACHE: cached}
+
+
+def _held_by_samplers(config: TrainingConfig, shape: Mapping[str, int], placement: Placement) -> dict[str, float]:
+    """Return what the engine's own processes hold in the memory of the first trainer's device, for all trainers."""
+    weights = float(shape["parameters"] * (4 if config.param_dtype == "float32" else 2))
+    if not config.samples_apart or placement.trainer != placement.engine:
+        return {}
+    if config.samplers > 1:
+        return {"the samplers' weights": config.samplers * weights}
+    copies = 1 if config.lora_rank else 2  # of an adapter, the snapshot is small
+    return {"the sampling process's weights, and the snapshot it samples from": copies * weights}
 
 
 def _networks(config: TrainingConfig) -> int:
@@ -296,7 +304,13 @@ def _state_bytes(optimizer: OptimizerKind, width: int) -> float:
             return 2 + 2 * 4 / 256 + (2 if width == 2 else 0)
 
 
-def _held_by_host(config: TrainingConfig, shape: Mapping[str, int], *, trainers: int) -> dict[str, float]:
+def _held_by_host(config: TrainingConfig, shape: Mapping[str, int], placement: Placement) -> dict[str, float]:
+    """Return what the host's memory holds beside its trainers: of optimizers, and, if trainers are on its CPU, the engine's processes."""
+    held = _held_by_samplers(config, shape, placement) if placement.trainer == "cpu" else {}
+    return held | _held_by_optimizers(config, shape, trainers=len(placement.trainers))
+
+
+def _held_by_optimizers(config: TrainingConfig, shape: Mapping[str, int], *, trainers: int) -> dict[str, float]:
     """Return what the optimizers of so many trainers hold in the memory of this machine's host."""
     if config.fsdp and not config.offload_optimizer:
         width = 4 if config.param_dtype == "float32" else 2

@@ -427,6 +427,27 @@ def test_trainers_on_the_cpu_need_the_memory_of_this_machine(trainers, given, st
     )
 
 
+@pytest.mark.parametrize(("given", "copies"), [({"samplers": 4}, 4), ({"async_steps": 1}, 2)])
+def test_what_samples_beside_trainers_on_the_cpu_exists_once(given, copies):
+    alone, config = GrpoConfig(), GrpoConfig(trainers=2, **given)
+    one_of_two, both = (
+        memory_plan(
+            config,
+            QWEN_05B,
+            place(
+                "cpu", engine="transformers", in_process=not config.samples_apart, cuda_devices=[], trainers=trainers
+            ),
+            engine="transformers",
+            rows=2,
+            capacities={},
+        )
+        for config, trainers in ((alone, 1), (config, 2))
+    )
+    needed = 2 * one_of_two.needed + copies * 4 * QWEN_05B["parameters"]
+    assert host_note(both, needed) == ""
+    assert "is estimated to need" in host_note(both, 0.99 * needed)
+
+
 @pytest.mark.parametrize(
     ("size", "layers", "rows", "given"),
     [
