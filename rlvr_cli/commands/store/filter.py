@@ -85,7 +85,8 @@ def run(config: FilterConfig) -> None:
         console.say(
             "tokens   are not written: rlvr sft on this file tokenizes the text; on the run itself it uses the sampled ids"
         )
-    console.say(f"next     {next_command(config, described)}")
+    if command := next_command(config, described):
+        console.say(f"next     {command}")
 
 
 def files_left_over(meta: Path, out: Path) -> list[Path]:
@@ -118,8 +119,13 @@ def encoded(path: Path, items: Sequence[Item], rows_of: RowsOf) -> tuple[memoryv
 def next_command(config: FilterConfig, described: Rows) -> str:
     """The command that trains on the file; with the run's grader, prompt, chat and environment if they are not the defaults.
 
-    Without a judge, whose options are many.
+    Without a judge, whose options are many. Empty for the questions of a search, which have no answers.
     """
+    if any(d.get("command") == "discover" for d in described):
+        if config.emit == "questions":
+            return ""
+        # its verifier grades no responses, and its prompts are in the rows
+        described = [d | {"grader": None, "prompt": None} for d in described]
     command = (
         {"pairs": "dpo", "traces": "sft", "fused": "sft"}.get(config.emit, "grpo") if "run" in described[0] else "grpo"
     )

@@ -944,6 +944,20 @@ def test_the_command_for_the_traces_names_a_grader_that_it_can_have(grader, name
 
 
 @pytest.mark.parametrize(
+    ("emit", "command"),
+    [
+        ("traces", "rlvr sft --dataset o.jsonl --chat"),
+        ("pairs", "rlvr dpo --dataset o.jsonl --chat"),
+        ("questions", ""),
+    ],
+)
+def test_no_command_has_the_verifier_or_the_prompt_of_a_search(emit, command):
+    facts = {"grader": "kissing", "prompt": {"name": "discover"}, "chat": ["--chat"]}
+    described = [{"run": "r", "command": "discover", **facts}]
+    assert next_command(FilterConfig(source=("r",), out="o.jsonl", emit=emit), described) == command
+
+
+@pytest.mark.parametrize(
     ("config", "named"),
     [
         ({"format_rule": "lenient", "environment": "", "tool": [], "max_turns": 8}, " --format-rule lenient"),
