@@ -1046,6 +1046,7 @@ MATHEMATICS = [
     Mutation("a signal does not end the wait for a teacher's server", "samplers/served_teacher.py", "with stoppable():", "with contextlib.nullcontext():", "tests/reliability/test_endpoints.py -k teachers_server"),
     Mutation("answers of a teacher's server stand in the order in which they came", "samplers/served_teacher.py", "[found[place] for place in range(len(rows))]", "[*found.values()]", "tests/samplers/test_served_teacher.py -k keeps_its_place"),
     Mutation("an evaluation's sampler is not recorded", "commands/eval.py", "with sampler_recorded(sampler(), run, reason=engine.reason):", "with ExitStack():", "tests/reliability/test_endpoints.py -k refusal_that_concerns_all"),
+    Mutation("a search is made shorter than it is", "commands/discovering/start.py", "if done > config.rounds:", "if False:", f"{DISCOVER} made_longer", "rounds"),
     Mutation("a search's sampler is not recorded", "commands/discover.py", ", sampler_recorded(proposer, opened, reason=engine.reason):", ":", "tests/commands/test_discover.py -k model_climbs"),
     Mutation("a training run's sampler is not recorded", "training/session.py", "sampler_recorded(trainer.sampler, run, reason=inputs.engine.reason) if samples else nullcontext()", "nullcontext()", "tests/samplers/parallel/test_servers.py -k grpo_trains_on_what_servers_sample"),
     *mutations_of(

@@ -16,7 +16,7 @@ from rlvr_cli.commands.discovering.proposer import (
     prompt_fits,
     proposer_facts,
 )
-from rlvr_cli.commands.discovering.start import as_begun, competing, is_of_earlier_version, score_of_start
+from rlvr_cli.commands.discovering.start import as_begun, check_length, competing, is_of_earlier_version, score_of_start
 from rlvr_cli.commands.discovering.words import print_result, say_inputs, say_plan
 from rlvr_cli.config.discover import DiscoverConfig
 from rlvr_cli.discovery.attempts import run_and_verify
@@ -54,6 +54,8 @@ def run(config: DiscoverConfig) -> None:
     limits = Limits(seconds=config.program_timeout, memory_bytes=int(config.program_memory_gb * 2**30))
     if config.verify:
         return verify(config, task, limits)
+    if config.resume:
+        check_length(config)
     responses = read_responses(Path(config.replay_from)) if config.replay_from else []
     settings = settings_from(config, limits=limits, responses=len(responses))
     if config.proposer == "mutate":

@@ -416,7 +416,9 @@ def wait_for(condition: Callable[[], bool]) -> bool:
     return False
 
 
-def test_a_search_can_be_made_longer_and_ctrl_c_keeps_what_is_done(forks: Forks, tmp_path: Path, whole: Path):
+def test_a_search_can_be_made_longer_not_shorter_and_ctrl_c_keeps_what_is_done(
+    forks: Forks, tmp_path: Path, whole: Path
+):
     assert replayed(forks, tmp_path, run="whole", words="--max-attempts 3").status == 0
     assert len(attempts_of(tmp_path / "runs/whole")) == 3
     done = discover(forks, tmp_path, "--resume whole --max-attempts 8", fault="sampled:3:int")
@@ -424,6 +426,11 @@ def test_a_search_can_be_made_longer_and_ctrl_c_keeps_what_is_done(forks: Forks,
     assert "rlvr discover --resume" in done.err
     done = discover(forks, tmp_path, "--resume whole --max-attempts 8")
     assert done.status == 0, done.said
+    before = files_of(tmp_path / "runs/whole"), (tmp_path / "runs/whole/run.json").read_bytes()
+    done = discover(forks, tmp_path, "--resume whole --rounds 3")
+    assert (done.status, done.out) == (1, "")
+    assert "whole has made 4 rounds already, and is to end after 3.\n  --rounds must be at least 4." in done.err
+    assert (files_of(tmp_path / "runs/whole"), (tmp_path / "runs/whole/run.json").read_bytes()) == before
     assert attempts_of(tmp_path / "runs/whole") == attempts_of(whole)
     assert check_run(tmp_path / "runs/whole").problems == []
 

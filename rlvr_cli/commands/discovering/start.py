@@ -1,16 +1,31 @@
-"""The program to start from: what it scores, and how it competes with the attempts.
+"""Where a search starts: whether one that is resumed may go on; what its first program scores, and how that competes with the attempts.
 
-Enters: an open run, its task and settings. Leaves: its score in run.json, its points in points/, and what the search knows of it.
+Enters: the options; an open run, its task and settings. Leaves: the program's score in run.json, its points in points/, and what the
+search knows of it.
 """
 
 from dataclasses import replace
 
+from rlvr_cli.config.discover import DiscoverConfig
 from rlvr_cli.discovery.attempts import Known, known_start, run_and_verify, sha256_of
 from rlvr_cli.discovery.search import Settings, store_points
 from rlvr_cli.discovery.tasks import Task
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.manifest import ROLLOUTS
+from rlvr_cli.runs.readers import read_index, resolve_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.terminal import console
+
+
+def check_length(config: DiscoverConfig) -> None:
+    """Raise RlvrError if the search that is resumed has made more rounds than it is to make."""
+    path = resolve_run(config.resume, config.runs_dir)
+    done = max((entry.step + 1 for entry in read_index(path).entries if entry.folder == ROLLOUTS), default=0)
+    if done > config.rounds:
+        raise RlvrError(
+            f"{path.name} has made {done} rounds already, and is to end after {config.rounds}.",
+            f"--rounds must be at least {done}.",
+        )
 
 
 def score_of_start(run: RunDir, task: Task, settings: Settings) -> float | None:
