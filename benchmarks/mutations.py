@@ -1046,7 +1046,7 @@ MATHEMATICS = [
     Mutation("a signal does not end the wait for a teacher's server", "samplers/served_teacher.py", "with stoppable():", "with contextlib.nullcontext():", "tests/reliability/test_endpoints.py -k teachers_server"),
     Mutation("answers of a teacher's server stand in the order in which they came", "samplers/served_teacher.py", "[found[place] for place in range(len(rows))]", "[*found.values()]", "tests/samplers/test_served_teacher.py -k keeps_its_place"),
     Mutation("an evaluation's sampler is not recorded", "commands/eval.py", "with sampler_recorded(sampler(), run, reason=engine.reason):", "with ExitStack():", "tests/reliability/test_endpoints.py -k refusal_that_concerns_all"),
-    Mutation("a search is made shorter than it is", "commands/discovering/start.py", "if done > config.rounds:", "if False:", f"{DISCOVER} made_longer", "rounds"),
+    Mutation("a search is made shorter than it is", "commands/discovering/start.py", "if done > config.rounds:", "if False:", f"{DISCOVER} made_longer", ("rounds",)),
     Mutation("a search's sampler is not recorded", "commands/discover.py", ", sampler_recorded(proposer, opened, reason=engine.reason):", ":", "tests/commands/test_discover.py -k model_climbs"),
     Mutation("a training run's sampler is not recorded", "training/session.py", "sampler_recorded(trainer.sampler, run, reason=inputs.engine.reason) if samples else nullcontext()", "nullcontext()", "tests/samplers/parallel/test_servers.py -k grpo_trains_on_what_servers_sample"),
     *mutations_of(
@@ -1056,7 +1056,7 @@ MATHEMATICS = [
         ("a run that goes on loses its notes", '[*stored.get("notes", ()), *sampler.notes]', "sampler.notes", "tests/reliability/test_endpoints.py -k refusal_that_concerns_all"),
         ("a run that goes on forgets that it had no seeds", '"none" if stored.get("seeding") == "none" else sampler.seeding', "sampler.seeding", "tests/reliability/test_endpoints.py -k refusal_that_concerns_all"),
     ),
-    Mutation("the space for weights that lag is not asked for", "training/trainer.py", "lagging=bool(config.async_steps)", "lagging=False", "tests/commands/test_grpo.py -k outlives", "async_steps"),
+    Mutation("the space for weights that lag is not asked for", "training/trainer.py", "lagging=bool(config.async_steps)", "lagging=False", "tests/commands/test_grpo.py -k outlives", ("async_steps",)),
     Mutation("another user cannot read a checkpoint", "training/checkpoints.py", "    follow_umask(path.parent)\n", "", "tests/training/test_checkpoints.py -k a_damaged_file_is_named"),
     Mutation("another user cannot read a saved model", "models/pretrained.py", "        follow_umask(fresh)\n", "", "tests/models/test_policy.py -k inverse"),
     *mutations_of(
