@@ -38,6 +38,10 @@ _LABEL = re.compile(
 )
 _AROUND = " \t*_`#>[](){}\"'“”‘’.,;!"
 _BEFORE = _AROUND.replace(".", "").replace(",", "")  # without what a number may begin with
+_MARKS_ALONE = re.compile(r"[\s*_`#>~=-]*")  # a line of these is the end of a code fence, a rule, or empty
+_WITHIN = str.maketrans("*`", "  ")  # `**Score**: **8**/10`; spaces, so that 2*5 is not 25
+_TYPED = {0x2212: "-", 0x200B: None, 0x2060: None, 0xFEFF: None}  # a minus sign, and what has no width
+_THINKING, _END_OF_THINKING = "<think>", "</think>"
 _BULLET = re.compile(r"[-+•]\s+")
 _BULLET_OF_SIGNED = re.compile(r"[-+•]\s+(?![\d.])")  # in a scale with negative numbers, `- 1` may be minus one
 
@@ -71,14 +75,18 @@ class Scale:
     words: Mapping[str, float]  # as `_plain` gives them -> reward
 
     def score_of(self, reply: str) -> Score:
-        """Read the score in the last line of a reply that is not empty. Raises NoScore if there is none."""
-        lines = [line for line in reply.splitlines() if line.strip()]
+        """Read the score in the last line of a reply's answer that is more than marks. Raises NoScore if there is none."""
+        _, thought, answer = reply.translate(_TYPED).rpartition(_END_OF_THINKING)
+        if not thought and answer.lstrip().startswith(_THINKING):
+            raise NoScore("the reply's thinking does not end")
+        lines = [line for line in answer.splitlines() if not _MARKS_ALONE.fullmatch(line)]
         if not lines:
             raise NoScore("the reply is empty")
         said = _bare(lines[-1])
         bullet = _BULLET_OF_SIGNED if self._is_signed else _BULLET
         if found := bullet.match(said):
-            said = _bare(said[found.end() :])
+            said = said[found.end() :]
+        said = _bare(said.translate(_WITHIN))
         if labeled := _LABEL.fullmatch(said):
             said = _bare(labeled[1])
         return self._number(said) if self.bounds else self._word(said)
@@ -164,6 +172,7 @@ def read_rubric(path: str, *, placeholders: Sequence[str] = GRADING) -> Rubric:
 
 def read_scale(text: str, *, where: str) -> Scale:
     """Read a scale. Raises RlvrError, which begins with `where`, if it is none."""
+    text = text.translate(_TYPED)
     if bounds := _RANGE.fullmatch(text):
         first, last = float(bounds[1]), float(bounds[2])
         if first == last:
@@ -226,8 +235,8 @@ def _bare(text: str) -> str:
 
 
 def _plain(word: str) -> str:
-    """A word of a scale or of a reply as they are compared: in lower case, without the marks around it; `.5` keeps its dot."""
-    bare = _bare(word.lower())
+    """A word of a scale or of a reply as they are compared: in lower case, without marks around it and `*` in it; `.5` keeps its dot."""
+    bare = _bare(word.lower().translate(_WITHIN))
     return " ".join((bare if re.fullmatch(_NUMBER, bare) else bare.lstrip(_AROUND)).split())
 
 

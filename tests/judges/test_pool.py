@@ -78,6 +78,15 @@ def test_a_response_is_asked_in_the_rubric_and_its_whole_reply_is_kept(judge, op
     assert "never seen" not in str(judge.bodies)
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_a_judge_that_thinks_apart_from_its_answer_has_a_score_and_its_thinking_is_kept(judge, open_pool, name):
+    message = {"role": "assistant", "content": "8", name: "It is fine. 3?\n"}
+    judge.answer = lambda body: said("", message=message)
+    (grade,) = open_pool().grade([("four", "4")], example_of=example_of)
+    assert (grade.reward, grade.judgement.score) == (pytest.approx(7 / 9), "8")
+    assert grade.judgement.reply.split() == ["<think>", "It", "is", "fine.", "3?", "</think>", "8"]
+
+
 def test_every_option_reaches_the_endpoint(judge, open_pool, monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", "sk-other-1234567890")
     judge.answer = lambda body: completion("7")

@@ -54,6 +54,23 @@ def scale(text: str):
         ("-1=0, 0=0.5, 1=1", "- Score: -1.", "-1", 0.0),
         ("0=0, 1=1", "- 1", "1", 1.0),
         ("0=0, .5=0.5, 1=1", "**.5**.", ".5", 0.5),
+        ("1-10", "**Score**: 8", "8", 7 / 9),
+        ("1-10", "**Score:** **8**/10", "8", 7 / 9),
+        ("1-10", "`Score`: `8` / `10`", "8", 7 / 9),
+        ("1-10", "- **Score**: 8", "8", 7 / 9),
+        ("1-10", "```text\n8\n```\n", "8", 7 / 9),
+        ("1-10", "8\n***", "8", 7 / 9),
+        ("1-10", "8\n\n---", "8", 7 / 9),
+        ("1-10", "8\n===", "8", 7 / 9),
+        ("1-10", "8\u200b", "8", 7 / 9),
+        ("-1 to 1", "**\u22121**", "-1", 0.0),
+        ("\u22121 to 1", "Score: \u22120.5\u200b", "-0.5", 0.25),
+        ("yes/no", "**Verdict**: yes", "yes", 1.0),
+        ("A/B", "**Winner**: A", "a", 1.0),
+        ("partly **right**/wrong", "`partly` right", "partly right", 1.0),
+        ("1-10", "<think> 3 </think> 8", "8", 7 / 9),  # of a judge that gives its thinking apart
+        ("yes/no", "<think>\nno\n</think>\n\nIt is.\nYes.", "yes", 1.0),
+        ("yes/no", "yes </think> the response ends with </think> no", "no", 0.0),
     ],
 )
 def test_the_last_line_is_the_score(of, reply, text, reward):
@@ -85,6 +102,10 @@ def test_the_last_line_is_the_score(of, reply, text, reward):
         ("yes/no", "maybe", "no_score"),
         ("yes/no", "yes and no", "no_score"),
         ("safe/unsafe", "not safe", "no_score"),
+        ("1-100", "2*5", "no_score"),
+        ("1-10", "---\n***", "no_score"),
+        ("1-10", "<think> it may be\n8", "no_score"),
+        ("1-10", "8 </think>\n", "no_score"),
     ],
 )
 def test_another_last_line_is_no_score(of, reply, kind):
