@@ -2372,6 +2372,7 @@ JUDGES = [
         ("the best score is the worst", "(value - first) / (last - first)", "(last - value) / (last - first)", RUBRICS + " last_line"),
         ("a judge's thinking is its answer", ".rpartition(_END_OF_THINKING)", ".rpartition(chr(0))", f"{JUDGED} thinks_apart"),
         ("marks below a score are the score", "if not _MARKS_ALONE.fullmatch(line)]", "if line.strip()]", RUBRICS + " last_line"),
+        ("a rubric of pairs does not say its rewards itself", 'return scale if "=" in scale.text else Scale', "return Scale", RUBRICS + " rewards_of_a_pair"),
         ("the first line is the score", "_bare(lines[-1])", "_bare(lines[0])", RUBRICS + " last_line"),
         ("a scale's words keep their marks", "words = [_plain(part.partition(\"=\")[0]) for part in parts]", "words = [part.partition(\"=\")[0].strip().lower() for part in parts]", RUBRICS + " last_line"),
         ("half is five", '_AROUND.replace(".", "").replace(",", "")', "_AROUND", RUBRICS + " last_line"),

@@ -9,7 +9,7 @@ Scales:
 - `scale: yes/no` or `scale: good/fair/bad`: words; the first has the reward 1, the last 0, and those between are evenly spaced.
 - `scale: yes=1, partly=0.3, no=0`: words with their rewards.
 - `scale: A/B/tie`, of a rubric that compares two responses: the words for the first, the second and, if there is one, for a tie. The
-  reward is that of the first response: 1, 0 or 0.5.
+  reward is that of the first response: 1, 0 or 0.5. `scale: tie=0.5, A=1, B=0` says it in another order.
 """
 
 import hashlib
@@ -197,12 +197,18 @@ def read_scale(text: str, *, where: str) -> Scale:
 
 
 def _of_pairs(scale: Scale, *, where: str) -> Scale:
-    if scale.bounds or not 2 <= len(scale.words) <= 3:
+    """A scale whose rewards are those of the first response: as the text says, else by the places of its words."""
+    rewards = (1.0, 0.0, 0.5)[: len(scale.words)]
+    if "=" in scale.text:
+        says_which = sorted(scale.words.values()) == sorted(rewards)
+    else:
+        says_which = "tie" not in list(scale.words)[:2]
+    if scale.bounds or not says_which or not 2 <= len(scale.words) <= 3:
         raise RlvrError(
             f"{where} compares two responses, and its scale {printable(scale.text)} does not say which is better.",
-            "Write for example, as its first line: scale: A/B/tie",
+            "Write for example, as its first line: scale: A/B/tie; or with the rewards 1, 0 and, for a tie, 0.5: scale: A=1, B=0, tie=0.5",
         )
-    return Scale(scale.text, None, dict(zip(scale.words, (1.0, 0.0, 0.5), strict=False)))
+    return scale if "=" in scale.text else Scale(scale.text, None, dict(zip(scale.words, rewards, strict=True)))
 
 
 def _split(text: str) -> tuple[dict[str, str], str]:

@@ -182,6 +182,34 @@ def test_a_rubric_that_cannot_be_read_is_named(tmp_path):
         read_rubric(str(tmp_path / "latin.md"))
 
 
+@pytest.mark.parametrize(
+    ("of", "rewards"),
+    [
+        ("A/B", {"a": 1.0, "b": 0.0}),
+        ("[[A]]/[[B]]/[[C]]", {"a": 1.0, "b": 0.0, "c": 0.5}),
+        ("first, second, tie", {"first": 1.0, "second": 0.0, "tie": 0.5}),
+        ("A=0, B=1", {"a": 0.0, "b": 1.0}),
+        ("tie=0.5, A=1, B=0", {"tie": 0.5, "a": 1.0, "b": 0.0}),
+        ("A=1, B=0, tie=0.3", None),
+        ("A=0.9, B=0.1", None),
+        ("A=1, B=1", None),
+        ("A=1, B=0, tie=0.5, none=0.5", None),
+        ("A/tie/B", None),
+        ("Tie/A/B", None),
+        ("A/B/C/D", None),
+        ("1-10", None),
+    ],
+)
+def test_the_rewards_of_a_pair_are_by_place_or_as_the_rubric_says(tmp_path, of, rewards):
+    path = str(write_rubric(tmp_path, f"scale: {of}\n{{response_a}}{{response_b}}"))
+    if rewards is not None:
+        assert read_rubric(path, placeholders=PAIRWISE).scale.words == rewards
+        return
+    with pytest.raises(RlvrError, match="does not say which is better") as raised:
+        read_rubric(path, placeholders=PAIRWISE)
+    assert "scale: A/B/tie" in raised.value.hint
+
+
 def test_a_rubric_of_pairs_shows_both_responses(tmp_path):
     with pytest.raises(RlvrError, match=r"does not show the judge \{response_b\}"):
         read_rubric(str(write_rubric(tmp_path, "scale: A/B/tie\n{response_a}")), placeholders=PAIRWISE)
