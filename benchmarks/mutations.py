@@ -2352,6 +2352,9 @@ JUDGES = [
         ("of the replies that are kept, the characters alone count", "return sys.getsizeof(reply.text) + _BESIDES_TEXT", "return len(reply.text)", f"{JUDGED} short_replies"),
         ("a judge's replies do not depend on its temperature", '            "temperature": options.judge_temperature,\n', "", f"{BY_JUDGE} known_to_the_next"),
         ("a refused key is asked for every text", "failure.concerns_all or self._failed_in_a_row >= most", "self._failed_in_a_row >= most", f"{JUDGED} refuses_everything"),
+        ("an outage's first failures are grades", "            await self._held_back()\n", "", f"{JUDGED} of_an_outage"),
+        ("a late reply of before an outage makes its failures grades", "self._release(before=number)", "self._release()", f"{JUDGED} of_an_outage"),
+        ("what is under way when a judge is given up is a failed grade", "            if self._given_up is not None:\n                raise self._given_up from None\n", "            if failure.concerns_all and self._given_up:\n                raise self._given_up from None\n", f"{JUDGED} of_an_outage"),
         ("a judge that is down grades on", "or self._failed_in_a_row >= most", "", f"{JUDGED} is_down"),
     ),
     *mutations_of(

@@ -7,6 +7,7 @@ is that of `samplers.openai`; it runs in a thread of its own, so that the caller
 import asyncio
 import hashlib
 import json
+import math
 import sys
 import threading
 from collections import Counter, OrderedDict
@@ -94,6 +95,8 @@ class Judge:
         self._bytes = 0
         self._asking: dict[str, asyncio.Task[Reply]] = {}
         self._failed_in_a_row = 0
+        self._sent = 0  # requests so far
+        self._held: list[tuple[int, asyncio.Future[None]]] = []  # failures, see `_held_back`: what was sent before each, what it waits for
         self._given_up: RlvrError | None = None
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -151,8 +154,30 @@ class Judge:
         del self._asking[asked]
         if not task.cancelled():
             task.exception()  # who asked may not wait any more
+        self._release_the_last()
 
     async def _ask(self, text: str, asked: str) -> Reply:
+        try:
+            number, completion = await self._answer(text)
+        except Unanswered as failure:
+            self._count_failure(failure)
+            await self._held_back()
+            if self._given_up is not None:
+                raise self._given_up from None
+            raise
+        self._release(before=number)
+        self._failed_in_a_row = len(self._held)
+        for note in self._endpoint.notes[self._told :]:
+            self._report(f"the judge: {note}")
+        self._told = len(self._endpoint.notes)
+        reply = _reply(completion, asked)
+        self.spent += Counter(asked=1, prompt_tokens=reply.prompt_tokens, reply_tokens=reply.reply_tokens)
+        with self._lock:
+            self._keep(reply)
+        return reply
+
+    async def _answer(self, text: str) -> tuple[int, Completion]:
+        """Ask in turn. Returns the number of the request, too."""
         if self._turns is None:
             self._turns = asyncio.Semaphore(self._concurrency)
         async with self._turns:
@@ -162,20 +187,8 @@ class Judge:
                 raise self._given_up
             if self._client is None:
                 self._client = self._endpoint.connect()
-            try:
-                completion = await self._endpoint.answer(self._client, text, self._params, seed=self._seed)
-            except Unanswered as failure:
-                self._count_failure(failure)
-                raise
-        self._failed_in_a_row = 0
-        for note in self._endpoint.notes[self._told :]:
-            self._report(f"the judge: {note}")
-        self._told = len(self._endpoint.notes)
-        reply = _reply(completion, asked)
-        self.spent += Counter(asked=1, prompt_tokens=reply.prompt_tokens, reply_tokens=reply.reply_tokens)
-        with self._lock:
-            self._keep(reply)
-        return reply
+            self._sent = number = self._sent + 1
+            return number, await self._endpoint.answer(self._client, text, self._params, seed=self._seed)
 
     def _count_failure(self, failure: Unanswered) -> None:
         self._failed_in_a_row += 1
@@ -186,9 +199,30 @@ class Judge:
                 f"The judge {self.model} at {self._host} {what}: {printable(failure.problem, keep='')}",
                 "What is graded is kept: correct it, and resume the run.",
             )
-        if failure.concerns_all:
-            assert self._given_up is not None
-            raise self._given_up from None
+            self._release()
+
+    async def _held_back(self) -> None:
+        """Hold a failure back until it is known whether it is its text's alone, or the judge is given up.
+
+        It is its text's when the judge answers a later request, or has failed on all that it was asked.
+        """
+        if self._given_up is None:
+            decided = asyncio.get_running_loop().create_future()
+            self._held.append((self._sent, decided))
+            self._release_the_last()
+            await decided
+
+    def _release_the_last(self) -> None:
+        """Release the failures if they are all that is asked: nothing will come that decides."""
+        if len(self._held) == len(self._asking):
+            self._release()
+
+    def _release(self, *, before: float = math.inf) -> None:
+        """Release the failures that were there when the request of this number was sent."""
+        for sent, decided in self._held:
+            if sent < before and not decided.done():  # done: canceled
+                decided.set_result(None)
+        self._held = [held for held in self._held if held[0] >= before]
 
     def _keep(self, reply: Reply) -> None:
         """Remember a reply, and forget the ones that were used the longest time ago when they are too many."""

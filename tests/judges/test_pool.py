@@ -244,6 +244,35 @@ def test_a_judge_that_is_down_ends_the_work_instead_of_grading_nothing(judge, op
     assert len(judge.bodies) < 16
 
 
+@pytest.mark.parametrize("answered", [0, 5])
+def test_no_failure_of_an_outage_comes_out_as_a_grade(judge, open_pool, answered):
+    scored, late = scoring(length_score), threading.Event()
+
+    def answer(body):
+        if len(judge.bodies) <= answered:
+            return replace(scored(body), wait=0.1 * (len(judge.bodies) == 4))  # after the first failure of the outage
+        if len(judge.bodies) == answered + 8:
+            late.set()
+        return replace(error(503, "down"), after=late if len(judge.bodies) == answered + 1 else None)
+
+    judge.answer = answer  # one of the failures is under way when the judge is given up
+    pool = open_pool(judge_retries=0, judge_concurrency=4)
+    parts = [pool.submit([(str(10 * part + i), "") for i in range(3)], example_of=example_of) for part in range(6)]
+    ends = [part.exception(timeout=20) or part.result() for part in parts]
+    rewards = [grade.reward for end in ends if isinstance(end, list) for grade in end]
+    assert len(rewards) == answered // 3 * 3
+    assert None not in rewards
+    assert all("failed on 8 texts in a row" in end.problem for end in ends[answered // 3 :])
+    assert pool.failed == 0
+
+
+@pytest.mark.parametrize("texts", [3, 4, 7])
+def test_failures_on_all_that_is_asked_are_grades(judge, open_pool, texts):
+    judge.answer = lambda body: error(503, "down")
+    grades = open_pool(judge_retries=0, judge_concurrency=4).grade([(str(i), "") for i in range(texts)], example_of=example_of)
+    assert [grade.error for grade in grades] == ["unavailable"] * texts
+
+
 def test_a_key_that_is_repeated_is_stored_nowhere(judge, open_pool):
     judge.answer = lambda body: said(f"Your key is {KEY}.\n{KEY}" if response_in(body) == "odd" else f"{KEY}\n8")
     odd, well = open_pool().grade([("odd", "1"), ("even", "2")], example_of=example_of)
