@@ -24,6 +24,7 @@ from rlvr_cli.rollouts.regrade import graded_batches
 from rlvr_cli.runs.provenance import open_run, resumed_config
 from rlvr_cli.runs.readers import RunInfo, read_parts, read_run, resolve_run
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.runs.storage.files import typed
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.trackers.children import tracked
 from rlvr_cli.types import Rollout
@@ -47,16 +48,22 @@ def run(config: PairwiseConfig) -> None:
                 console.say(notice)
             opened.update(planned={"samples": len(pairs)})
             judge.recall(opened.path)
-            compare(opened, judge, pairs, seed=config.judge_seed, stop=stop)
+            if unanswered := compare(opened, judge, pairs, seed=config.judge_seed, stop=stop):
+                again = f"to ask it again: rlvr pairwise --resume {typed(opened.place)}"
+                console.say(f"note: the judge did not answer {unanswered:,} of {len(pairs):,} comparisons; {again}")
         console.say(f"judge    {judge.price}")
     report(opened.path, output=config.format)
 
 
-def compare(opened: RunDir, judge: JudgePool, pairs: Sequence[Comparison], *, seed: int, stop: StopRequest) -> None:
+def compare(opened: RunDir, judge: JudgePool, pairs: Sequence[Comparison], *, seed: int, stop: StopRequest) -> int:
     """Have the judge compare the pairs that the run lacks, and commit its verdicts as they come, and what they cost.
+
+    Returns:
+        How many it did not answer: the run lacks these, so that --resume asks again.
 
     Raises:
         Interrupted: `stop` was requested; all verdicts so far are committed.
+        RlvrError: the judge did not answer one of all.
     """
     left = missing(pairs, opened.committed_keys("eval", 0))
     rows: list[Rollout] = []
@@ -73,8 +80,8 @@ def compare(opened: RunDir, judge: JudgePool, pairs: Sequence[Comparison], *, se
     ):
         try:
             for batch, grades in graded_batches(left, lambda some: judge.ask([c.text for c in some]), stop=stop):
-                for comparison, grade in zip(batch, grades, strict=True):
-                    rows.append(row_of(comparison, grade, run_id=opened.id, grader=judge.spec, seed=seed))
+                answered = [(c, grade) for c, grade in zip(batch, grades, strict=True) if grade.judgement is not None]
+                rows += [row_of(c, grade, run_id=opened.id, grader=judge.spec, seed=seed) for c, grade in answered]
                 opened.activity.progress(len(batch))
                 bar.advance(len(batch))
                 if len(rows) >= COMMIT_ROWS or time.monotonic() - committed > COMMIT_SECONDS:
@@ -82,8 +89,15 @@ def compare(opened: RunDir, judge: JudgePool, pairs: Sequence[Comparison], *, se
                     committed = time.monotonic()
         finally:
             commit()
+    done = opened.num_rollouts("eval", 0)
+    if not done:
+        raise RlvrError(
+            f"The judge did not answer one of the {len(pairs):,} comparisons.",
+            "Its note says why: correct it, and resume the run.",
+        )
     parts = read_parts(opened.path, phase="eval", step=0, columns=AVERAGED)
     opened.commit_metrics(0, "eval", generation_metrics(row for part in parts for row in part.to_pylist()))
+    return len(pairs) - done
 
 
 def report(path: Path, *, output: str) -> None:

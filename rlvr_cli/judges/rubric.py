@@ -198,17 +198,14 @@ def read_scale(text: str, *, where: str) -> Scale:
 
 def _of_pairs(scale: Scale, *, where: str) -> Scale:
     """A scale whose rewards are those of the first response: as the text says, else by the places of its words."""
-    rewards = (1.0, 0.0, 0.5)[: len(scale.words)]
-    if "=" in scale.text:
-        says_which = sorted(scale.words.values()) == sorted(rewards)
-    else:
-        says_which = "tie" not in list(scale.words)[:2]
-    if scale.bounds or not says_which or not 2 <= len(scale.words) <= 3:
+    words, rewards, stated = list(scale.words), (1.0, 0.0, 0.5)[: len(scale.words)], "=" in scale.text
+    says_which = sorted(scale.words.values()) == sorted(rewards) if stated else "tie" not in words[:2]
+    if scale.bounds or not says_which or not 2 <= len(words) <= 3:
         raise RlvrError(
             f"{where} compares two responses, and its scale {printable(scale.text)} does not say which is better.",
             "Write for example, as its first line: scale: A/B/tie; or with the rewards 1, 0 and, for a tie, 0.5: scale: A=1, B=0, tie=0.5",
         )
-    return scale if "=" in scale.text else Scale(scale.text, None, dict(zip(scale.words, rewards, strict=True)))
+    return scale if stated else Scale(scale.text, None, dict(zip(words, rewards, strict=True)))
 
 
 def _split(text: str) -> tuple[dict[str, str], str]:

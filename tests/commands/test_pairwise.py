@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from checks import findings
-from endpoint import serving
+from endpoint import error, serving
 from factories import a_rollout
 from judging import PAIRS, asked, said, write_rubric
 from rlvr_cli.analysis.report.build import summary_tables
@@ -160,6 +160,28 @@ def test_a_comparison_goes_on_and_a_changed_run_is_named(pairwise, judge, tmp_pa
     with RunDir.annotate(tmp_path / "runs/second") as run:
         run.commit_rollouts("eval", 0, [a_rollout(run_id="second", phase="eval", step=0, example_id="h")])
     assert "its b manifest_sha256 was" in pairwise("--resume", "r", given=(), status=1).err
+
+
+def test_a_comparison_that_was_not_answered_is_asked_again_on_resume(pairwise, judge, tmp_path):
+    judge.answer = lambda body: error(413, "too long")
+    done = pairwise("first", "second", "--limit", 1, "--run", "none", status=1)
+    assert "The judge did not answer one of the 2 comparisons." in done.err
+    assert "refused" in done.err
+    judge.answer = lambda body: error(413, "too long") if "<second>brief<" in asked(body) else judged(body)
+    done = pairwise("first", "second", "--run", "r")
+    (row,) = json.loads(done.out)
+    assert (row["pairs"], row["left_out"]) == (4, 2)  # and f, to which the judge gives no score
+    assert (
+        "note: the judge did not answer 1 of 12 comparisons; to ask it again: rlvr pairwise --resume runs/r" in done.err
+    )
+    assert findings(tmp_path / "runs/r") == []
+    judge.answer = judged
+    paid = len(judge.bodies)
+    done = pairwise("--resume", "r", given=("--format", "json"))
+    (row,) = json.loads(done.out)
+    assert (row["pairs"], row["left_out"], len(judge.bodies) - paid) == (5, 1, 1)
+    assert "did not answer" not in done.err
+    assert findings(tmp_path / "runs/r") == []
 
 
 def with_shots(root, name, shots):

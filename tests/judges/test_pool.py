@@ -269,7 +269,9 @@ def test_no_failure_of_an_outage_comes_out_as_a_grade(judge, open_pool, answered
 @pytest.mark.parametrize("texts", [3, 4, 7])
 def test_failures_on_all_that_is_asked_are_grades(judge, open_pool, texts):
     judge.answer = lambda body: error(503, "down")
-    grades = open_pool(judge_retries=0, judge_concurrency=4).grade([(str(i), "") for i in range(texts)], example_of=example_of)
+    grades = open_pool(judge_retries=0, judge_concurrency=4).grade(
+        [(str(i), "") for i in range(texts)], example_of=example_of
+    )
     assert [grade.error for grade in grades] == ["unavailable"] * texts
 
 

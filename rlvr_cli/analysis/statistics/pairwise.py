@@ -1,7 +1,7 @@
 """What a judge makes of the responses of two runs: who wins, in both orders, and how much the order decides.
 
-Enters: a run of `rlvr pairwise`. Leaves: a table, and its result in a sentence. A pair of which an order could not be judged is left out,
-and counted.
+Enters: a run of `rlvr pairwise`. Leaves: a table, and its result in a sentence. A pair of which an order is not judged is left out, and
+counted; the run has no row where the judge did not answer.
 """
 
 from collections import Counter, defaultdict
@@ -54,7 +54,7 @@ def pairwise_table(run: RunInfo, *, timeout_seconds: float) -> tuple[Table, str]
         *(*names, len(by_question), len(whole), *_cells(wins)),
         *(ends["a"], ends["b"], ends["tie"], ends["order"]),
         *(sum(rewards) / len(rewards) if rewards else None for rewards in orders),
-        *(*_cells(first), len(pairs) - len(whole)),
+        *(*_cells(first), max(_planned(run), len(pairs)) - len(whole)),
     )
     return Table(_COLUMNS, [row], title="comparison"), _sentence(names, wins, first)
 
@@ -66,6 +66,13 @@ def _names(run: RunInfo) -> Sequence[str]:
     if names[0] == names[1] and isinstance(typed, list) and len(typed) == len(names):
         return [str(name) for name in typed]
     return names
+
+
+def _planned(run: RunInfo) -> int:
+    """How many pairs were to be compared; 0 if it is not known."""
+    planned = run.metadata.get("planned")
+    samples = planned.get("samples") if isinstance(planned, dict) else None
+    return samples // ORDERS if isinstance(samples, int) else 0
 
 
 def _cells(found: Estimate | None) -> tuple[float | None, float | None, float | None]:
