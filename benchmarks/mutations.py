@@ -1864,6 +1864,7 @@ EPISODES = [
         ("a grade that failed is taken for one", "failed=failed, left=left", "failed=0, left=left", "tests/commands/store/test_grade.py -k failed"),
         ("an interrupted --again keeps the grades before it", "if not before.failed or before.grader_sha256", "if before.grader_sha256", "tests/runs/test_grades.py -k planning_tells"),
         ("grades of an earlier file are kept", "if not before.failed or before.grader_sha256 != attempt.grader_sha256:", "if not before.failed:", "tests/runs/test_grades.py -k planning_tells"),
+        ("a stop loses the batches that are done", "            if grades.done() and grades.exception() is None:\n                yield", "            if False:\n                yield", "tests/rollouts/test_regrade.py"),
         ("what has a grade is tried again", "elif last.failed:", "else:", "tests/commands/store/test_grade.py -k tried_once_more"),
         ("the environment's text is graded again", 'row["response"][episode["graded_from"] : episode["graded_to"]]', 'row["response"]', f"{IN_A_RUN} grading_again"),
     ),

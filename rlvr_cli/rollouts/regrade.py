@@ -6,7 +6,7 @@ Enters: a run opened with `RunDir.annotate`, and a grader pool. Leaves: committe
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from rlvr_cli.config.store.grade import PhaseChoice
 from rlvr_cli.data.prompts import StoredPrompts, stored_prompts
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.graders.custom import example_of_truth
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import COMMIT_ROWS, COMMIT_SECONDS, Progress
@@ -23,7 +23,8 @@ from rlvr_cli.runs.run_dir import Attempt, RunDir
 from rlvr_cli.types import Grade, Graders, Phase, Regrade
 
 T = TypeVar("T")
-GRADE_ROWS = 128  # responses graded together; Ctrl-C takes effect between these batches
+GRADE_ROWS = 128  # responses graded together; Ctrl-C gives up such a batch
+_POLL = 0.2  # seconds between looks at a Ctrl-C while a batch is graded
 GRADED_COLUMNS = (
     "example_id",
     "sample_index",
@@ -195,20 +196,34 @@ def _grade_rows(
 def graded_batches(
     rows: Sequence[T], submit: Callable[[Sequence[T]], Future[list[Grade]]], *, stop: StopRequest
 ) -> Iterator[tuple[Sequence[T], list[Grade]]]:
-    """Yield the rows in batches with their grades; the next batches are graded meanwhile. Raises Interrupted between two of them."""
+    """Yield the rows in batches with their grades; the next batches are graded meanwhile.
+
+    Raises:
+        Interrupted: `stop` was requested; the batches that are graded are yielded, and those under way are given up.
+    """
     pending: deque[tuple[Sequence[T], Future[list[Grade]]]] = deque()
+
+    def first() -> tuple[Sequence[T], list[Grade]]:
+        while not wait([pending[0][1]], timeout=_POLL).done:
+            stop.check()
+        batch, grades = pending.popleft()
+        return batch, grades.result()
+
     try:
         for start in range(0, len(rows), GRADE_ROWS):
             stop.check()
             batch = rows[start : start + GRADE_ROWS]
             pending.append((batch, submit(batch)))
             if len(pending) > GRADING_AHEAD:
-                ready, grades = pending.popleft()
-                yield ready, grades.result()
+                yield first()
         while pending:
             stop.check()
-            ready, grades = pending.popleft()
-            yield ready, grades.result()
+            yield first()
+    except Interrupted:
+        for batch, grades in pending:
+            if grades.done() and grades.exception() is None:
+                yield batch, grades.result()
+        raise
     finally:
         for _, grades in pending:
             grades.cancel()
