@@ -24,8 +24,7 @@ def test_a_stop_yields_the_batches_that_are_done_and_gives_up_those_under_way():
 
     rows, yielded = range(2 * GRADE_ROWS + 1), []
     with pytest.raises(Interrupted):
-        for batch, grades in graded_batches(rows, submit, stop=stop):
-            yielded.append((list(batch), grades))
+        yielded.extend((list(batch), grades) for batch, grades in graded_batches(rows, submit, stop=stop))
     second = list(rows[GRADE_ROWS : 2 * GRADE_ROWS])
     assert yielded == [(second, [f"grade of {row}" for row in second])]
     assert made[0].cancelled()
