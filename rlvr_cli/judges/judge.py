@@ -96,9 +96,8 @@ class Judge:
         self._asking: dict[str, asyncio.Task[Reply]] = {}
         self._failed_in_a_row = 0
         self._sent = 0  # requests so far
-        self._held: list[
-            tuple[int, asyncio.Future[None]]
-        ] = []  # failures, see `_held_back`: what was sent before each, what it waits for
+        # Failures, see `_held_back`: how many requests were sent before it, and what it waits for.
+        self._held: list[tuple[int, asyncio.Future[None]]] = []
         self._given_up: RlvrError | None = None
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
