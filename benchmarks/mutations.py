@@ -637,8 +637,9 @@ WIRING = [
     Mutation("why trainers cannot connect is not said", "training/parallel/follow.py", 'method = "connecting"', 'method = ""', "tests/training/parallel/test_trainers.py -k cannot_connect"),
     *mutations_of(
         "training/parallel/ranks.py",
-        ("gradients of one rank", "dist.all_reduce(flat)", "pass", "tests/training/parallel/test_ranks.py -k every_loss"),
+        ("gradients of one rank", "self._wait(dist.all_reduce(flat, async_op=not flat.is_cuda))", "pass", "tests/training/parallel/test_ranks.py -k every_loss"),
         ("a rank lost while they connect is a traceback", "    with losses_within():\n        dist.init_process_group(", "    if True:\n        dist.init_process_group(", "tests/training/parallel/test_ranks.py -k not_come"),
+        ("no signal is heard while other trainers are waited for", "while not work.is_completed():", "while False:", "tests/training/parallel/test_trainers.py -k ctrl_c_is_heard"),
         ("the first rank does everything", "if least == self.rank:", "if self.rank == 0:", "tests/training/parallel/test_ranks.py -k dealt"),
     ),
     *mutations_of(
@@ -1041,6 +1042,7 @@ MATHEMATICS = [
     *mutations_of(
         "training/parallel/trainers.py",
         ("what a follower fails of is said in place of this one's error", "with suppress(RlvrError):", "with suppress(KeyError):", "tests/training/parallel/test_weight_sync.py -k failed_too"),
+        ("one Ctrl-C does not end the wait for trainers that sample", "if self.given_up:", "if False:", "tests/training/parallel/test_trainers.py -k ctrl_c_is_heard"),
         ("followers are not told to give memory back", '"sleep_mode": self._sleep_mode', '"sleep_mode": False', "tests/training/parallel/test_weight_sync.py -k follower"),
     ),
     Mutation("a signal does not end the wait for a teacher's server", "samplers/served_teacher.py", "with stoppable():", "with contextlib.nullcontext():", "tests/reliability/test_endpoints.py -k teachers_server"),

@@ -112,10 +112,14 @@ class StopRequest:
 
     A second Ctrl-C, or another signal after `REPEAT_SECONDS`, raises KeyboardInterrupt wherever the work is. Only the main
     thread can handle signals; in another thread the flag is never set. A SIGHUP that is ignored stays so (nohup).
+
+    Attributes:
+        requested: whether a signal has arrived.
+        at_once: whether another one has: no more is saved.
     """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.requested = self.at_once = False
         self._received_at = 0.0
         self._previous: dict[signal.Signals, object] = {}
 
@@ -138,6 +142,7 @@ class StopRequest:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         global _only_waiting
         if self.requested and (number == signal.SIGINT or time.monotonic() - self._received_at > REPEAT_SECONDS):
+            self.at_once = True
             raise KeyboardInterrupt
         if not self.requested:
             self.requested, self._received_at = True, time.monotonic()

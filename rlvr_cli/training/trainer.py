@@ -107,7 +107,7 @@ class Trainer:
         self._ending.callback(self.weights.close)
         with ExitStack() as failed, run.activity.doing("starting the trainers, loading the model"):
             failed.push(self._ending)
-            self.trainers = Trainers(config, devices=placement.trainers, check=stop.check, address=placement.address)
+            self.trainers = Trainers(config, devices=placement.trainers, stop=stop, address=placement.address)
             self._ending.callback(self.trainers.close)
             self.run.activity.late = self.trainers.silent
             notices = self._load()

@@ -8,6 +8,7 @@ order (torch.distributed: gloo between CPUs, NCCL between GPUs).
 """
 
 import os
+import pickle
 import socket
 import sys
 import threading
@@ -30,6 +31,8 @@ WITHIN_AN_UPDATE = timedelta(minutes=30)  # a rank that is this much later than 
 BETWEEN_UPDATES = timedelta(days=365)  # rank 0 may sample, grade or evaluate for hours while the others wait
 PULSE = 1.0  # seconds between two signs of life
 ASKED_WITHIN = timedelta(seconds=10)  # rank 0's own store, for these signs
+HEARD_WITHIN = timedelta(seconds=0.1)  # rank 0 waits for this long at a time, and a signal is handled after it
+LEFT_WITHIN = 5.0  # seconds in which those that were killed have ended their connections
 BUCKET = 2**25  # numbers that are summed over the ranks at a time
 
 
@@ -67,6 +70,7 @@ class Ranks:
         """
         self.rank, self.size = rank, size
         self._store, self._control, self._prompt = store, control, prompt
+        self._waits = False  # or gave up waiting
 
     def deal(self, costs: Sequence[float]) -> list[int]:
         """Divide pieces of work among the ranks, each to the one that has least to do so far.
@@ -124,7 +128,7 @@ class Ranks:
             with self._together():
                 for bucket in _buckets(tensors):
                     flat = torch.cat([tensor.flatten() for tensor in bucket])
-                    dist.all_reduce(flat)
+                    self._wait(dist.all_reduce(flat, async_op=not flat.is_cuda))
                     for tensor, total in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
                         tensor.copy_(total.view(tensor.shape))
 
@@ -140,10 +144,14 @@ class Ranks:
         """Return the value of rank 0, on every rank."""
         if self.size == 1:
             return value
-        box = [value]
+        packed = _packed(value if self.rank == 0 else None)
+        length = torch.tensor([len(packed)])
         with self._together():
-            dist.broadcast_object_list(box, src=0, group=self._control)
-        return box[0]
+            self._wait(dist.broadcast(length, src=0, group=self._control, async_op=True))
+            if self.rank:
+                packed = packed.new_empty(int(length))
+            self._wait(dist.broadcast(packed, src=0, group=self._control, async_op=True))
+        return _unpacked(packed) if self.rank else value
 
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
         """Copy the tensors of rank 0 into those of the other ranks."""
@@ -151,22 +159,28 @@ class Ranks:
             with self._together():
                 for tensor in tensors:
                     flat = tensor.contiguous()
-                    dist.broadcast(flat, src=0)
+                    self._wait(dist.broadcast(flat, src=0, async_op=not flat.is_cuda))
                     if flat is not tensor:
                         tensor.copy_(flat)
 
-    def gather(self, value: Any, *, patient: bool = False) -> list[Any]:
+    def gather(self, value: Any, *, patient: bool = False, check: Callable[[], None] = lambda: None) -> list[Any]:
         """Return the values of all ranks on rank 0; an empty list on the others.
 
         Args:
             patient: wait as long as it takes. Else a rank that is later than `WITHIN_AN_UPDATE` is lost.
+            check: called while rank 0 waits; it ends that by raising an error, after which the ranks can only `leave`.
         """
         if self.size == 1:
             return [value]
-        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        group, packed = self._control if patient else self._prompt, _packed(value)
+        lengths = [torch.tensor([0]) for _ in range(self.size)]
         with self._together():
-            dist.gather_object(value, found, dst=0, group=self._control if patient else self._prompt)
-        return found or []
+            self._wait(dist.all_gather(lengths, torch.tensor([len(packed)]), group=group, async_op=True), check=check)
+            padded = packed.new_zeros(max(map(int, lengths)))
+            padded[: len(packed)] = packed
+            found = [] if self.rank else [torch.empty_like(padded) for _ in lengths]
+            self._wait(dist.gather(padded, found or None, dst=0, group=group, async_op=True), check=check)
+        return [_unpacked(one[: int(length)]) for one, length in zip(found, lengths, strict=False)]
 
     def first_difference(self, tensors: Mapping[str, Tensor]) -> tuple[int, str] | None:
         """Compare tensors of the same names bit for bit. Returns on rank 0 which rank has another one than rank 0, and its name."""
@@ -201,7 +215,33 @@ class Ranks:
     def leave(self) -> None:
         """End the connections to the other ranks."""
         if self.size > 1 and dist.is_initialized():
-            dist.destroy_process_group()
+            if not self._waits:
+                dist.destroy_process_group()
+                return
+            # gloo ends when all that was begun has ended, which may be never where a machine is gone.
+            ending = threading.Thread(target=dist.destroy_process_group)
+            ending.start()
+            ending.join(LEFT_WITHIN)
+
+    def _wait(self, work: Any, *, check: Callable[[], None] = lambda: None) -> None:
+        """Wait until all ranks have done something, within `_together`.
+
+        Python handles signals only between its own instructions, and PyTorch waits in C++. So rank 0, which gets them, looks up
+        every `HEARD_WITHIN`; `check` is called then. A rank does not notice it sooner or later that the others are done.
+
+        Args:
+            work: of gloo; None: of NCCL, for which the device waits.
+        """
+        if work is None:
+            return
+        if self.rank == 0:
+            self._waits = True
+            while not work.is_completed():
+                with suppress(RuntimeError):  # not yet; an error of the work is raised below
+                    work.wait(HEARD_WITHIN)
+                check()
+            self._waits = False
+        work.wait()
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -323,6 +363,15 @@ def bits(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     as_integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     sums = [t.detach().view(as_integers[t.dtype.itemsize]).sum(dtype=torch.int64) for t in tensors.values()]
     return dict(zip(tensors, torch.stack(sums).tolist(), strict=True)) if sums else {}
+
+
+def _packed(value: Any) -> Tensor:
+    """A value as bytes."""
+    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+
+
+def _unpacked(packed: Tensor) -> Any:
+    return pickle.loads(packed.numpy())
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:

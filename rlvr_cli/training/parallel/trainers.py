@@ -19,6 +19,7 @@ from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.parallel.worker import Worker
+from rlvr_cli.process import StopRequest
 from rlvr_cli.training.parallel.follow import start_trainer
 from rlvr_cli.training.parallel.ranks import ALONE, LOOPBACK, RankLost, Ranks, await_others, join, listen
 from rlvr_cli.training.parallel.replica import share
@@ -44,43 +45,43 @@ class Trainers:
     Attributes:
         replica: this process's own.
         sample: whether all of them sample, each with the weights of its own replica.
+        stop: a signal that the run has got.
     """
 
     def __init__(
-        self, config: TrainingConfig, *, devices: Sequence[str], check: Callable[[], None], address: str = LOOPBACK
+        self, config: TrainingConfig, *, devices: Sequence[str], stop: StopRequest, address: str = LOOPBACK
     ) -> None:
         """Start the other trainers, and load the model in all of them.
 
         Args:
             devices: of each trainer, this process first: of this machine, or places on a cluster.
             address: at which those of the cluster reach this process.
-            check: called while this process waits; it ends that by raising an error.
+            stop: ends what this process waits for.
 
         Raises:
             RlvrError: as `load_policy`; or another trainer has ended.
         """
+        self.stop = stop
         self._workers: list[Worker] = []
         self._ranks = ALONE
         self.sample = False
         try:
             if config.trainers > 1:
-                self._start(config, devices, check=check, address=address)
+                self._start(config, devices, address=address)
             with self._losses_as_user_errors():
                 self.replica = open_replica(config, device=devices[0], ranks=self._ranks)
         except BaseException:
             self.close()
             raise
 
-    def _start(
-        self, config: TrainingConfig, devices: Sequence[str], *, check: Callable[[], None], address: str
-    ) -> None:
+    def _start(self, config: TrainingConfig, devices: Sequence[str], *, address: str) -> None:
         store, address = listen(address)
         size = config.trainers
         for rank, device in enumerate(devices[1:], start=1):
             self._workers.append(start_trainer(rank, size=size, address=address, place=device))
 
         def wait() -> None:
-            check()
+            self.stop.check()
             self._check()
 
         await_others(store, size, check=wait)
@@ -135,10 +136,30 @@ class Trainers:
         with self._losses_as_user_errors(method):
             self._ranks.broadcast((method, arguments, options) if self.size > 1 else None)
 
-    def gathered(self) -> list[Any]:
-        """Return what the ranks `gather` at the end of `sample`, which was told to the others; this one gives nothing."""
+    @property
+    def given_up(self) -> bool:
+        """Whether a signal ends the run without the others. They are needed once more where they have a part of what is saved."""
+        return self.stop.requested and (self.stop.at_once or not self.replica.config.fsdp)
+
+    def gathered(self, canceled: str) -> list[Any]:
+        """Return what the ranks `gather` at the end of `sample`, which was told to the others; this one gives nothing.
+
+        Args:
+            canceled: the note after which they answer no more (`Replica.sample`). A signal leaves it.
+
+        Raises:
+            RlvrError: another trainer has ended.
+            Interrupted: a signal arrived, and they were not waited for; nothing can be done together afterwards.
+        """
+
+        def check() -> None:
+            if self.stop.requested:
+                self._ranks.post(canceled)
+            if self.given_up:
+                self.stop.check()
+
         with self._losses_as_user_errors("sample"):
-            return self._ranks.gather([], patient=True)
+            return self._ranks.gather([], patient=True, check=check)
 
     def dismiss(self) -> None:
         """Let the other trainers end by themselves, with status 0."""
@@ -256,17 +277,19 @@ class DividedSampler:
         try:
             for completion in completions:
                 yield _at(completion, 0, ranks)
-            gathered = trainers.gathered()
+            gathered = trainers.gathered(canceled)
             for rank, found in enumerate(gathered):
                 for completion in found:
                     yield _at(completion, rank, ranks)
+            trainers.stop.check()  # a signal may have ended the others' shares
             self.worked_seconds = time.perf_counter() - started
         finally:
             completions.close()
             if gathered is None:  # closed early, or failed: the others must not wait
                 ranks.post(canceled)
                 with suppress(RlvrError):  # what ended this one is said; the next call tells if the others are gone
-                    trainers.gathered()
+                    if not trainers.given_up:
+                        trainers.gathered(canceled)
 
     def load_weights(self, policy: Any, policy_version: int) -> None:
         """Load and verify this process's weights; the others do so when they sample."""

@@ -24,13 +24,16 @@ from killed import (
     assert_ended_as,
     assert_readable,
     begin_or_resume,
+    checkpoints_of,
     go_on,
     metrics_of,
     rows_of,
     weights_of,
     write_pairs,
 )
+from marks import slow
 from rlvr_cli.models.identity import builtin_model_path
+from rlvr_cli.process import HEARD
 from rlvr_cli.runs.readers import metadata_bytes, read_run
 from teachers import write_teacher
 
@@ -159,6 +162,53 @@ def test_a_signal_ends_all_trainers_and_the_run_goes_on_to_the_same_bytes(forks:
         assert_nothing_runs_in(tmp_path)
     go_on(forks, run, GRPO_2)
     assert_ended_as(whole, run)
+
+
+def stopped_in(folder: Path) -> list[int]:
+    """The processes that wait for SIGCONT."""
+    found = []
+    for pid in processes_in(folder):
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T"):
+                found.append(pid)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("command", "point", "presses", "saved", "undisturbed"),
+    [
+        (SHORT_2, "sampled:1", 1, [], "short"),
+        slow([*GRPO_2, "--checkpoint-every", "3"], "sampled:20", 1, ["step-000003", "step-000004"], "whole"),
+        slow(SHORT_2, "backward:3", 2, ["step-000002"], "short"),
+        slow([*GRPO_2, "--fsdp"], "sampled:1", 2, [], "divided"),
+    ],
+)
+def test_ctrl_c_is_heard_while_another_trainer_is_waited_for(
+    forks: Forks,
+    request,
+    tmp_path: Path,
+    command: list[str],
+    point: str,
+    presses: int,
+    saved: list[str],
+    undisturbed: str,
+):
+    """While others sample, the first one saves and ends; within an update, and where they have a part of the weights, the second ends."""
+    run = tmp_path / "runs/cut"
+    call = forks.start(*begin_or_resume(run, command), cwd=tmp_path, fault=f"trainer1.{point}:stop")
+    heard, until = 0, time.monotonic() + 30
+    while forks.status(call) is None and time.monotonic() < until:
+        time.sleep(0.02)
+        if heard < presses and stopped_in(tmp_path) and (not heard or HEARD.decode() in call.err.read_text()):
+            forks.send(call, signal.SIGINT)
+            heard += 1
+    done = forks.wait(call, limit=0)
+    assert (done.status, done.err.count(HEARD.decode())) == (130, 1), done.said
+    assert "Traceback" not in done.err
+    assert_nothing_runs_in(tmp_path)
+    assert checkpoints_of(run) == saved
+    go_on(forks, run, command)
+    assert_ended_as(request.getfixturevalue(undisturbed), run)
 
 
 def second_of(folder: Path) -> int:

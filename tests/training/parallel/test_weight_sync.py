@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.policy import Policy, distinct_tensors
+from rlvr_cli.process import StopRequest
 from rlvr_cli.samplers.open import ENGINES, EngineKind
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.optimizers.optimizer_state import move_state
@@ -187,7 +188,7 @@ def test_a_followers_engine_gives_its_memory_back_when_that_of_rank_0_does(polic
     kind = replace(ENGINES["transformers"], share=lambda policy, settings: Sampling(settings))
     monkeypatch.setitem(ENGINES, "transformers", kind)
     config = GrpoConfig()
-    trainers = Trainers(config, devices=["cpu"], check=lambda: None)
+    trainers = Trainers(config, devices=["cpu"], stop=StopRequest())
     told = []
     monkeypatch.setattr(Trainers, "size", 2)
     monkeypatch.setattr(trainers, "tell", lambda method, *arguments, **how: told.append((method, arguments, how)))
@@ -231,11 +232,12 @@ def test_what_fails_here_is_said_also_if_the_other_trainers_failed_too():
 
     class Lost:
         replica = SimpleNamespace(ranks=SimpleNamespace(rank=0, size=2, post=lambda key: None))
+        given_up = False
 
         def tell(self, method, *arguments, **how):
             pass
 
-        def gathered(self):
+        def gathered(self, canceled):
             raise RlvrError("The trainers lost each other.", "")
 
     with pytest.raises(RlvrError, match="no function"):
