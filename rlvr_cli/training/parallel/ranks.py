@@ -8,7 +8,6 @@ order (torch.distributed: gloo between CPUs, NCCL between GPUs).
 """
 
 import os
-import pickle
 import socket
 import sys
 import threading
@@ -144,14 +143,11 @@ class Ranks:
         """Return the value of rank 0, on every rank."""
         if self.size == 1:
             return value
-        packed = _packed(value if self.rank == 0 else None)
-        length = torch.tensor([len(packed)])
+        box = [value]
         with self._together():
-            self._wait(dist.broadcast(length, src=0, group=self._control, async_op=True))
-            if self.rank:
-                packed = packed.new_empty(int(length))
-            self._wait(dist.broadcast(packed, src=0, group=self._control, async_op=True))
-        return _unpacked(packed) if self.rank else value
+            self._meet(self._control)
+            dist.broadcast_object_list(box, src=0, group=self._control)
+        return box[0]
 
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
         """Copy the tensors of rank 0 into those of the other ranks."""
@@ -172,15 +168,12 @@ class Ranks:
         """
         if self.size == 1:
             return [value]
-        group, packed = self._control if patient else self._prompt, _packed(value)
-        lengths = [torch.tensor([0]) for _ in range(self.size)]
+        group = self._control if patient else self._prompt
+        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
         with self._together():
-            self._wait(dist.all_gather(lengths, torch.tensor([len(packed)]), group=group, async_op=True), check=check)
-            padded = packed.new_zeros(max(map(int, lengths)))
-            padded[: len(packed)] = packed
-            found = [] if self.rank else [torch.empty_like(padded) for _ in lengths]
-            self._wait(dist.gather(padded, found or None, dst=0, group=group, async_op=True), check=check)
-        return [_unpacked(one[: int(length)]) for one, length in zip(found, lengths, strict=False)]
+            self._meet(group, check=check)
+            dist.gather_object(value, found, dst=0, group=group)
+        return found or []
 
     def first_difference(self, tensors: Mapping[str, Tensor]) -> tuple[int, str] | None:
         """Compare tensors of the same names bit for bit. Returns on rank 0 which rank has another one than rank 0, and its name."""
@@ -218,10 +211,15 @@ class Ranks:
             if not self._waits:
                 dist.destroy_process_group()
                 return
+            self._control = self._prompt = None
             # gloo ends when all that was begun has ended, which may be never where a machine is gone.
             ending = threading.Thread(target=dist.destroy_process_group)
             ending.start()
             ending.join(LEFT_WITHIN)
+
+    def _meet(self, group: Any, *, check: Callable[[], None] = lambda: None) -> None:
+        """Wait until all ranks are here: what cannot be waited for by `_wait` then takes no time."""
+        self._wait(dist.all_reduce(torch.zeros(1), group=group, async_op=True), check=check)
 
     def _wait(self, work: Any, *, check: Callable[[], None] = lambda: None) -> None:
         """Wait until all ranks have done something, within `_together`.
@@ -363,15 +361,6 @@ def bits(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     as_integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     sums = [t.detach().view(as_integers[t.dtype.itemsize]).sum(dtype=torch.int64) for t in tensors.values()]
     return dict(zip(tensors, torch.stack(sums).tolist(), strict=True)) if sums else {}
-
-
-def _packed(value: Any) -> Tensor:
-    """A value as bytes."""
-    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-
-
-def _unpacked(packed: Tensor) -> Any:
-    return pickle.loads(packed.numpy())
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
