@@ -11,23 +11,28 @@ follow one another: each takes the `best` arms of the stage before, and the base
 `[stages.options]` and `seeds` of its own.
 """
 
-import json
-import math
-import re
 import tomllib
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, replace
-from itertools import product
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rlvr_cli.config import config_of
 from rlvr_cli.config.parsing.command_line import values_of, words_of
-from rlvr_cli.config.parsing.options import NoEffect, Provenance, flag, nearest, options, read_value, value_type
+from rlvr_cli.config.parsing.options import NoEffect, Provenance, flag, nearest, options
 from rlvr_cli.config.parsing.sources import CONFIGURED, at_home, by_field_name, read_options, read_toml, resolve
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.manifest import RUN_FILE, RUN_NAME
+from rlvr_cli.sweeps.arms import (
+    SameArms,
+    arms_of,
+    baseline_of,
+    check_number,
+    name_part,
+    named_value,
+    put_varied,
+    replaced_in_arms,
+)
 from rlvr_cli.terminal import console
 
 Order = Literal["seeds", "arms"]
@@ -41,11 +46,6 @@ OWN = {
 COMMANDS = tuple(command for command in CONFIGURED if command != "discover")  # a search has a score, no accuracy
 _TEXTS = ("title", "command", "problem", "look_at", "baseline", "order")
 _TABLES = ("options", "grid", "paired")
-MAX_RUNS = 10_000
-
-
-class _SameArms(RlvrError):
-    """Nothing tells two arms apart."""
 
 
 @dataclass(frozen=True)
@@ -143,16 +143,16 @@ def load_experiment(
     kind = config_of(command)
     for table in _TABLES:
         content[table] = by_field_name(content.get(table, {}), where=str(path))
-    varied = _vary(content, vary, kind)
+    varied = put_varied(content, vary, kind)
     given = values_of(kind, overrides, command=command)
     content["arms"] = [by_field_name(arm, where=str(path)) for arm in content.get("arms", [])]
-    replaced = _replaced_in_arms(content["arms"], {*given, *varied})
+    replaced = replaced_in_arms(content["arms"], {*given, *varied})
     own = read_options(content["options"], kind, command=command, where=str(path))
     in_file = _in_config_file(given, kind, command=command)
     common = {option: value for option, value in own.items() if option not in in_file} | given
     try:
-        arms, names = _arms(content, kind, command=command, where=str(path))
-    except _SameArms as error:
+        arms, names = arms_of(content, kind, command=command, where=str(path))
+    except SameArms as error:
         if replaced:
             raise UsageError(
                 f"Without their own {flag(replaced[0])}, two arms of {name} have the same options.",
@@ -162,8 +162,12 @@ def load_experiment(
     for option in replaced:
         console.say(f"note: {flag(option)} of the command line replaces what the arms of {name} set; their names stay")
     of_arms = dict.fromkeys(option for arm in arms for option in arm)
-    for option in of_arms:
-        if option in in_file:
+    for option in in_file:
+        if option in OWN:
+            console.say(
+                f"note: {flag(option)} of {given['config']} has no effect, since a sweep sets it: it has {OWN[option]}"
+            )
+        if option in of_arms:
             console.say(f"note: {flag(option)} of {given['config']} has no effect in arms that have their own")
     for option in dict.fromkeys([*common, *of_arms]):
         if option in OWN:
@@ -171,7 +175,7 @@ def load_experiment(
     if clash := [option for option in given if option in of_arms]:
         raise UsageError(
             f"{flag(clash[0])} varies in {name}.",
-            f"Give all its values: --vary {clash[0]}=V1,V2, or one: --vary {clash[0]}={_text(given[clash[0]])}",
+            f"Give all its values: --vary {clash[0]}=V1,V2, or one: --vary {clash[0]}={named_value(given[clash[0]])}",
         )
     chosen = list(seeds) or content.get("seeds", [0])
     found = Experiment(
@@ -184,11 +188,16 @@ def load_experiment(
         title=content.get("title", ""),
         problem=content.get("problem", ""),
         look_at=content.get("look_at", ""),
-        baseline=_baseline(content.get("baseline", ""), names, are_varied=bool(vary), where=str(path)),
+        baseline=baseline_of(content, names, are_varied=bool(vary), where=str(path)),
         order=content.get("order", "seeds"),
         stages=[
             _stage(
-                stage, kind, command=command, where=f"{path}: {stage['name']}", given={*in_file, *given}, seeds=seeds
+                stage,
+                kind,
+                command=command,
+                where=f"{path}: {stage['name']}",
+                given={*in_file, *given, *varied},
+                seeds=seeds,
             )
             for stage in content.get("stages", [])
         ],
@@ -202,21 +211,6 @@ def _in_config_file(given: Mapping[str, Any], kind: type[Provenance], *, command
     """The options of the --config file that the command line names: they come before the experiment's own. Raises RlvrError."""
     file = at_home(given.get("config"))
     return read_toml(kind, Path(file), command=command) if file else {}
-
-
-def _baseline(named: str, names: Sequence[str], *, are_varied: bool, where: str) -> str:
-    """The arm that a file names as its baseline; where --vary has changed the arms' names, the first one that comes of it; else the first.
-
-    Raises:
-        RlvrError: the file names no arm of its own.
-    """
-    if not named or named in names:
-        return named or names[0]
-    if not are_varied:
-        raise RlvrError(f"{where}: the baseline {named!r} is no arm.", f"The arms: {', '.join(names)}.")
-    found = next((name for name in names if name.startswith(f"{named}_")), names[0])
-    console.say(f"note: the baseline is {found}: with --vary no arm of {where} is named {named}")
-    return found
 
 
 def _check_stage_options(experiment: Experiment, *, where: str) -> None:
@@ -266,22 +260,6 @@ def _config(command: str, given: Mapping[str, Any], *, run: str = "x") -> Any:
     return resolve(config_of(command), flags={**given, "run": run}, command=command)
 
 
-def _vary(content: dict[str, Any], vary: Sequence[str], kind: type[Provenance]) -> list[str]:
-    """Put the values of --vary in place of the file's, where it varies the option, or beside them. Returns the options."""
-    varied = [_varied(text, kind, command=content["command"]) for text in vary]
-    for option, values in varied:
-        if [name for name, _ in varied].count(option) > 1:
-            raise UsageError(f"--vary has {flag(option)} twice.", f"Give all its values at once: --vary {option}=V1,V2")
-        for table in ("grid", "paired"):
-            if option in content[table]:
-                content[table][option] = values
-                break
-        else:
-            content["grid"][option] = values
-            content["options"].pop(option, None)
-    return [option for option, _ in varied]
-
-
 def _stage(
     stage: Mapping[str, Any],
     kind: type[Provenance],
@@ -300,15 +278,6 @@ def _stage(
         options={key: value for key, value in own.items() if key not in given},
         seeds=list(seeds) or stage.get("seeds", []),
     )
-
-
-def _replaced_in_arms(arms: Sequence[dict[str, Any]], chosen: Collection[str]) -> list[str]:
-    """Take the options that the command line has chosen out of [[arms]]. Returns those that were there."""
-    replaced = {key for arm in arms for key in arm if key in chosen}
-    for arm in arms:
-        for key in replaced & arm.keys():
-            del arm[key]
-    return sorted(replaced)
 
 
 def next_stage(experiment: Experiment, reached: Mapping[str, float]) -> Experiment:
@@ -363,7 +332,7 @@ def runs_of(experiment: Experiment) -> list[SweepRun]:
     Raises:
         RlvrError: the command refuses the options of a run, or there are too many runs.
     """
-    _check_number(len(experiment.arms) * len(experiment.seeds))
+    check_number(len(experiment.arms) * len(experiment.seeds))
     arms = list(zip(experiment.names, (_options_of(experiment, arm) for arm in experiment.arms), strict=True))
     pairs = [(arm, seed) for seed in experiment.seeds for arm in arms]
     if experiment.order == "arms":
@@ -469,7 +438,7 @@ def _check_stages(stages: Any, path: Path) -> None:
                 f"{path}: {unknown[0]!r} is no key of a stage.", "Its keys: name, best, longer, options, seeds."
             )
         name, seeds = stage.get("name"), stage.get("seeds", [])
-        if not isinstance(name, str) or not name or _safe(name) != name:
+        if not isinstance(name, str) or not name or name_part(name) != name:
             raise RlvrError(f"{path}: the name of a stage is {name!r}.", 'Write name = "long".')
         for key, least in (("best", None), ("longer", 1)):
             if type(number := stage.get(key, least)) is not int or number < 1:
@@ -480,100 +449,3 @@ def _check_stages(stages: Any, path: Path) -> None:
             raise RlvrError(f"{path}: options of the stage {name} is not a table.", "Write a line [stages.options].")
     if len({stage["name"] for stage in stages}) < len(stages):
         raise RlvrError(f"{path}: two stages have the same name.")
-
-
-def _varied(text: str, kind: type[Provenance], *, command: str) -> tuple[str, list[Any]]:
-    """`OPTION=V1,V2` -> the option's field name and its values."""
-    name, equals, values = text.partition("=")
-    known = {option.name: option for option in options(kind)}
-    name = name.lstrip("-").replace("-", "_")
-    if not equals or not values:
-        raise UsageError(
-            f"--vary {text} has no values.", "Write --vary OPTION=V1,V2, such as --vary learning_rate=1e-5,3e-5."
-        )
-    if name not in known:
-        near = nearest(name, known)
-        raise UsageError(
-            f"--vary {text}: rlvr {command} has no option {flag(name)}.",
-            f"Did you mean {near[0]}?" if near else f"rlvr {command} --help-all lists them.",
-        )
-    option = known[name]
-    if value_type(option).kind is bool:
-        truth = {"true": True, "false": False}
-        if wrong := [word for word in values.split(",") if word.lower() not in truth]:
-            raise UsageError(f"--vary {text}: {wrong[0]!r} is neither true nor false.")
-        return name, [truth[word.lower()] for word in values.split(",")]
-    return name, [read_value(option, word) for word in values.split(",")]
-
-
-def _arms(
-    content: Mapping[str, Any], kind: type[Provenance], *, command: str, where: str
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the options of each arm, and their names."""
-    factors: list[list[tuple[str, dict[str, Any]]]] = []  # each: (name or "", options)
-    if content.get("arms"):
-        named = []
-        for arm in content["arms"]:
-            own = {key: value for key, value in arm.items() if key != "name"}
-            if not isinstance(arm.get("name", ""), str):
-                raise RlvrError(f"{where}: the name of an arm is not a text.")
-            if arm.get("name") and not _safe(arm["name"]):
-                raise RlvrError(
-                    f"{where}: the arm's name {arm['name']!r} has no character that the name of a run can have.",
-                    "Use letters and digits, A-Z a-z 0-9.",
-                )
-            named.append((arm.get("name", ""), own))
-        factors.append(named)
-    for key in ("grid", "paired"):
-        for option, values in content[key].items():
-            if not isinstance(values, list) or not values:
-                raise RlvrError(f"{where}: {option} in [{key}] is not a list of values.", f"Write {option} = [V1, V2].")
-    if paired := content["paired"]:
-        if len({len(values) for values in paired.values()}) > 1:
-            lengths = ", ".join(f"{option} {len(values)}" for option, values in paired.items())
-            raise RlvrError(f"{where}: the lists in [paired] are not equally long: {lengths}.")
-        factors.append([("", dict(zip(paired, row, strict=True))) for row in zip(*paired.values(), strict=True)])
-    factors += [[("", {option: value}) for value in values] for option, values in content["grid"].items()]
-    _check_number(math.prod(map(len, factors)))
-    known = {option.name: option for option in options(kind)}
-    arms, names = [], []
-    for combination in product(*factors):
-        own: dict[str, Any] = {}
-        for _, given in combination:
-            if twice := own.keys() & given.keys():
-                raise RlvrError(f"{where}: {min(twice)} varies in two places.")
-            own |= read_options(given, kind, command=command, where=where)
-        parts = [name or "_".join(_part(known[o], own[o]) for o in given) for name, given in combination]
-        arms.append(own)
-        names.append("_".join(map(_safe, parts))[:100] or command)
-    if len({json.dumps(arm, sort_keys=True, default=str) for arm in arms}) < len(arms):
-        raise _SameArms(f"{where}: two arms have the same options.")
-    if more := Counter(names) - Counter(set(names)):
-        raise RlvrError(f"{where}: two arms are named {next(iter(more))}.", "Give them names: [[arms]] with name = ...")
-    return arms, names
-
-
-def _check_number(runs: int) -> None:
-    if runs > MAX_RUNS:
-        raise RlvrError(f"These are {runs:,} runs.", f"A sweep has at most {MAX_RUNS:,}.")
-
-
-def _part(option: Field[Any], value: Any) -> str:
-    """The part of an arm's name that an option's value makes: one of several choices speaks for itself."""
-    return _safe(_text(value)) if value_type(option).choices else f"{option.name}-{_safe(_text(value))}"
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return "+".join(map(str, value))
-    return (
-        f"{value:g}".replace("e+", "e") if isinstance(value, float) else str(value)
-    )  # a name has no +, and - is another value
-
-
-def _safe(text: str) -> str:
-    """A text as part of a run's name: file names and functions by their last part."""
-    text = text.rpartition("/")[2]
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")

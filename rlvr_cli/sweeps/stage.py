@@ -5,6 +5,7 @@ Enters: an experiment, and the directory of its runs. Leaves: the status of a ru
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 from rlvr_cli.config.shared.training import TrainingConfig
@@ -35,14 +36,16 @@ class Sweep:
     def check(self, *, compares: bool) -> None:
         """Raise RlvrError if a run that exists is another one than the sweep would make: before any of them goes on.
 
-        So it does if their directory is itself a run; and if arms are to be compared and could not be, and no run has begun. Of those that
-        have ended within other limits, it is said.
+        So it does if their directory, or that of a later stage, is itself a run; and if arms are to be compared and could not be, and no run
+        has begun. Of those that have ended within other limits, it is said.
         """
-        if (self.folder / RUN_FILE).exists():
-            raise RlvrError(
-                f"{shown(self.folder)} is a run, and those of a sweep must not be among its files.",
-                "Choose another directory with --name.",
-            )
+        names = accumulate((self.folder.name, *(stage.name for stage in self.experiment.stages)), "{}-{}".format)
+        for folder in map(self.folder.with_name, names):  # of later stages, too
+            if (folder / RUN_FILE).exists():
+                raise RlvrError(
+                    f"{shown(folder)} is a run, and those of a sweep must not be among its files.",
+                    "Choose another directory with --name.",
+                )
         if compares and all(self.status_of(job) == "new" for job in self.jobs):
             self.check_evaluated()
         for job in self.jobs:

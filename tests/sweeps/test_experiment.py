@@ -97,11 +97,13 @@ def test_the_command_line_changes_the_options_the_values_and_the_seeds(tmp_path)
 
 def test_what_a_config_file_of_the_command_line_sets_comes_before_the_experiments_own(write, tmp_path, capsys):
     file = tmp_path / "own.toml"
-    file.write_text("n-grpo-steps = 10\neval_every = 4\n[grpo]\ngroup-size = 16\n")
+    file.write_text("seed = 5\nn-grpo-steps = 10\neval_every = 4\n[grpo]\ngroup-size = 16\n")
     found = load_experiment(write(STAGED), overrides=["--config", str(file)])
     assert [config.n_grpo_steps for config in check_runs(found, runs_of(found))] == [10] * 8
     assert "note: --group-size of " in (said := capsys.readouterr().err)
-    assert said.endswith("/own.toml has no effect in arms that have their own\n")
+    assert "/own.toml has no effect in arms that have their own\n" in said
+    assert said.startswith("note: --seed of ")
+    assert said.count("/own.toml has no effect, since a sweep sets it: it has --seeds\n") == 1
     long = next_stage(found, {"group_size-2": 0.5})
     assert [(c.n_grpo_steps, c.eval_every) for c in configs_of(long, runs_of(long))] == [(50, 4)]
     assert [config.format_weight for config in configs_of(long, runs_of(long))] == [0.5]
@@ -207,19 +209,18 @@ def test_changes_that_are_refused(flags, problem):
         load_experiment("grpo_baselines", **flags)
 
 
-@pytest.mark.parametrize(
-    ("arms", "vary"),
-    [
-        ("[grid]\ngroup_size = [4, 8]", ()),
-        ("[[arms]]\ngroup-size = 4\n[[arms]]", ()),
-        ("[grid]\nloss_type = ['gspo']", ("group_size=4,8",)),
-    ],
-)
-def test_what_a_stage_sets_cannot_vary(write, arms, vary):
+@pytest.mark.parametrize("arms", ["[grid]\ngroup_size = [4, 8]", "[[arms]]\ngroup-size = 4\n[[arms]]"])
+def test_what_a_stage_sets_cannot_vary(write, arms):
     text = f'command = "grpo"\n{arms}\n[[stages]]\nname = "long"\nbest = 1\noptions = {{ group_size = 16 }}'
     problem = r"mine\.toml: group_size varies in two places: arms set it, and so does the stage long"
     with pytest.raises(RlvrError, match=problem):
-        load_experiment(write(text), vary=vary)
+        load_experiment(write(text))
+
+
+def test_what_a_stage_sets_can_vary_on_the_command_line(write):
+    found = load_experiment(write(STAGED), vary=["eval_every=2,4"])
+    assert "eval_every" in found.varied
+    assert found.stages[0].options == {"format_weight": 0.5}
 
 
 STAGED = """
@@ -321,6 +322,11 @@ def test_the_baseline_stays_where_its_name_grows_and_is_told(write, capsys, base
     assert load_experiment(path, vary=[vary] if vary else []).baseline == expected
     said = f"note: the baseline is {expected}: with --vary no arm of {path} is named {baseline}\n"
     assert (said in capsys.readouterr().err) is note
+
+
+def test_an_arm_whose_name_begins_with_the_baselines_is_another(write):
+    path = write(ARMS.replace('name = "short"', 'name = "long_too"').replace('baseline = "short"', 'baseline = "long"'))
+    assert load_experiment(path, vary=["learning_rate=3e-5"]).baseline == "long_learning_rate-3e-05"
 
 
 def test_arms_that_nothing_else_tells_apart_keep_what_they_set():

@@ -27,11 +27,12 @@ def statuses(tmp_path):
     return call
 
 
-def test_a_directory_that_is_a_run_takes_no_sweep(statuses, tmp_path):
-    with RunDir.create(tmp_path, "sft", name="two", metadata={}):
+@pytest.mark.parametrize("name", ["two", "two-long"])
+def test_a_directory_that_is_a_run_takes_no_sweep(statuses, tmp_path, name):
+    with RunDir.create(tmp_path, "sft", name=name, metadata={}):
         pass
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(RlvrError, match=r"/two is a run, .*not be among its files") as raised:
+    with pytest.raises(RlvrError, match=rf"/{name} is a run, .*not be among its files") as raised:
         statuses("--eval-dataset", "test.jsonl")
     assert "--name" in raised.value.hint
     assert sorted(tmp_path.rglob("*")) == before

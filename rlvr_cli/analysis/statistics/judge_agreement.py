@@ -220,7 +220,7 @@ def read_labels(path: str) -> Labels:
         if labels.setdefault(of, label) != label:
             raise RlvrError(
                 f"{row.where} says {label:g} of {_named(of)}, and an earlier row says {labels[of]:g}.",
-                "Give each response one label.",
+                "Give each response one label; where a question has several samples, with its sample_index.",
             )
     return labels
 
