@@ -19,7 +19,7 @@ from rlvr_cli.analysis.queries.named_queries import NamedQuery, named_queries
 from rlvr_cli.analysis.statistics.at_k import at_k_table
 from rlvr_cli.analysis.summary import OF_ANSWERS, RunSummary, summarize, with_accuracy
 from rlvr_cli.commands.store.analyzing.asked import check_parameter
-from rlvr_cli.config.parsing.options import nearest, options
+from rlvr_cli.config.parsing.options import nearest
 from rlvr_cli.config.parsing.sources import at_home, environment_values, read_options, resolve
 from rlvr_cli.config.store.analyze import AnalyzeConfig
 from rlvr_cli.errors import RlvrError, missing_extra
@@ -220,26 +220,24 @@ class Rows:
 
 def _values(query: NamedQuery, given: Mapping[str, Any]) -> dict[str, Any]:
     """The values of all parameters of a query. Raises RlvrError for what `rlvr analyze` refuses in an option, too."""
-    values = {name: _python(value) for name, value in given.items()}
+    values = {name: _python(value, counts=bool(query.name)) for name, value in given.items()}
     for name, value in values.items():
         check_parameter(query, name, value, given=f"{name}={value!r}")
-    if query.name:
-        known = {option.name for option in options(AnalyzeConfig)}
-        flags = _options({name: value for name, value in values.items() if name in known}, where=query.name)
-        resolve(AnalyzeConfig, flags=flags, command="analyze")
     return {**query.parameters, **values}
 
 
 def _options(given: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """The options of `rlvr analyze` that are not None. Raises RlvrError, which names `where`, if one does not exist or has another type."""
-    chosen = {name: _python(value) for name, value in given.items() if value is not None}
+    chosen = {name: _python(value, counts=True) for name, value in given.items() if value is not None}
     return read_options(chosen, AnalyzeConfig, command="analyze", where=where)
 
 
-def _python(value: Any) -> Any:
-    """Numbers of NumPy as those of Python; tuples, ranges and arrays as lists."""
+def _python(value: Any, *, counts: bool) -> Any:
+    """Numbers of NumPy as those of Python, with `counts` 5.0 as 5; tuples, ranges and arrays as lists."""
     value = value.tolist() if hasattr(value, "tolist") else value
-    return [_python(one) for one in value] if isinstance(value, list | tuple | range) else value
+    if isinstance(value, list | tuple | range):
+        return [_python(one, counts=counts) for one in value]
+    return int(value) if counts and isinstance(value, float) and value.is_integer() else value
 
 
 def _plain(column: "pa.ChunkedArray") -> "pa.ChunkedArray":

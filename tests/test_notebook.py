@@ -106,7 +106,7 @@ def test_named_queries_and_parameters(here):
     ("query", "parameters", "says"),
     [
         ("SELECT count(*) FROM rollouts", {"phase": "eval"}, "This query has no parameter 'phase'"),
-        ("SELECT $step", {"step": -1}, "step=-1: step must be a whole number, 0 or more"),
+        ("pass_at_k", {"step": 0.5}, "step=0.5: step must be a whole number, 0 or more"),
         ("pass_at_k", {"phase": "evl"}, "--phase is 'evl'"),
         ("pass_at_k", {"step": "abc"}, "step='abc': step must be a whole number, 0 or more"),
         ("objective", {"loss_type": "none"}, "--loss-type is 'none'"),
@@ -116,6 +116,14 @@ def test_named_queries_and_parameters(here):
 def test_what_a_parameter_cannot_be(here, query, parameters, says):
     with pytest.raises(RlvrError, match=says):
         rlvr_cli.open_run("a-1").sql(query, **parameters)
+
+
+def test_a_parameter_of_ones_own_query_is_of_any_type(here):
+    query = "SELECT $k AS k, $step AS step, $least AS least, $limit AS limit"
+    given = {"k": -1, "step": 2.0, "least": "x", "limit": [0, 5]}
+    (row,) = rlvr_cli.open_run("a-1").sql(query, **given)
+    assert row == given
+    assert isinstance(row["step"], float)
 
 
 def test_summaries_of_what_cannot_be(here):
@@ -130,10 +138,12 @@ def test_values_of_numpy_and_whatever_is_several(here):
     for ks in ((1, np.int64(2)), np.array([1, 2])):
         assert list(run.sql("at_k", k=ks)) == at_k
     assert list(run.sql("SELECT $A AS a, $b AS b", A=np.float32(0.5), b=range(2))) == [{"a": 0.5, "b": [0, 1]}]
-    first: Any = np.int64(0)
-    assert run.summary(step=first) == run.summary(step=0)
+    for first in (np.int64(0), np.float64(0.0)):
+        given: Any = {"step": first, "k": np.array([first + 1])}  # pandas has floats where a column has gaps
+        assert list(run.sql("at_k", **given)) == list(run.sql("at_k", step=0, k=1))
+    assert run.summary(step=given["step"]) == run.summary(step=0)
     with pytest.raises(RlvrError, match="it has no rows"):
-        run.plot("pass_at_k", step=first + 7, set=("k=1",))
+        run.plot("pass_at_k", step=given["step"] + 7, set=("k=1",))
 
 
 def test_numbers_are_plain(here):

@@ -453,7 +453,9 @@ def test_set(analyze, file):
     assert json.loads(captured.out) == [{"k": 8, "name": "a=b", "phase": "any", "extra": [1, 2]}]
     captured = analyze(query=file, set=("extra=not JSON", "name=", 'phase="4"'), format="json")
     assert json.loads(captured.out) == [{"k": 8, "name": "", "phase": "4", "extra": "not JSON"}]
-    assert json.loads(analyze(query="SELECT $n + 1 AS n", set=("n=2",), format="json").out) == [{"n": 3}]
+    own = "SELECT $n + 1 AS n, $least AS least"  # of any type in a query of one's own
+    shown = analyze(query=own, set=("n=2", "least=0.5"), format="json")
+    assert json.loads(shown.out) == [{"n": 3, "least": 0.5}]
 
 
 def test_set_beats_the_option_of_that_name(analyze):
@@ -746,6 +748,9 @@ def test_analyze_imports_nothing_that_it_does_not_need(runs_dir):
         ({"query": "pass_at_k", "set": ("k=abc",)}, "k must be a whole number, 1 or more"),
         ({"query": "at_k", "set": ("k=[1,0]",)}, "k must be a whole number, 1 or more, or several"),
         ({"query": "hardest", "set": ("least=1,2",)}, "least must be a whole number, 0 or more"),
+        ({"query": "lengths", "set": ("phase=evl",)}, "--phase is 'evl'"),
+        ({"query": "objective", "set": ("normalize_constant=-1",)}, "--normalize-constant"),
+        ({"query": "failures", "set": ("limit=x",)}, "failures: limit is 'x'; expected int"),
     ],
 )
 def test_what_does_not_apply_is_said(runs_dir, given, problem):

@@ -12,7 +12,8 @@ from typing import Any
 
 from rlvr_cli.analysis.queries.named_queries import NamedQuery, named_queries, parse_query
 from rlvr_cli.config.parsing.command_line import typed_options
-from rlvr_cli.config.parsing.options import flag, nearest
+from rlvr_cli.config.parsing.options import flag, nearest, options
+from rlvr_cli.config.parsing.sources import read_options, resolve
 from rlvr_cli.config.store.analyze import AnalyzeConfig
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.readers import (
@@ -137,7 +138,7 @@ def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any
     Raises:
         RlvrError: --set or an option names a parameter that the query does not have, or --set is not NAME=VALUE.
     """
-    options = {
+    by_option = {
         "phase": config.phase,
         "step": config.step,
         "category": config.category,
@@ -155,7 +156,7 @@ def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any
                 if query.name in named_queries()
                 else f"Use its value in the SQL, as in WHERE {name} = ${name}, or leave the option out.",
             )
-    flags = {k: v for k, v in options.items() if config.sources.get(k) != "default" or k not in query.parameters}
+    flags = {k: v for k, v in by_option.items() if config.sources.get(k) != "default" or k not in query.parameters}
     given: dict[str, Any] = {}
     for text in config.set:
         name, equals, value = text.partition("=")
@@ -166,14 +167,18 @@ def chosen_parameters(query: NamedQuery, config: AnalyzeConfig) -> dict[str, Any
         except ValueError:
             given[name] = value
         check_parameter(query, name, given[name], given=f"--set {text}")
-    return {**query.parameters, **flags, "limit": options["limit"], **given}
+    return {**query.parameters, **flags, "limit": by_option["limit"], **given}
 
 
 def check_parameter(query: NamedQuery, name: str, value: Any, *, given: str) -> None:
-    """Raise UsageError if a query has no such parameter, or its value is not the whole number that it must be.
+    """Check a value that a parameter of a query is given; None, and what a query of the user's own makes of it, may be anything.
 
     Args:
         given: the name and the value as they were written.
+
+    Raises:
+        RlvrError: there is no such parameter, or of a named query the value is not the whole number that it must be, or not
+            one that the option of this name takes.
     """
     known = _known_parameters(query)
     if name not in known:
@@ -181,9 +186,14 @@ def check_parameter(query: NamedQuery, name: str, value: Any, *, given: str) -> 
             f"{query.name or 'This query'} has no parameter {name!r}.",
             f"Its parameters: {_listed({k: query.parameters.get(k) for k in sorted(known)}) or 'none'}.",
         )
-    if name in COUNTS and value is not None and not _is_count(value, name):
+    if value is None or query.name not in named_queries():
+        return
+    if name in COUNTS and not _is_count(value, name):
         several = ", or several such as k=1,2,4,8" if name == "k" else ""
         raise UsageError(f"{given}: {name} must be a whole number, {COUNTS[name]} or more{several}.")
+    if any(option.name == name for option in options(AnalyzeConfig)):
+        flags = read_options({name: value}, AnalyzeConfig, command="analyze", where=query.name)
+        resolve(AnalyzeConfig, flags=flags, command="analyze")
 
 
 def _known_parameters(query: NamedQuery) -> set[str]:
