@@ -1410,7 +1410,8 @@ EPISODES = [
     Mutation("sentences know only the rows shown", "commands/store/analyze.py", " or query.name in SENTENCES", "", "tests/commands/store/test_analyze.py -k objective_in_words"),
     *mutations_of(
         "analysis/queries/sql/objective.sql",
-        ("kimi divides by the length", "WHEN loss_type = 'kimi' THEN 1", "", "tests/analysis/queries/test_sql.py -k token_of_kimi"),
+        ("kimi divides by the length", "WHEN loss_type = 'kimi' THEN 1", "", "tests/analysis/queries/test_sql.py -k kimi_divides"),
+        ("gspo divides by what the run divides by", "if(loss_type = 'gspo', 'masked_mean', coalesce(wanted_length, own_length))", "coalesce(wanted_length, own_length)", "tests/analysis/queries/test_sql.py -k kimi_divides"),
         ("a length without effect is taken", "WHEN loss_type = 'kimi' AND wanted_length IS NOT NULL", "WHEN false", "tests/analysis/queries/test_sql.py -k choice_of_an_objective"),
         ("cut responses count in the mean length", "tokens > 0 AND NOT is_masked", "tokens > 0", "tests/analysis/queries/test_sql.py -k weights_of_an_objective"),
         ("responses without a token count in the mean length", "tokens > 0 AND NOT is_masked", "NOT is_masked", "tests/analysis/queries/test_sql.py -k weights_of_an_objective"),

@@ -54,7 +54,7 @@ class AnalyzeConfig(Provenance):
     failure_kind: str = knob("", "failures, rollouts: show only this kind, such as wrong_answer.", group="Query")
     loss_type: LossType | None = knob(
         None,
-        "objective: this loss in place of the run's; only whether it has a baseline, and whether it is kimi, matters.",
+        "objective: this loss in place of the run's; only whether it has a baseline, and whether it is kimi or gspo, matters.",
         group="Query",
     )
     length_normalization: LengthNormalization | None = knob(

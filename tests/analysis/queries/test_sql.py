@@ -862,16 +862,19 @@ def test_a_failed_episode_is_of_its_group_but_in_no_bucket(ask, overlong):
     ]  # fmt: skip
 
 
-def test_the_weight_of_a_token_of_kimi_knows_no_length(ask):
-    """Kimi's loss has the log-probability of the whole response, and is averaged over the responses."""
+def test_kimi_divides_by_no_length_and_gspo_by_each_responses(ask):
+    """Kimi's loss has the log-probability of the whole response, gspo's a ratio of its own: whatever the run divided by."""
     rows = [row("q", i, 1.0 - i, phase="train", num_response_tokens=n) for i, n in enumerate((4, 7))]
     given = {"kind": "response", "std_normalization": "none", "phase": "train"}
     own = OBJECTIVE | {"std_normalization": "none"}
-    kimi, per_token = [0.5, -0.5], [0.5 / 4, -0.5 / 7]
-    for loss, other, expected in (("kimi", "grpo_clip", (kimi, per_token)), ("gspo", "kimi", (per_token, kimi))):
-        found = ask(
-            "objective", {loss: rows}, metadata={loss: {"config": own | {"loss_type": loss}}}, loss_type=other, **given
-        )
+    kimi, each, mean = [0.5, -0.5], [0.5 / 4, -0.5 / 7], [0.5 / 5.5, -0.5 / 5.5]
+    for loss, length, other, expected in (
+        ("kimi", "masked_mean", "grpo_clip", (kimi, each)),
+        ("gspo", "masked_mean", "kimi", (each, kimi)),
+        ("grpo_clip", "token_mean", "gspo", (mean, each)),
+    ):
+        metadata = {loss: {"config": own | {"loss_type": loss, "length_normalization": length}}}
+        found = ask("objective", {loss: rows}, metadata=metadata, loss_type=other, **given)
         found.sort(key=lambda r: r["tokens"])
         weights = [[r[name] for r in found] for name in ("token_weight", "other_token_weight")]
         assert weights == [pytest.approx(e) for e in expected]
@@ -919,6 +922,7 @@ def test_groups_that_dynamic_sampling_dropped_are_not_pushed(ask):
         ({"loss_type": "ppo"}, "loss_type is no_baseline, or any with a baseline"),
         ({"loss_type": "kimi", "length_normalization": "token_mean"}, "length_normalization has no effect on r: kimi"),
         ({"loss_type": "kimi", "normalize_constant": 3}, "normalize_constant has no effect on r: kimi"),
+        ({"loss_type": "gspo", "length_normalization": "token_mean"}, "length_normalization has no effect on r: gspo"),
     ],
 )
 def test_an_unknown_choice_of_an_objective_is_refused(ask, wrong, said):

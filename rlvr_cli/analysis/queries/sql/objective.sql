@@ -7,8 +7,8 @@
 -- :phase = "train"
 -- plot: x=bucket y=push_share+other_push_share panels=kind bars=yes zeros=push_share,other_push_share title="Share of the push" y_label="share of |weight|"
 
--- A response's tokens weigh its advantage, divided by its length (masked_mean), by the mean length (token_mean) or by a constant
--- (masked_normalize), or, with kimi, by nothing: the derivative of the objective, before the mean over responses, on policy. A loss of
+-- A response's tokens weigh its advantage, divided by its length (masked_mean, always with gspo), by the mean length (token_mean) or by a
+-- constant (masked_normalize), or, with kimi, by nothing: the derivative of the objective, before the mean over responses, on policy. A loss of
 -- the user's own counts as one per token with a baseline. Null parameters are the run's own. The sum of a response's tokens is the
 -- response's weight. Left out: groups that --dynamic-sampling dropped, and, but for what they are to their groups, responses without a
 -- token. :kind = "response" lists the responses.
@@ -38,7 +38,7 @@ WITH choices AS (
     SELECT
         run_id, own, loss_type, constant, coalesce(eps, 1e-6) AS eps,
         coalesce(wanted_std, own_std) AS std,
-        coalesce(wanted_length, own_length) AS length,
+        if(loss_type = 'gspo', 'masked_mean', coalesce(wanted_length, own_length)) AS length,
         CASE
             WHEN coalesce(wanted_std, own_std) NOT IN ('group', 'batch', 'none')
             THEN 'std_normalization is group, batch or none'
@@ -46,9 +46,11 @@ WITH choices AS (
             THEN 'length_normalization is masked_mean, masked_normalize or token_mean'
             WHEN loss_type = 'kimi' AND wanted_length IS NOT NULL
             THEN 'length_normalization has no effect on ' || run_id || ': kimi divides by no length'
+            WHEN loss_type = 'gspo' AND wanted_length <> length
+            THEN 'length_normalization has no effect on ' || run_id || ': gspo divides by the length of each response'
             WHEN loss_type = 'kimi' AND NOT own AND $normalize_constant IS NOT NULL
             THEN 'normalize_constant has no effect on ' || run_id || ': kimi divides by no constant'
-            WHEN $normalize_constant IS NOT NULL AND NOT own AND coalesce(wanted_length, own_length) <> 'masked_normalize'
+            WHEN $normalize_constant IS NOT NULL AND NOT own AND length <> 'masked_normalize'
             THEN 'normalize_constant has no effect on ' || run_id || ' without --length-normalization masked_normalize'
             WHEN loss_type <> 'no_baseline' AND $loss_type::VARCHAR = loss_type AND loss_type NOT IN (
                 'reinforce_with_baseline', 'grpo_no_clip', 'grpo_clip', 'gspo', 'cispo', 'kimi'
