@@ -16,11 +16,13 @@ from typing import NamedTuple, Protocol
 
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.runs.readers import RunInfo
-from rlvr_cli.runs.storage.files import os_errors_as_user_errors, shown, typed
+from rlvr_cli.runs.storage.files import atomic_write, os_errors_as_user_errors, shown, typed
 from rlvr_cli.trackers.rows import Row
 from rlvr_cli.trackers.sent import FOLDER
 
 PATIENCE = 60.0  # seconds that one waits for another process, such as that of a run that was killed and resumed
+
+OF_RUN = ".run"  # in a folder of --out: whose metrics it has
 
 
 class Tracker(Protocol):
@@ -71,6 +73,22 @@ def check_installed(names: Sequence[str]) -> None:
             raise missing_extra(package, package)
 
 
+def check_folder(folder: Path, info: RunInfo) -> None:
+    """Raise RlvrError if another run's metrics are in this folder. One of an earlier version does not say whose it has."""
+    file, own = folder / OF_RUN, _identity(info)
+    with os_errors_as_user_errors(file, "read"):
+        found = file.read_text(encoding="utf-8", errors="replace") if file.exists() else own
+    if found != own:
+        raise RlvrError(
+            f"{shown(folder)} has the metrics of another run: {found}; {shown(info.path)} is {own}.",
+            "Give another --out, or remove the folder.",
+        )
+
+
+def _identity(info: RunInfo) -> str:
+    return f"{info.id}, created at {info.metadata['created_at']}"  # a renamed run keeps both
+
+
 @contextmanager
 def open_tracker(
     name: str, info: RunInfo, *, project: str, live: bool, patience: float, out: Path | None = None
@@ -92,6 +110,8 @@ def open_tracker(
     lock = info.path / FOLDER / f"{name}.lock" if out is None else folder / f".{name}.lock"
     own = {"folder": folder} if kind.folder else {}
     with _locked(lock, what=f"{shown(info.path)} to {name}", patience=patience):
+        if out is not None:
+            atomic_write(out / OF_RUN, _identity(info).encode())
         tracker: Tracker = getattr(importlib.import_module(f"rlvr_cli.trackers.{kind.module}"), kind.class_name)(
             info, project=project, live=live, **own
         )

@@ -203,12 +203,34 @@ def test_csv(tmp_path):
     assert lines[0] == ["step", "wall_seconds", "loss/policy", "reward/mean", "update/seconds", "update/skipped"]
     assert [(line[0], float(line[3])) for line in lines[1:]] == [("0", 0.0), ("1", 1 / 9), ("2", 2 / 9)]
     assert (run.path / "csv" / "eval.csv").read_text().splitlines()[1].startswith("0,")
-    with RunDir.create(tmp_path / "others", "sft", name="r", metadata={}) as other:
-        other.commit_metrics(0, "train", {"update/skipped": 0.0})
-    for path in (run.path, other.path):
-        invoke(["export", str(path), "--to", "csv", "--out", str(tmp_path / "out")])
-    tables = [path.name for path in (tmp_path / "out" / "r").glob("*.csv")]
-    assert tables == ["train.csv"], "a table of the run that was there before stays"
+
+
+@pytest.mark.parametrize("steps", [0, 1])  # one without metrics, too: the old tables would pass for its own
+def test_a_folder_of_out_is_of_one_run(tmp_path, monkeypatch, steps):
+    with RunDir.create(tmp_path / "runs", "grpo", name="r", metadata={}) as run:
+        write_steps(run, range(2))
+    words, folder = ["export", "r", "--to", "csv", "--out", "out"], tmp_path / "out" / "r"
+    monkeypatch.chdir(tmp_path)
+    invoke(words)
+    with RunDir.resume(run.path) as resumed:
+        write_steps(resumed, range(2, 3))
+    invoke(words)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert files["train.csv"].count(b"\n") == 4
+    run.path.rename("runs/old")
+    with RunDir.create("runs", "grpo", name="r", metadata={}) as other:
+        write_steps(other, range(steps))
+    begun = [of.metadata["created_at"] for of in (run, other)]
+    with pytest.raises(RlvrError) as raised:
+        invoke(words)
+    assert str(raised.value) == (
+        f"out/r has the metrics of another run: r, created at {begun[0]}; runs/r is r, created at {begun[1]}.\n"
+        "Give another --out, or remove the folder."
+    )
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+    (folder / ".run").unlink()  # as in a folder of an earlier version
+    invoke(words)
+    assert (folder / "train.csv").read_text().count("\n") == (1 + steps if steps else 4)
 
 
 def test_files_go_where_out_says(tmp_path, capsys, monkeypatch):
@@ -226,7 +248,7 @@ def test_files_go_where_out_says(tmp_path, capsys, monkeypatch):
         invoke(["export", *pattern, "--to", "wandb", "--out", str(out)])
     with RunDir.create(tmp_path / "others", "grpo", name="a", metadata={}) as other:
         write_steps(other, range(3))
-    with pytest.raises(RlvrError, match="the same name"):
+    with pytest.raises(RlvrError, match=r"the same name.*\nExport them apart, each with an --out of its own"):
         invoke(["export", *pattern, str(other.path), "--to", "csv", "--out", str(out)])
     renamed = other.path.rename(tmp_path / "others" / "a-old")  # its run_id is still a
     of_a = (out / "a" / "train.csv").read_bytes()

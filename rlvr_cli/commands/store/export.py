@@ -17,7 +17,7 @@ from rlvr_cli.runs.several import telling_names
 from rlvr_cli.runs.storage.files import shown
 from rlvr_cli.runs.storage.sources import source_of
 from rlvr_cli.terminal import console
-from rlvr_cli.trackers.open import check_installed, open_tracker
+from rlvr_cli.trackers.open import check_folder, check_installed, open_tracker
 from rlvr_cli.trackers.rows import complete_rows
 
 
@@ -35,7 +35,8 @@ def run(config: ExportConfig) -> None:
     names = telling_names(paths)  # those of their directories, which may have been renamed
     if config.out and any("/" in name for name in names):
         raise RlvrError(
-            "Two of the runs have the same name: in --out one would replace the other.", "Export them apart."
+            "Two of the runs have the same name: in --out one would replace the other.",
+            "Export them apart, each with an --out of its own.",
         )
     for path, run_name in zip(paths, names, strict=True):
         out = Path(config.out, run_name) if config.out else None
@@ -49,6 +50,8 @@ def run(config: ExportConfig) -> None:
 def export(path: Path, run_name: str, *, to: str, project: str, out: Path | None) -> None:
     """Send one run to one tracker; files go into the run, or into the folder `out`."""
     info = read_run(path)
+    if out is not None:
+        check_folder(out, info)
     rows = complete_rows(info)
     if not rows:
         console.say(f"{run_name}: no metrics, nothing to send")
