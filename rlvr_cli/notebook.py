@@ -244,9 +244,27 @@ def _plain(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
     """Whole numbers or floats in place of decimals, which DuckDB has for the sums of whole numbers: JSON and plots do not take them."""
     import pyarrow as pa
 
-    if not pa.types.is_decimal(column.type):
+    kind = _plain_type(column.type, pa.int64())
+    if kind == column.type:
         return column
     try:
-        return column.cast(pa.int64() if column.type.scale == 0 else pa.float64())
+        return column.cast(kind)
     except pa.ArrowInvalid:  # too large
-        return column.cast(pa.float64())
+        return column.cast(_plain_type(column.type, pa.float64()))
+
+
+def _plain_type(kind: "pa.DataType", whole: "pa.DataType") -> "pa.DataType":
+    import pyarrow as pa
+
+    def plain(field: "pa.Field") -> "pa.Field":
+        return field.with_type(_plain_type(field.type, whole))
+
+    if pa.types.is_decimal(kind):
+        return whole if kind.scale == 0 else pa.float64()
+    if pa.types.is_list(kind):
+        return pa.list_(plain(kind.value_field))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(plain(kind.value_field), kind.list_size)
+    if pa.types.is_struct(kind):
+        return pa.struct([plain(field) for field in kind])
+    return pa.map_(plain(kind.key_field), plain(kind.item_field)) if pa.types.is_map(kind) else kind

@@ -152,6 +152,12 @@ def test_numbers_are_plain(here):
     rows = rlvr_cli.open_run("a-1").sql(query)
     assert json.dumps(list(rows)) == '[{"s": 10, "n": 1, "d": 6.0, "h": 1e+30, "u": null}]'
     assert [str(kind) for kind in rows.pandas().dtypes[:4]] == ["int64", "int64", "float64", "float64"]
+    nested = """
+        SELECT list(s) AS l, {'a': [1.5]} AS st, MAP {'k': max(s)} AS m, [1.5]::DECIMAL(4, 1)[1] AS f, 'u'::ENUM ('u') AS e,
+        union_value(n := 1) AS u FROM (SELECT sum(step) AS s FROM rollouts)
+    """
+    (row,) = rlvr_cli.open_run("a-1").sql(nested)
+    assert json.dumps(row) == '{"l": [10], "st": {"a": [1.5]}, "m": [["k", 10]], "f": [1.5], "e": "u", "u": 1}'
 
 
 def test_several_runs(here):
