@@ -298,7 +298,7 @@ class GrpoConfig(EvaluationSamplingOptions, ShotOptions, TrainingConfig):
         if self.dynamic_sampling and self.group_size == 1 and not self.resume:  # a run may have begun so
             raise RlvrError(
                 "--dynamic-sampling drops every group with --group-size 1: a group of one has no differing rewards.",
-                "Use --group-size 8, or leave --dynamic-sampling out.",
+                "Use --group-size 8, or --no-dynamic-sampling.",
             )
         if self.sampling_temperature == 0:
             raise RlvrError(

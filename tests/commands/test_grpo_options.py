@@ -40,7 +40,7 @@ from rlvr_cli.training.session import load_inputs
         ({"async_steps": 2}, "--async-steps is 2"),
         (
             {"group_size": 1, "loss_type": "no_baseline", "dynamic_sampling": True},
-            "a group of one has no differing rewards",
+            "a group of one has no differing rewards.\nUse --group-size 8, or --no-dynamic-sampling",
         ),
     ],
 )
