@@ -132,7 +132,7 @@ def with_accuracy(infos: Sequence[RunInfo], query: str = "") -> list[RunInfo]:
         first = infos[0]
         raise RlvrError(
             f"{first.id} is {WITHOUT_ACCURACY[first.metadata['command']]}, and has no accuracy.",
-            f"rlvr analyze {first.id} shows what it has.",
+            f"rlvr analyze {typed(first.path)} shows what it has.",
         )
     return answered
 
@@ -140,10 +140,10 @@ def with_accuracy(infos: Sequence[RunInfo], query: str = "") -> list[RunInfo]:
 def check_accuracy(infos: Sequence[RunInfo]) -> None:
     """Raise RlvrError unless all of these runs have answers, which are right or wrong."""
     kept = with_accuracy(infos)
-    if left_out := [info.id for info in infos if info not in kept]:
+    if left_out := [info for info in infos if info not in kept]:
         raise RlvrError(
-            f"compare is of right and wrong answers, which searches and comparisons do not have: {', '.join(left_out)}.",
-            f"rlvr analyze {' '.join(left_out)}",
+            f"compare is of right and wrong answers, which searches and comparisons do not have: {', '.join(info.id for info in left_out)}.",
+            f"rlvr analyze {' '.join(typed(info.path) for info in left_out)}",
         )
 
 

@@ -369,8 +369,11 @@ def test_a_search_and_a_comparison_have_no_accuracy(tmp_path, analyze):
         assert {row.get("run_id", "old") for row in json.loads(captured.out)} <= {"old"}
     rows = json.loads(analyze(query="curves", runs=("found", "old"), **own).out)
     assert [row["eval_reward"] for row in rows] == [1.0]
-    with pytest.raises(RlvrError, match="searches and comparisons do not have: found"):
-        analyze(query="compare", runs=("found", "old"), **own)
+    place = (tmp_path / "found").rename(tmp_path / "renamed")
+    with pytest.raises(RlvrError, match=f"searches and comparisons do not have: found.\nrlvr analyze {place}$"):
+        analyze(query="compare", runs=("renamed", "old"), **own)
+    with pytest.raises(RlvrError, match=f"rlvr analyze {place} shows what it has"):
+        analyze(query="at_k", runs=("renamed",), **own)
 
 
 @pytest.mark.parametrize(
