@@ -20,7 +20,7 @@ def conversation_of(row: Row) -> Conversation | None:
     Raises:
         BadRow: its messages are not a conversation that ends with a turn of the assistant.
     """
-    if "messages" not in row.keys:
+    if row.values.get("messages") is None:
         return None
     messages, tools = (with_texts(row.values.get(key), _read) for key in ("messages", "tools"))
     if not isinstance(messages, list) or not all(_is_message(message) for message in messages):

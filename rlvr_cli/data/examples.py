@@ -16,7 +16,7 @@ from rlvr_cli.data.files import BadRow, Number, Row, join_names, text_of
 from rlvr_cli.data.synthetic import countdown_question
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.answers.choices import LETTERS
-from rlvr_cli.graders.multiple_choice import reference_response, truth_of
+from rlvr_cli.graders.multiple_choice import letter_of, reference_response, truth_of
 from rlvr_cli.runs.storage.spilled import SpillingDict, spilled
 from rlvr_cli.text import storable
 from rlvr_cli.types import Example
@@ -115,7 +115,7 @@ class RowReader:
         return usable_rows(rows, self.example, name=name, limit=limit, skip_bad_lines=skip_bad_lines, collect=collect)
 
     def example(self, row: Row) -> Example:
-        response_field = _first(RESPONSE_FIELDS, row.keys)
+        response_field = _first(RESPONSE_FIELDS, [key for key in row.keys if row.values.get(key) is not None])
         response = text_of(row, response_field) if response_field else None
         turns = _turns(row) if self.traces and response_field is None else None
         if turns is not None:
@@ -125,7 +125,7 @@ class RowReader:
             response, response_field = conversation.text, "messages"
         options_field = _first(OPTIONS_FIELDS, row.keys) if conversation is None else None
         is_trace = self.traces and response_field is None
-        solution = self.solution(row) if is_trace and options_field is None else None
+        solution = _steps_in(self.answer_with_steps(row)) if is_trace and options_field is None else None
         if self.traces and not (response or "").strip() and not solution and options_field is None:
             raise BadRow(
                 row.where,
@@ -150,8 +150,8 @@ class RowReader:
         )
         prompt = text_of(row, "prompt") if is_formatted else None
         example_id = self.new_id(row)
-        if self.keeps_traces and (trace := self.trace(row)):
-            self.trace_of[example_id] = json.dumps(trace)
+        if self.keeps_traces and (trace := self.trace(row, truth)):
+            self.trace_of[example_id] = json.dumps(trace, default=str)
         return Example(
             id=example_id,
             question=question,
@@ -208,32 +208,30 @@ class RowReader:
         """The grader of a source whose rows are all of one kind."""
         return {self.num_puzzles: "countdown", self.num_choices: "multiple_choice"}.get(rows)
 
-    def solution(self, row: Row) -> str | None:
-        """The text of a worked solution, without GSM8K's #### answer and calculator marks; None for a bare answer."""
-        text = self.answer_with_steps(row)
-        form, _ = final_answer(text)
-        if form == "####":
-            return _CALCULATOR.sub("", text.rpartition("####")[0]).strip() or None
-        return text if form == "boxed" and not _BOX.match(text) else None
-
     def answer_with_steps(self, row: Row) -> str:
-        field = self.answer_field or _first(("solution", *ANSWER_FIELDS), row.keys)
-        return (text_of(row, field) or "").strip() if field else ""
+        """The first field with a worked solution, whole: the one that was named goes before `solution`. Empty if there is none."""
+        names = (self.answer_field, "solution") if self.answer_field else ("solution", *ANSWER_FIELDS)
+        texts = ((text_of(row, key) or "").strip() for name in names if (key := _first([name], row.keys)))
+        return next(filter(_steps_in, texts), "")
 
-    def trace(self, row: Row) -> dict[str, Any]:
+    def trace(self, row: Row, truth: str) -> dict[str, Any]:
         """The fields of a row that `rlvr sft` alone reads, where it can: turns with their prompt, messages, a worked solution."""
         found: dict[str, Any] = {}
         with suppress(BadRow):
             if turns := _turns(row):
                 found["turns"] = [{"role": role, "text": text} for role, text in turns]
-                found |= {"prompt": prompt} if (prompt := text_of(row, "prompt")) else {}
+                prompt = None if self.prompt_is_question else text_of(row, "prompt")
+                found |= {"prompt": prompt} if prompt else {}
         with suppress(BadRow):
             if conversation := conversation_of(row):
                 found["messages"] = conversation.messages
                 found |= {"tools": conversation.tools} if conversation.tools is not None else {}
         with suppress(BadRow):
-            if _first(OPTIONS_FIELDS, row.keys) is None and self.solution(row):
-                found["solution"] = self.answer_with_steps(row)
+            of_choice = _first(OPTIONS_FIELDS, row.keys) is not None
+            if of_choice and (response := reference_response(truth)):
+                found["solution"] = f"{response}\n#### {letter_of(truth)[0]}"
+            elif not of_choice and (worked := self.answer_with_steps(row)):
+                found["solution"] = worked
         return found
 
     def new_id(self, row: Row) -> str:
@@ -294,6 +292,14 @@ def _is_tests(text: str) -> bool:
         return bool(_ASSERTION.search(text)) and any(isinstance(s, ast.Assert) for s in ast.parse(text).body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
+
+
+def _steps_in(text: str) -> str | None:
+    """A worked solution, without GSM8K's #### answer and calculator marks; None if the text is none."""
+    form, _ = final_answer(text)
+    if form == "####":
+        return _CALCULATOR.sub("", text.rpartition("####")[0]).strip() or None
+    return text if form == "boxed" and not _BOX.match(text) else None
 
 
 def _is_json(text: str) -> bool:
@@ -389,9 +395,9 @@ def _first(names: Sequence[str], keys: Sequence[str]) -> str | None:
 
 def _turns(row: Row) -> tuple[tuple[str, str], ...] | None:
     """The turns of a trace, as (role, text); None if the row has none."""
-    if "turns" not in row.keys:
+    turns = row.values.get("turns")
+    if turns is None:
         return None
-    turns = row.values["turns"]
     if not isinstance(turns, list) or not all(
         isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("text"), str)
         for turn in turns

@@ -5,9 +5,12 @@ import json
 import random
 import shutil
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from weakref import WeakSet
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from factories import a_rollout, an_episode
@@ -569,6 +572,7 @@ CALL = {"function": {"name": "add", "arguments": '{"a": 3, "b": 4}'}}
     [
         {"question": "3 + 4?", "answer": "3+4=<<3+4=7>>7\n#### 7"},
         {"problem": "3 + 4?", "answer": "7", "solution": r"so \boxed{7} it is"},
+        {"question": "3 + 4?", "options": ["7", "#### 8"], "answer": "A"},
         {"prompt": "P", "answer": "7", "turns": [{"role": "policy", "text": "a"}, {"role": "tool", "text": "b"}]},
         {"prompt": "P", "answer": "7", "turns": [], "messages": 5, "response": "c"},
         {
@@ -593,6 +597,43 @@ def test_sft_reads_of_a_filtered_dataset_what_it_reads_of_the_dataset(row, suffi
     assert after.rows == 2
     assert after.fingerprint == before.fingerprint
     assert [(e.turns, e.conversation) for e in after.examples] == [(e.turns, e.conversation) for e in before.examples]
+
+
+TURNS = [{"role": "policy", "text": "a"}, {"role": "tool", "text": "b"}]
+MESSAGES = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "c"}]
+
+
+@pytest.mark.parametrize(
+    ("source", "fields"),
+    [
+        ("multiplication:3", {}),
+        ([{"problem": "3 + 4?", "solution": r"so \boxed{7}", "answer": "7"}] * 2, {"answer_field": "answer"}),
+        ([{"prompt": "3 + 4?", "answer": "7", "turns": TURNS}], {"question_field": "prompt"}),
+        (
+            [
+                {"question": "a?", "answer": "7", "prompt": "P", "turns": TURNS},
+                {"question": "b?", "answer": "7", "response": "c"},
+                {"question": "c?", "answer": "7", "messages": MESSAGES},
+            ],
+            {},
+        ),
+    ],
+)  # fmt: skip
+def test_a_filtered_dataset_is_trained_on_without_the_options_that_it_was_read_with(source, fields, tmp_path, call):
+    source = write(tmp_path / "d.jsonl", source) if isinstance(source, list) else source
+    call(source, out="kept.parquet", **fields)
+    before = load_dataset(source, purpose="traces", **fields)
+    after = load_dataset(str(tmp_path / "kept.parquet"), purpose="traces")
+    assert after.fingerprint == before.fingerprint
+    assert [(e.turns, e.conversation) for e in after.examples] == [(e.turns, e.conversation) for e in before.examples]
+
+
+def test_messages_may_have_fields_that_are_no_json(tmp_path, call):
+    messages = [message | {"at": datetime(2026, 1, 1), "raw": b"x"} for message in MESSAGES]
+    columns = {"question": ["q"], "answer": ["7"], "messages": [messages]}
+    pq.write_table(pa.table(columns), tmp_path / "d.parquet")
+    ((row,), _) = call(tmp_path / "d.parquet")
+    assert row["messages"][0] == MESSAGES[0] | {"at": "2026-01-01 00:00:00", "raw": "b'x'"}
 
 
 def test_decontamination(tmp_path, call):

@@ -59,9 +59,11 @@ def dataset_rows(dataset: Dataset, *, out: str) -> dict[str, dict[str, Any]]:
     texts = ("id", "question", "ground_truth", "prompt", "response")
     rows: dict[str, dict[str, Any]] = {}
     for e in dataset.examples:
-        row = {t: getattr(e, t) for t in texts if getattr(e, t) is not None} | json.loads(
-            dataset.trace_of.get(e.id, "{}")
-        )
+        row = {t: getattr(e, t) for t in texts if getattr(e, t) is not None}
+        if e.turns:  # of generated data: its response is all of them as one text
+            row["turns"] = [{"role": role, "text": text} for role, text in e.turns]
+            del row["response"]
+        row |= json.loads(dataset.trace_of.get(e.id, "{}"))
         if "prompt" in row and dataset.question_field == "prompt":
             del row["question"]
         rows[e.id] = row
