@@ -29,6 +29,7 @@ _KEY = ("phase", "step", "example_id", "sample_index")  # of a rollout
 _HINT = (
     "A pair has the fields prompt or question, chosen and rejected; rlvr filter RUN --emit pairs writes such a file."
 )
+GRADED_BOTH_WAYS = "a response that was graded right once and wrong once is neither"
 OF_EPISODES = (
     "Episodes of several turns can be no pairs of a run or a file: rlvr dpo --n-dpo-steps N --environment ... samples "
     "episodes and pairs them."
@@ -182,7 +183,7 @@ def _of_run(path: Path, *, count: int, seed: int, messages: list[str]) -> Iterab
     if not pairs:
         among = "; ".join([f"{len(usable)} {phase} rollouts", *without])
         raise RlvrError(
-            f"{path.name} has no question with both a right and a wrong response among its {among}.",
+            f"{path.name} has no question with both a right and a wrong response among its {among}; {GRADED_BOTH_WAYS}.",
             OF_EPISODES
             if left_out > len(usable) and fact_of(run.metadata, "environment")
             else "Sample more responses per question: rlvr eval --num-samples 8, or more questions.",

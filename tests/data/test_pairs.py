@@ -180,7 +180,9 @@ def test_pairs_of_a_run_are_of_its_training_rollouts(tmp_path):
         load("s", runs_dir=str(tmp_path))
     with RunDir.create(tmp_path, "eval", name="same", metadata={}) as run:
         run.commit_rollouts("eval", 0, [rollout("b", i, 1.0, phase="eval", run="same") for i in range(3)])
-    with pytest.raises(RlvrError, match="no question with both a right and a wrong response"):
+    with pytest.raises(
+        RlvrError, match="both a right and a wrong response among its 3 eval rollouts; a response that was graded"
+    ):
         load("same", runs_dir=str(tmp_path))
 
 

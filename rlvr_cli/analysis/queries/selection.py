@@ -127,13 +127,24 @@ class Selection:
     max_per_question: int | None = None
     shortest: bool = False
     dedup: bool = False
+    for_pairs: bool = False  # of a response that is right once and wrong once, both stay: it is in no pair
     limit: int | None = None
     with_control: bool = False
     seed: int = 0
 
-    def takes(self, item: Item) -> bool:
-        """Whether an item is what the condition, correctness and the rules of the thinking ask for."""
-        return (item.matches or not self.where) and (item.right or not self.correct_only) and not item.faults
+    @property
+    def by_difficulty(self) -> bool:
+        """Whether questions are chosen by their pass rates."""
+        return (self.min_pass_rate, self.max_pass_rate) != (0.0, 1.0)
+
+    def is_as_hard(self, question: Question) -> bool:
+        """Whether the pass rate of a question is what is asked for."""
+        return self.min_pass_rate <= question.pass_rate <= self.max_pass_rate
+
+    def takes(self, item: Item, question: Question) -> bool:
+        """Whether an item is what the condition, correctness, the rules of the thinking and the difficulty ask for."""
+        fits = (item.matches or not self.where) and (item.right or not self.correct_only) and not item.faults
+        return fits and (not self.by_difficulty or self.is_as_hard(question))
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,9 +310,10 @@ def select(
         found = "; ".join(f"{count} {how}" for how, count in counts.items() if count)
         selected.keep("decontaminate", lambda i: i.question not in seen, found or "its question is in the evaluation")
     if s.dedup:
-        one: dict[tuple[str, str | bytes], Item] = {}
-        for item in sorted(selected.kept, key=lambda i: not s.takes(i)):  # else a later stage may drop the only copy
-            one.setdefault((questions[item.question].identity, item.digest), item)
+        one: dict[tuple[str, str | bytes, bool], Item] = {}
+        # Those that pass come first: else a later stage may drop the only copy.
+        for item in sorted(selected.kept, key=lambda i: not s.takes(i, questions[i.question])):
+            one.setdefault((questions[item.question].identity, item.digest, s.for_pairs and item.right), item)
         stay = {item.key for item in one.values()}
         selected.keep("dedup", lambda i: i.key in stay, "a duplicate, ignoring case and white space")
     pool = selected.kept
@@ -311,10 +323,10 @@ def select(
         selected.keep("correct", lambda i: i.right, "not rewarded")
     for name, why in s.thinking.names.items():
         selected.keep(name, lambda i, name=name: name not in i.faults, why)
-    if (s.min_pass_rate, s.max_pass_rate) != (0.0, 1.0):
+    if s.by_difficulty:
         selected.keep(
             "pass rate",
-            lambda i: s.min_pass_rate <= questions[i.question].pass_rate <= s.max_pass_rate,
+            lambda i: s.is_as_hard(questions[i.question]),
             f"the question's pass rate is not within {s.min_pass_rate:g} to {s.max_pass_rate:g}",
         )
     how = "the shortest are kept" if s.shortest else f"chosen at random, seed {s.seed}"

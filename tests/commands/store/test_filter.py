@@ -216,12 +216,13 @@ def test_each_filter(made, call, flags, kept, stages):
         ({"matches": False}, {"where": True}),
         ({"right": False}, {"correct_only": True}),
         ({"faults": frozenset({"code"})}, {"thinking": ThinkingRules(without_code=True)}),
+        ({"question": "never right"}, {"min_pass_rate": 0.1}),
     ],
 )
 def test_of_duplicates_one_that_passes_is_kept(failing, flags):
     others = [Item(key, "q", right=True, digest="same") for key in ("passes", "later")]
     failing = replace(others[0], key="first", **failing)
-    questions = {"q": Question("q", "q?", "7", "q?")}
+    questions = {"q": Question("q", "q?", "7", "q?", n=2, right=1), "never right": Question("n", "q?", "9", "q?", n=2)}
     passed = select([failing, *others], questions, Selection(dedup=True, **flags))
     assert [item.key for item in passed.kept] == ["passes"]
 
@@ -379,6 +380,7 @@ def test_questions_of_one_text_may_have_different_truths(call, tmp_path):
     ]
     pairs, _ = call(run.path, emit="pairs", out="pairs.jsonl")
     assert [(r["chosen"], r["rejected"], r["ground_truth"]) for r in pairs] == [("nine", "5", "9")]
+    assert call(run.path, emit="pairs", dedup=True, out="dedup.jsonl")[0] == pairs
     for spec in (run.path, tmp_path / "pairs.jsonl"):
         loaded = load_pairs(str(spec), TEMPLATE, pairs_per_question=4, seed=0).examples
         assert [e.response for e in loaded] == ["nine", "5"]
@@ -684,6 +686,7 @@ def test_a_question_in_a_prompt_of_an_unknown_template_is_asked_for(tmp_path, ca
         with pytest.raises(RlvrError, match=r"d\.jsonl: 2 of 2 rows have a formatted prompt and no question") as raised:
             call(source, decontaminate_against=(against,))
         assert "Add a field question" in raised.value.hint
+        assert ("--question-field prompt" in raised.value.hint) == (source == formatted)
     with pytest.raises(RlvrError, match="the stage 'decontaminate' dropped the last 2"):
         call(known, decontaminate_against=(known,))
 

@@ -9,8 +9,11 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.text import filled_in
 
 
-def bare_questions(dataset: Dataset) -> list[str]:
+def bare_questions(dataset: Dataset, *, if_bare: str = "rename the field") -> list[str]:
     """The questions of a dataset, in order; of a prompt that was made with a built-in template, what was put into it.
+
+    Args:
+        if_bare: what the user can do if a prompt is the question alone.
 
     Raises:
         RlvrError: rows have a prompt of another template and no question. The words of the template would count as the question's.
@@ -27,6 +30,6 @@ def bare_questions(dataset: Dataset) -> list[str]:
     if unknown:
         raise RlvrError(
             f"{dataset.name}: {unknown} of {dataset.rows} rows have a formatted prompt and no question, which --decontaminate-against compares.",
-            "Add a field question; if a prompt is the question alone, rename the field.",
+            f"Add a field question; if a prompt is the question alone, {if_bare}.",
         )
     return questions

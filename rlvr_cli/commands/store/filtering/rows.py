@@ -14,7 +14,7 @@ from rlvr_cli.analysis.queries.selection import Item, Key, Question, Selected, S
 from rlvr_cli.config.store.filter import FilterConfig
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.data.fusion import fused_forms
-from rlvr_cli.data.pairs import pair_id, pair_row, pair_up
+from rlvr_cli.data.pairs import GRADED_BOTH_WAYS, pair_id, pair_row, pair_up
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.storage.files import os_errors_as_user_errors
 from rlvr_cli.runs.storage.spilled import spilled
@@ -150,7 +150,8 @@ def paired(config: FilterConfig, selected: Selected, pairs: Sequence[str]) -> Se
         f"of {len(selected.kept)} responses: right x wrong ones of a question, at most {config.pairs_per_question}",
     )
     if not pairs:
-        stage = Stage("pairs", 0, len(selected.kept), "no question has both a right and a wrong response")
+        why = f"no question has both a right and a wrong response; {GRADED_BOTH_WAYS}"
+        stage = Stage("pairs", 0, len(selected.kept), why)
     return Selected([Item(pair, "") for pair in pairs], [*selected.stages, stage])
 
 

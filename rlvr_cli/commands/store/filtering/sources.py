@@ -146,7 +146,8 @@ def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selec
         condition = database.condition(config.where, table="dataset") if config.where else "true"
         items, questions = read_examples(database, dataset.examples, condition=condition, rules=thinking_rules(config))
     if evaluation:
-        bare = zip(dataset.examples, bare_questions(dataset), strict=True)
+        texts = bare_questions(dataset, if_bare="say so with --question-field prompt")
+        bare = zip(dataset.examples, texts, strict=True)
         questions = {e.id: replace(questions[e.id], identity=normalized(text)) for e, text in bare}
     selected = _select(config, items, questions, evaluation, source=f"rows of {dataset.name}")
     described = {"dataset": dataset.name, "split": dataset.split, "rows": dataset.rows}
@@ -222,6 +223,7 @@ def _select(
         max_per_question=config.max_per_question,
         shortest=config.shortest,
         dedup=config.dedup,
+        for_pairs=config.emit == "pairs",
         limit=config.limit,
         with_control=config.with_control,
         seed=config.seed,
