@@ -64,7 +64,7 @@ def run(config: DistillConfig) -> None:
         questions_per_batch=num_questions,
         more_facts={"teacher": teacher_facts(config)},
     )
-    print_plan(distill_plan(config, inputs.facts), config, inputs)
+    print_plan(distill_plan(config, inputs.facts), config, inputs, most_updates=config.n_distill_steps)
     if config.dry_run:
         return
     served = ServedTeacher(config.teacher_url, config.teacher) if config.teacher_url else None

@@ -57,7 +57,11 @@ def run_on_policy(config: DpoConfig) -> None:
     """Train on pairs of responses that the policy samples."""
     num_questions = config.n_prompts_per_rollout_batch
     inputs = load_inputs(config, questions_per_batch=num_questions, more_facts=own_loss_facts(config))
-    print_plan(online_dpo_plan(config, inputs.facts), config, inputs)
+    updates_per_round = config.dpo_epochs * math.ceil(
+        num_questions * config.pairs_per_question / config.train_batch_size
+    )
+    most_updates = config.n_dpo_steps * updates_per_round
+    print_plan(online_dpo_plan(config, inputs.facts), config, inputs, most_updates=most_updates)
     if config.dry_run:
         return
     with open_trainer(config, inputs, command="dpo", num_updates=0) as trainer:
@@ -141,8 +145,8 @@ def run_on_pairs(config: DpoConfig) -> None:
     num_updates = config.dpo_epochs * math.ceil(num_pairs / config.train_batch_size)
     dataset = {"name": pairs.name, "rows": num_pairs, "fingerprint": pairs.fingerprint}
     inputs = inputs_of_traces(config, template, pairs.examples, dataset=dataset, more_facts=own_loss_facts(config))
-    print_plan(dpo_plan(config, inputs.facts, num_updates=num_updates), config, inputs)
-    for note in length_notes(config, num_updates=num_updates, more="a smaller --train-batch-size or more --dpo-epochs"):
+    print_plan(dpo_plan(config, inputs.facts, num_updates=num_updates), config, inputs, most_updates=num_updates)
+    for note in length_notes(num_updates, more="a smaller --train-batch-size or more --dpo-epochs"):
         console.say(f"note: {note}")
     if config.dry_run:
         return

@@ -3,6 +3,7 @@
 Enters: an EiConfig. Leaves: a run directory with every rollout and metric, checkpoints, and the trained model in `model/`.
 """
 
+import math
 from collections.abc import Sequence
 
 from rlvr_cli.analysis.run_end import report_end
@@ -27,7 +28,11 @@ def run(config: EiConfig) -> None:
     """Train a model. Raises RlvrError for user errors, Interrupted after a signal."""
     config = resumed_config(config, command="ei")
     inputs = load_inputs(config, questions_per_batch=config.ei_batch_size)
-    print_plan(ei_plan(config, inputs.facts), config, inputs)
+    updates_per_round = config.sft_epochs * math.ceil(
+        config.ei_batch_size * config.group_size / config.train_batch_size
+    )
+    most_updates = config.n_ei_steps * updates_per_round
+    print_plan(ei_plan(config, inputs.facts), config, inputs, most_updates=most_updates)
     if config.dry_run:
         return
     with open_trainer(config, inputs, command="ei", num_updates=0) as trainer:

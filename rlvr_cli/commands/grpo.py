@@ -42,12 +42,12 @@ def run(config: GrpoConfig) -> None:
         check_detector(config.language_detector)
     num_questions = config.n_prompts_per_rollout_batch
     inputs = load_inputs(config, questions_per_batch=num_questions, more_facts=own_loss_facts(config))
-    print_plan(grpo_plan(config, inputs.facts, loss=loss), config, inputs)
+    num_updates = config.n_grpo_steps * config.updates_per_rollout_batch
+    print_plan(grpo_plan(config, inputs.facts, loss=loss), config, inputs, most_updates=num_updates)
     for note in grpo_notes(config, loss=loss):
         console.say(f"note: {note}")
     if config.dry_run:
         return
-    num_updates = config.n_grpo_steps * config.updates_per_rollout_batch
     with open_trainer(config, inputs, command="grpo", num_updates=num_updates) as trainer:
         sampling = Sampling(
             trainer,

@@ -33,10 +33,10 @@ def run(config: PpoConfig) -> None:
     config = resumed_config(config, command="ppo")
     num_questions = config.n_prompts_per_rollout_batch
     inputs = load_inputs(config, questions_per_batch=num_questions)
-    print_plan(ppo_plan(config, inputs.facts), config, inputs)
+    num_updates = config.n_ppo_steps * config.updates_per_rollout_batch
+    print_plan(ppo_plan(config, inputs.facts), config, inputs, most_updates=num_updates)
     if config.dry_run:
         return
-    num_updates = config.n_ppo_steps * config.updates_per_rollout_batch
     with open_trainer(config, inputs, command="ppo", num_updates=num_updates) as trainer:
         sampling = Sampling(trainer, inputs, num_questions=num_questions, group_size=config.group_size)
         train(config, trainer, Plain(sampling))

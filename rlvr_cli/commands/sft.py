@@ -47,7 +47,7 @@ def run(config: SftConfig) -> None:
     num_updates = config.n_sft_steps or config.sft_epochs * math.ceil(len(sequences.rows) / config.train_batch_size)
     inputs = inputs_of_traces(config, template, examples, dataset=recorded(config, traces, examples, other_ends))
     lines = sft_plan(config, inputs.facts, sequences, traces=len(traces.examples), num_updates=num_updates)
-    print_plan(lines, config, inputs)
+    print_plan(lines, config, inputs, most_updates=num_updates)
     for note in sft_notes(config, num_updates=num_updates):
         console.say(f"note: {note}")
     if config.dry_run:

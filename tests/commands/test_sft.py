@@ -215,7 +215,10 @@ def test_passes_for_a_run_of_so_many_updates_are_refused(tmp_path, forks):
     begin = "sft --dataset arithmetic:8 --train-batch-size 4 --n-sft-steps 1 --eval-examples 1 --sampling-max-tokens 8 --warmup-steps 2"
     told = forks.run(*begin.split(), "--run", "r", cwd=tmp_path, status=0).err
     assert "1 updates change a model little; more --n-sft-steps gives more updates" in told
-    assert "the warm-up (--warmup-steps 2) is longer than the run of 1 updates: the learning rate stays below" in told
+    assert (
+        "the warm-up (--warmup-steps 2) is longer than the run of at most 1 updates: the learning rate stays below"
+        in told
+    )
     stored = read_run(tmp_path / "runs/r").metadata
     refused = forks.run("sft", "--resume", "r", "--sft-epochs", "2", cwd=tmp_path, status=1).err
     assert "--sft-epochs has no effect with --n-sft-steps 1 of the run." in refused

@@ -43,8 +43,11 @@ ROUNDED_BETA2 = (
 FEW_UPDATES = 10  # with fewer, `rlvr sft` and `rlvr dpo` note that the model will hardly change
 
 
-def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs) -> None:
+def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs, *, most_updates: int) -> None:
     """Print the plan, the devices and their memory; with --dry-run also which GPUs the run fits.
+
+    Args:
+        most_updates: of the run; it may make fewer.
 
     Raises:
         RlvrError: the run cannot fit its device, or on a CPU this machine's memory.
@@ -66,7 +69,7 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs)
         console.say(f"{name:<14} {value}")
     notes = [NO_EVALUATION] if not inputs.facts["eval_dataset"] else []
     notes += [ROUNDED_BETA2] if rounds_beta2_away(config) else []  # a resumed run's
-    notes += shared_notes(config, samples=bool(inputs.questions))
+    notes += shared_notes(config, samples=bool(inputs.questions)) + warmup_notes(config, most_updates=most_updates)
     of_host = host_note(inputs.memory, memory_limit(), dry_run=config.dry_run)
     for note in (*notes, check_memory(inputs.memory, config, shape, engine=engine, rows=rows), of_host):
         if note:
@@ -290,7 +293,7 @@ def distill_objective(config: DistillConfig) -> str:
 
 def grpo_notes(config: GrpoConfig, *, loss: Loss) -> list[str]:
     """Notes on options that look like a mistake, one sentence each."""
-    notes = warmup_notes(config, num_updates=config.n_grpo_steps * config.updates_per_rollout_batch)
+    notes = []
     if config.on_policy and loss.uses_ratio:
         summed = " with --length-normalization masked_normalize --normalize-constant 1" if loss.per_row else ""
         notes.append(
@@ -350,32 +353,31 @@ def shared_notes(config: TrainingConfig, *, samples: bool) -> list[str]:
     return notes
 
 
-def warmup_notes(config: TrainingConfig, *, num_updates: int) -> list[str]:
+def warmup_notes(config: TrainingConfig, *, most_updates: int) -> list[str]:
     """A note on a run whose learning rate never gets to what was asked for."""
-    if config.warmup_steps <= num_updates:
+    if config.warmup_steps <= most_updates:
         return []
     return [
-        f"the warm-up (--warmup-steps {config.warmup_steps}) is longer than the run of {num_updates} updates: the learning rate stays below "
-        f"{config.learning_rate:g}"
+        f"the warm-up (--warmup-steps {config.warmup_steps}) is longer than the run of at most {most_updates} updates: the learning rate stays "
+        f"below {config.learning_rate:g}"
     ]
 
 
-def length_notes(config: TrainingConfig, *, num_updates: int, more: str) -> list[str]:
-    """Notes on a run that is short, one sentence each.
+def length_notes(num_updates: int, *, more: str) -> list[str]:
+    """A note on a run that is short.
 
     Args:
         more: what gives more updates.
     """
-    notes = []
-    if num_updates < FEW_UPDATES:
-        notes.append(f"{num_updates} updates change a model little; {more} gives more updates")
-    return notes + warmup_notes(config, num_updates=num_updates)
+    if num_updates >= FEW_UPDATES:
+        return []
+    return [f"{num_updates} updates change a model little; {more} gives more updates"]
 
 
 def sft_notes(config: SftConfig, *, num_updates: int) -> list[str]:
     """Notes on options of `rlvr sft`, one sentence each."""
     more = "more --n-sft-steps" if config.n_sft_steps else "a smaller --train-batch-size or more --sft-epochs"
-    notes = length_notes(config, num_updates=num_updates, more=more)
+    notes = length_notes(num_updates, more=more)
     if config.length_normalization == "masked_normalize" and config.normalize_constant == 1:
         notes.append(
             "the loss is a sum over tokens (masked_normalize with --normalize-constant 1): a gradient norm in the thousands is usual, "

@@ -1,9 +1,11 @@
 """Quiet traps: what a user would not notice is said, and what cannot work is said before anything is loaded."""
 
 import json
+import re
 
 import pytest
 
+from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.runs.readers import read_run
 
 SMALL = ("--rollout-batch-size", 8, "--group-size", 4, "--train-batch-size", 8, "--gradient-accumulation-steps", 1,
@@ -60,6 +62,25 @@ def test_an_endpoints_model_is_nowhere_to_be_checked(rlvr):
     pytest.importorskip("aiohttp", reason="aiohttp is not installed")
     given = ("--model", "m", "--base-url", "http://localhost:1/v1", "--dry-run")
     assert "model    m\n" in rlvr("eval", *given).err
+
+
+@pytest.mark.parametrize(
+    ("given", "updates"),
+    [
+        (("grpo", *SMALL, "--n-grpo-steps", 3), 3),
+        (("ppo", *SMALL[:6], *SMALL[8:], "--n-ppo-steps", 3), 3),
+        (("dpo", *SMALL[:4], *SMALL[8:], "--train-batch-size", 4, "--pairs-per-question", 3, "--n-dpo-steps", 3), 6),
+        (("ei", "--ei-batch-size", 3, "--group-size", 3, "--train-batch-size", 4, "--n-ei-steps", 3), 9),
+        (("distill", *SMALL[:4], *SMALL[8:], "--teacher", builtin_model_path(), "--n-distill-steps", 3), 3),
+    ],
+)
+def test_a_warm_up_that_no_update_gets_out_of_is_noted(rlvr, given, updates):
+    def note(steps):
+        said = rlvr(*given, "--dataset", "arithmetic:8", "--warmup-steps", steps, "--dry-run").err
+        return re.findall(r"note: the warm-up \(.*?\) is longer than the run of at most (\d+) updates", said)
+
+    assert note(updates + 1) == [str(updates)]
+    assert note(updates) == []
 
 
 def test_training_on_evaluation_questions_is_said(rlvr, tmp_path):
