@@ -1752,7 +1752,7 @@ EPISODES = [
     Mutation("the template of a prompt counts as its question", "commands/store/filtering/sources.py", "identity=normalized(text))", "identity=normalized(e.question))", "tests/commands/store/test_filter.py -k formatted_prompts"),
     Mutation("words of an unknown template are the question's", "commands/store/filtering/contamination.py", "    if unknown:\n", "    if False:\n", "tests/commands/store/test_filter.py -k unknown_template"),
     Mutation("duplicates hide that a response was graded both ways", "commands/store/filtering/sources.py", 'for_pairs=config.emit == "pairs",', "for_pairs=False,", "tests/commands/store/test_filter.py -k different_truths"),
-    Mutation("a warm-up is longer than the run without a word", "training/planning/plan.py", " + warmup_notes(config, most_updates=most_updates)", "", "tests/commands/across/test_traps.py -k warm_up"),
+    Mutation("a warm-up is longer than the run without a word", "training/planning/plan.py", "    notes += warmup_notes(config, most_updates=most_updates)\n", "", "tests/commands/across/test_traps.py -k warm_up"),
     Mutation("the passes of expert iteration make no updates", "commands/ei.py", "most_updates = config.n_ei_steps * updates_per_round", "most_updates = config.n_ei_steps", "tests/commands/across/test_traps.py -k warm_up"),
     Mutation("the pairs of a round make no updates", "commands/dpo.py", "most_updates = config.n_dpo_steps * updates_per_round", "most_updates = config.n_dpo_steps", "tests/commands/across/test_traps.py -k warm_up"),
     Mutation("filter loses worked solutions and turns", "commands/store/filtering/sources.py", "            keeps_traces=True,\n", "", "tests/commands/store/test_filter.py -k sft_reads"),

@@ -69,7 +69,8 @@ def print_plan(lines: Mapping[str, str], config: TrainingConfig, inputs: Inputs,
         console.say(f"{name:<14} {value}")
     notes = [NO_EVALUATION] if not inputs.facts["eval_dataset"] else []
     notes += [ROUNDED_BETA2] if rounds_beta2_away(config) else []  # a resumed run's
-    notes += shared_notes(config, samples=bool(inputs.questions)) + warmup_notes(config, most_updates=most_updates)
+    notes += shared_notes(config, samples=bool(inputs.questions))
+    notes += warmup_notes(config, most_updates=most_updates)
     of_host = host_note(inputs.memory, memory_limit(), dry_run=config.dry_run)
     for note in (*notes, check_memory(inputs.memory, config, shape, engine=engine, rows=rows), of_host):
         if note:
