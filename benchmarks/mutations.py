@@ -25,8 +25,8 @@ import sys
 import tempfile
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from queue import Queue
 
@@ -2643,13 +2643,16 @@ def main() -> int:
             finally:
                 copies.put(copy)
 
-        if not arguments.without_baseline:
-            good, output, _ = run(None)
-            if not good:
-                print(f"The tests fail on the unchanged code:\n{output[-3000:]}", file=sys.stderr)
-                return 1
-        with ThreadPoolExecutor(arguments.workers) as pool:
-            results = list(pool.map(run, chosen))
+        # No ThreadPoolExecutor: Python joins its threads at exit, and in a process that is forked from one it would join itself.
+        with ThreadPool(arguments.workers) as pool:
+            if not arguments.without_baseline:
+                good, output, _ = pool.apply(
+                    run, (None,)
+                )  # as the mutations: what fails there is not killed by the tests
+                if not good:
+                    print(f"The tests fail on the unchanged code:\n{output[-3000:]}", file=sys.stderr)
+                    return 1
+            results = pool.map(run, chosen, chunksize=1)
     print("| mutation | file | outcome |\n|---|---|---|")
     for mutation, (_, outcome, _) in zip(chosen, results, strict=True):
         print(f"| {mutation.name} | {mutation.file} | {outcome.replace('|', chr(92) + '|')} |")
