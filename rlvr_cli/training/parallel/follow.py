@@ -17,6 +17,8 @@ from rlvr_cli.parallel.start import start_worker
 from rlvr_cli.parallel.worker import Worker
 from rlvr_cli.terminal import console
 from rlvr_cli.training.parallel.ranks import (
+    ALONE,
+    ENDED,
     LOOPBACK,
     Elsewhere,
     RankLost,
@@ -50,7 +52,7 @@ def start_trainer(rank: int, *, size: int, address: str, place: str) -> Worker:
 
 def follow(_: Connection, *, rank: int, size: int, address: str, device: str) -> None:
     """Join the ranks, and do what rank 0 does, until it has ended. The arguments are those of `start_trainer`."""
-    method = "connecting"
+    method, ranks = "connecting", ALONE
     try:
         with losses_within():
             store = connect(address)
@@ -69,6 +71,8 @@ def follow(_: Connection, *, rank: int, size: int, address: str, device: str) ->
                         getattr(replica, method)(*arguments, **options)
                     method = ""
     except RankLost as error:
+        with suppress(RuntimeError):  # of rank 0's store, which may have ended, too
+            method = "" if ranks.posted(ENDED) else method
         if method:  # rank 0 has ended if it tells nothing, and says why
             why = str(error) if method == "connecting" else str(error).splitlines()[0]
             console.say(f"trainer {rank} lost the others in {method}: {why}")

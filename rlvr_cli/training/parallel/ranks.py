@@ -28,6 +28,7 @@ from rlvr_cli.parallel.places import LOOPBACK
 
 WITHIN_AN_UPDATE = timedelta(minutes=30)  # a rank that is this much later than another one hangs
 BETWEEN_UPDATES = timedelta(days=365)  # rank 0 may sample, grade or evaluate for hours while the others wait
+ENDED = "ended"  # the note of rank 0 that it ends the others, so that those which see it do not say that they are lost
 PULSE = 1.0  # seconds between two signs of life
 ASKED_WITHIN = timedelta(seconds=10)  # rank 0's own store, for these signs
 HEARD_WITHIN = timedelta(seconds=0.1)  # rank 0 waits for this long at a time, and a signal is handled after it

@@ -21,7 +21,7 @@ from rlvr_cli.models.policy import Policy
 from rlvr_cli.parallel.worker import Worker
 from rlvr_cli.process import StopRequest
 from rlvr_cli.training.parallel.follow import start_trainer
-from rlvr_cli.training.parallel.ranks import ALONE, LOOPBACK, RankLost, Ranks, await_others, join, listen
+from rlvr_cli.training.parallel.ranks import ALONE, ENDED, LOOPBACK, RankLost, Ranks, await_others, join, listen
 from rlvr_cli.training.parallel.replica import share
 from rlvr_cli.training.parallel.sharded_replica import WholeState, open_replica
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams
@@ -169,6 +169,7 @@ class Trainers:
 
     def close(self) -> None:
         """End the other trainers. Closing twice is allowed."""
+        self._ranks.post(ENDED)
         for worker in self._workers:
             worker.kill()
         self._workers.clear()
