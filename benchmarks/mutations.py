@@ -2375,6 +2375,7 @@ JUDGES = [
         ("an outage's first failures are grades", "            await self._held_back()\n", "", f"{JUDGED} of_an_outage"),
         ("a late reply of before an outage makes its failures grades", "self._release(before=number)", "self._release()", f"{JUDGED} of_an_outage"),
         ("what is under way when a judge is given up is a failed grade", "            if self._given_up is not None:\n                raise self._given_up from None\n", "            if failure.concerns_all and self._given_up:\n                raise self._given_up from None\n", f"{JUDGED} of_an_outage"),
+        ("failures that wait count again after an answer", "        self._release(before=number)\n        self._failed_in_a_row = 0\n", "        self._release(before=number)\n        self._failed_in_a_row = len(self._held)\n", f"{JUDGED} wait_do_not"),
         ("a judge that is down grades on", "or self._failed_in_a_row >= most", "", f"{JUDGED} is_down"),
     ),
     *mutations_of(

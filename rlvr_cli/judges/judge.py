@@ -167,7 +167,7 @@ class Judge:
                 raise self._given_up from None
             raise
         self._release(before=number)
-        self._failed_in_a_row = len(self._held)
+        self._failed_in_a_row = 0
         for note in self._endpoint.notes[self._told :]:
             self._report(f"the judge: {note}")
         self._told = len(self._endpoint.notes)

@@ -266,6 +266,23 @@ def test_no_failure_of_an_outage_comes_out_as_a_grade(judge, open_pool, answered
     assert pool.failed == 0
 
 
+def test_failures_that_wait_do_not_count_again_after_an_answer(judge, open_pool):
+    scored, failed, freed = scoring(length_score), threading.Event(), threading.Event()
+
+    def answer(body):
+        text = int(response_in(body))
+        if text == 6:
+            failed.set()  # the five before it have failed
+        if text == 7:
+            freed.set()  # it has the turn of text 0, which is answered
+        waits = {0: failed, 6: freed}.get(text)
+        return replace(scored(body) if text in (0, 12) else error(413, "too long"), after=waits)
+
+    judge.answer = answer
+    grades = open_pool(judge_concurrency=2).grade([(str(i), "") for i in range(13)], example_of=example_of)
+    assert [grade.reward is None for grade in grades] == [False, *[True] * 11, False]
+
+
 @pytest.mark.parametrize("texts", [3, 4, 7])
 def test_failures_on_all_that_is_asked_are_grades(judge, open_pool, texts):
     judge.answer = lambda body: error(503, "down")
