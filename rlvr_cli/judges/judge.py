@@ -30,6 +30,7 @@ from rlvr_cli.types import Completion, SamplingParams
 T = TypeVar("T")
 REMEMBERED_BYTES = 2**28  # of the replies that are kept, so that the same text is not asked again
 _BESIDES_TEXT = 400  # bytes that a kept reply takes besides its text: its hash, its numbers, its place
+_IN_A_ROW = 8  # failures after which a judge may be given up
 _UNUSED = frozenset({"min_tokens", "logprobs", "return_token_ids"})  # fields of requests
 
 
@@ -49,6 +50,14 @@ class Heard(NamedTuple):
 
     reply: Reply
     cached: bool
+
+
+class _Held(NamedTuple):
+    """A failure that is held back, see `Judge._held_back`."""
+
+    sent: int  # requests before it
+    failure: Unanswered
+    decided: "asyncio.Future[None]"
 
 
 class Judge:
@@ -96,8 +105,7 @@ class Judge:
         self._asking: dict[str, asyncio.Task[Reply]] = {}
         self._failed_in_a_row = 0
         self._sent = 0  # requests so far
-        # Failures, see `_held_back`: how many requests were sent before it, and what it waits for.
-        self._held: list[tuple[int, asyncio.Future[None]]] = []
+        self._held: list[_Held] = []
         self._given_up: RlvrError | None = None
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -162,7 +170,7 @@ class Judge:
             number, completion = await self._answer(text)
         except Unanswered as failure:
             self._count_failure(failure)
-            await self._held_back()
+            await self._held_back(failure)
             if self._given_up is not None:
                 raise self._given_up from None
             raise
@@ -193,37 +201,50 @@ class Judge:
 
     def _count_failure(self, failure: Unanswered) -> None:
         self._failed_in_a_row += 1
-        most = max(8, self._concurrency)
+        most = max(_IN_A_ROW, self._concurrency)
         if self._given_up is None and (failure.concerns_all or self._failed_in_a_row >= most):
-            what = "refuses every request" if failure.concerns_all else f"failed on {most} texts in a row"
-            self._given_up = RlvrError(
-                f"The judge {self.model} at {self._host} {what}: {printable(failure.problem, keep='')}",
-                "What is graded is kept: correct it, and resume the run.",
+            self._give_up(
+                "refuses every request" if failure.concerns_all else f"failed on {most} texts in a row", failure
             )
-            self._release()
 
-    async def _held_back(self) -> None:
+    def _give_up(self, what: str, failure: Unanswered) -> None:
+        self._given_up = RlvrError(
+            f"The judge {self.model} at {self._host} {what}: {printable(failure.problem, keep='')}",
+            "What is graded is kept: correct it, and resume the run.",
+        )
+        self._release()
+
+    async def _held_back(self, failure: Unanswered) -> None:
         """Hold a failure back until it is known whether it is its text's alone, or the judge is given up.
 
-        It is its text's when the judge answers a later request, or has failed on all that it was asked.
+        It is its text's when the judge answers a later request, or `_release_the_last` says so.
         """
         if self._given_up is None:
             decided = asyncio.get_running_loop().create_future()
-            self._held.append((self._sent, decided))
+            self._held.append(_Held(self._sent, failure, decided))
             self._release_the_last()
             await decided
 
     def _release_the_last(self) -> None:
-        """Release the failures if they are all that is asked: nothing will come that decides."""
-        if len(self._held) == len(self._asking):
+        """Decide on the failures if they are all that is asked: nothing will come that decides.
+
+        The judge went down if it had answered and was not to be had for all of several. One that never answered may fail on these
+        texts alone: a run that is resumed for them has to end.
+        """
+        if len(self._held) != len(self._asking):
+            return
+        unavailable = all(held.failure.kind == "unavailable" for held in self._held)
+        if len(self._held) >= _IN_A_ROW and unavailable and self.spent["asked"]:
+            self._give_up(f"failed on the last {len(self._held)} texts", self._held[-1].failure)
+        else:
             self._release()
 
     def _release(self, *, before: float = math.inf) -> None:
         """Release the failures that were there when the request of this number was sent."""
-        for sent, decided in self._held:
-            if sent < before and not decided.done():  # done: canceled
-                decided.set_result(None)
-        self._held = [held for held in self._held if held[0] >= before]
+        for held in self._held:
+            if held.sent < before and not held.decided.done():  # done: canceled
+                held.decided.set_result(None)
+        self._held = [held for held in self._held if held.sent >= before]
 
     def _keep(self, reply: Reply) -> None:
         """Remember a reply, and forget the ones that were used the longest time ago when they are too many."""

@@ -283,6 +283,23 @@ def test_failures_that_wait_do_not_count_again_after_an_answer(judge, open_pool)
     assert [grade.reward is None for grade in grades] == [False, *[True] * 11, False]
 
 
+@pytest.mark.parametrize(
+    ("status", "last", "given_up"), [(503, 8, True), (500, 9, True), (0, 8, True), (503, 7, False), (413, 9, False)]
+)
+def test_an_outage_on_the_last_texts_is_no_grade_unless_they_fail_again_alone(judge, open_pool, status, last, given_up):
+    scored, fault = scoring(length_score), error(status, "down") if status else Reply(status=0)
+    judge.answer = lambda body: scored(body) if response_in(body) == "first" else fault
+    texts = [("first", ""), *((str(i), "") for i in range(last))]
+    pool = open_pool(judge_retries=0, judge_concurrency=64)
+    assert pool.grade(texts[:1], example_of=example_of)[0].reward is not None
+    if given_up:
+        with pytest.raises(RlvrError, match=f"failed on the last {last} texts"):
+            pool.grade(texts[1:], example_of=example_of)
+        assert pool.failed == 0
+        pool = open_pool(judge_retries=0, judge_concurrency=64)  # of the run that is resumed
+    assert [grade.reward for grade in pool.grade(texts[1:], example_of=example_of)] == [None] * last
+
+
 @pytest.mark.parametrize("texts", [3, 4, 7])
 def test_failures_on_all_that_is_asked_are_grades(judge, open_pool, texts):
     judge.answer = lambda body: error(503, "down")
