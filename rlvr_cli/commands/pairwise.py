@@ -79,7 +79,10 @@ def compare(opened: RunDir, judge: JudgePool, pairs: Sequence[Comparison], *, se
         console.progress("comparing", len(pairs), done=len(pairs) - len(left)) as bar,
     ):
         try:
-            for batch, grades in graded_batches(left, lambda some: judge.ask([c.text for c in some]), stop=stop):
+            graded = graded_batches(
+                left, lambda some: judge.ask([c.text for c in some]), together=judge.together, stop=stop
+            )
+            for batch, grades in graded:
                 answered = [(c, grade) for c, grade in zip(batch, grades, strict=True) if grade.judgement is not None]
                 rows += [row_of(c, grade, run_id=opened.id, grader=judge.spec, seed=seed) for c, grade in answered]
                 opened.activity.progress(len(batch))

@@ -73,6 +73,8 @@ class GraderPool:
         RlvrError: there is no such grader. A user's file that cannot be run raises it on the first `grade`.
     """
 
+    together = 128
+
     def __init__(
         self,
         spec: str,

@@ -50,6 +50,8 @@ class JudgePool:
         RlvrError: as `read_rubric` and `Judge`.
     """
 
+    together = 1  # each answer is paid for
+
     def __init__(
         self,
         spec: str,

@@ -18,12 +18,12 @@ from rlvr_cli.errors import Interrupted, RlvrError
 from rlvr_cli.graders.custom import example_of_truth
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.collect import COMMIT_ROWS, COMMIT_SECONDS, Progress
-from rlvr_cli.rollouts.grading import GRADING_AHEAD, grade_fields
+from rlvr_cli.rollouts.grading import grade_fields
 from rlvr_cli.runs.run_dir import Attempt, RunDir
 from rlvr_cli.types import Grade, Graders, Phase, Regrade
 
 T = TypeVar("T")
-GRADE_ROWS = 128  # responses graded together; Ctrl-C gives up such a batch
+GRADED_AHEAD = 640  # responses whose grades may be under way
 _POLL = 0.2  # seconds between looks at a Ctrl-C while a batch is graded
 GRADED_COLUMNS = (
     "example_id",
@@ -168,7 +168,7 @@ def _grade_rows(
 
     committed = time.monotonic()
     try:
-        for batch, grades in graded_batches(rows, submit, stop=stop):
+        for batch, grades in graded_batches(rows, submit, together=pool.together, stop=stop):
             for row, grade in zip(batch, grades, strict=True):
                 graded.append(
                     made(
@@ -194,12 +194,16 @@ def _grade_rows(
 
 
 def graded_batches(
-    rows: Sequence[T], submit: Callable[[Sequence[T]], Future[list[Grade]]], *, stop: StopRequest
+    rows: Sequence[T], submit: Callable[[Sequence[T]], Future[list[Grade]]], *, together: int, stop: StopRequest
 ) -> Iterator[tuple[Sequence[T], list[Grade]]]:
     """Yield the rows in batches with their grades; the next batches are graded meanwhile.
 
+    Args:
+        together: rows in a batch.
+
     Raises:
         Interrupted: `stop` was requested; the batches that are graded are yielded, and those under way are given up.
+        RlvrError: of `submit`; as `Interrupted`.
     """
     pending: deque[tuple[Sequence[T], Future[list[Grade]]]] = deque()
 
@@ -210,16 +214,16 @@ def graded_batches(
         return batch, grades.result()
 
     try:
-        for start in range(0, len(rows), GRADE_ROWS):
+        for start in range(0, len(rows), together):
             stop.check()
-            batch = rows[start : start + GRADE_ROWS]
+            batch = rows[start : start + together]
             pending.append((batch, submit(batch)))
-            if len(pending) > GRADING_AHEAD:
+            if len(pending) * together >= GRADED_AHEAD:
                 yield first()
         while pending:
             stop.check()
             yield first()
-    except Interrupted:
+    except (Interrupted, RlvrError):
         for batch, grades in pending:
             if grades.done() and grades.exception() is None:
                 yield batch, grades.result()

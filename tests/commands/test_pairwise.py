@@ -8,10 +8,17 @@ import pytest
 from checks import findings
 from endpoint import error, serving
 from factories import a_rollout
-from judging import PAIRS, asked, said, write_rubric
+from judging import PAIRS, answers_until, asked, said, write_rubric
 from rlvr_cli.analysis.report.build import summary_tables
 from rlvr_cli.analysis.statistics.estimators import share_of
 from rlvr_cli.analysis.statistics.pairwise import pairwise_table
+from rlvr_cli.commands.pairwise import compare
+from rlvr_cli.config.shared.prompt import JudgeOptions
+from rlvr_cli.errors import Interrupted
+from rlvr_cli.judges.pool import JudgePool
+from rlvr_cli.judges.rubric import PAIRWISE
+from rlvr_cli.process import StopRequest
+from rlvr_cli.rollouts.comparisons import Comparison
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
 
@@ -182,6 +189,21 @@ def test_a_comparison_that_was_not_answered_is_asked_again_on_resume(pairwise, j
     assert (row["pairs"], row["left_out"], len(judge.bodies) - paid) == (5, 1, 1)
     assert "did not answer" not in done.err
     assert findings(tmp_path / "runs/r") == []
+
+
+def test_a_stop_keeps_every_comparison_that_was_answered(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "x")
+    stop, pairs = StopRequest(), [Comparison(str(i), 0, "", f"text {i}") for i in range(12)]
+    with answers_until(stop, 9, said("A")) as answer, serving(answer) as judge:
+        options = JudgeOptions(judge_url=judge.url, judge_model="big", judge_concurrency=2)
+        with (
+            JudgePool(f"judge:{write_rubric(tmp_path, PAIRS)}", options, placeholders=PAIRWISE) as pool,
+            RunDir.create(tmp_path, "pairwise", metadata={}) as run,
+            pytest.raises(Interrupted),
+        ):
+            compare(run, pool, pairs, seed=0, stop=stop)
+    rows = read_rollouts(run.path).to_pylist()
+    assert [(row["example_id"], row["reward"]) for row in rows] == [(str(i), 1.0) for i in range(1, 9)]
 
 
 def with_shots(root, name, shots):

@@ -1,11 +1,16 @@
 """A judge for tests: an endpoint that grades as it is told, and rubrics for it."""
 
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from endpoint import Reply
+from rlvr_cli.process import StopRequest
 
 RUBRIC = """scale: 1-10
 
@@ -45,6 +50,25 @@ def response_in(body: dict) -> str:
 def scoring(score_of: Callable[[str], object]) -> Callable[[dict], Reply]:
     """A judge that gives the response of `RUBRIC` this score."""
     return lambda body: said(f"I read it.\n\n**Score: {score_of(response_in(body))}/10**\n")
+
+
+@contextmanager
+def answers_until(stop: StopRequest, text: int, reply: Reply) -> Iterator[Callable[[dict], Reply]]:
+    """A judge that says this to the texts from the second on, and hangs on the first; it stops the command when asked this one.
+
+    With two requests at a time the texts between them are answered then. It hangs until this ends.
+    """
+    asked_for, ended = count(), threading.Event()
+
+    def answer(body: dict) -> Reply:
+        number = next(asked_for)
+        stop.requested = stop.requested or number == text
+        return replace(reply, after=ended if number in (0, text) else None)
+
+    try:
+        yield answer
+    finally:
+        ended.set()
 
 
 def length_score(response: str) -> int:
