@@ -63,7 +63,7 @@ def compare(opened: RunDir, judge: JudgePool, pairs: Sequence[Comparison], *, se
 
     Raises:
         Interrupted: `stop` was requested; all verdicts so far are committed.
-        RlvrError: the judge did not answer one of all.
+        RlvrError: the judge answered none.
     """
     left = missing(pairs, opened.committed_keys("eval", 0))
     rows: list[Rollout] = []
@@ -95,7 +95,7 @@ def compare(opened: RunDir, judge: JudgePool, pairs: Sequence[Comparison], *, se
     done = opened.num_rollouts("eval", 0)
     if not done:
         raise RlvrError(
-            f"The judge did not answer one of the {len(pairs):,} comparisons.",
+            f"The judge answered none of the {len(pairs):,} comparisons.",
             "Its note says why: correct it, and resume the run.",
         )
     parts = read_parts(opened.path, phase="eval", step=0, columns=AVERAGED)

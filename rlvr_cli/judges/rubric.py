@@ -41,6 +41,7 @@ _BEFORE = _AROUND.replace(".", "").replace(",", "")  # without what a number may
 _MARKS_ALONE = re.compile(r"[\s*_`#>~=-]*")  # a line of these is the end of a code fence, a rule, or empty
 _WITHIN = str.maketrans("*`", "  ")  # `**Score**: **8**/10`; spaces, so that 2*5 is not 25
 _TYPED = {0x2212: "-", 0x200B: None, 0x2060: None, 0xFEFF: None}  # a minus sign, and what has no width
+_TIES = {"tie", "draw", "equal", "both", "neither"}  # words that are no response
 _THINKING, _END_OF_THINKING = "<think>", "</think>"
 _BULLET = re.compile(r"[-+•]\s+")
 _BULLET_OF_SIGNED = re.compile(r"[-+•]\s+(?![\d.])")  # in a scale with negative numbers, `- 1` may be minus one
@@ -75,11 +76,11 @@ class Scale:
     words: Mapping[str, float]  # as `_plain` gives them -> reward
 
     def score_of(self, reply: str) -> Score:
-        """Read the score in the last line of a reply's answer that is more than marks. Raises NoScore if there is none."""
+        """Read the score in the last line of a reply's answer that is more than marks, or a word of the scale. Raises NoScore if there is none."""
         _, thought, answer = reply.translate(_TYPED).rpartition(_END_OF_THINKING)
         if not thought and answer.lstrip().startswith(_THINKING):
             raise NoScore("the reply's thinking does not end")
-        lines = [line for line in answer.splitlines() if not _MARKS_ALONE.fullmatch(line)]
+        lines = [line for line in answer.splitlines() if not _MARKS_ALONE.fullmatch(line) or _plain(line) in self.words]
         if not lines:
             raise NoScore("the reply is empty")
         said = _bare(lines[-1])
@@ -199,7 +200,7 @@ def read_scale(text: str, *, where: str) -> Scale:
 def _of_pairs(scale: Scale, *, where: str) -> Scale:
     """A scale whose rewards are those of the first response: as the text says, else by the places of its words."""
     words, rewards, stated = list(scale.words), (1.0, 0.0, 0.5)[: len(scale.words)], "=" in scale.text
-    says_which = sorted(scale.words.values()) == sorted(rewards) if stated else "tie" not in words[:2]
+    says_which = sorted(scale.words.values()) == sorted(rewards) if stated else _TIES.isdisjoint(words[:2])
     if scale.bounds or not says_which or not 2 <= len(words) <= 3:
         raise RlvrError(
             f"{where} compares two responses, and its scale {printable(scale.text)} does not say which is better.",

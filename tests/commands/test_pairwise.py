@@ -172,7 +172,7 @@ def test_a_comparison_goes_on_and_a_changed_run_is_named(pairwise, judge, tmp_pa
 def test_a_comparison_that_was_not_answered_is_asked_again_on_resume(pairwise, judge, tmp_path):
     judge.answer = lambda body: error(413, "too long")
     done = pairwise("first", "second", "--limit", 1, "--run", "none", status=1)
-    assert "The judge did not answer one of the 2 comparisons." in done.err
+    assert "The judge answered none of the 2 comparisons." in done.err
     assert "refused" in done.err
     judge.answer = lambda body: error(413, "too long") if "<second>brief<" in asked(body) else judged(body)
     done = pairwise("first", "second", "--run", "r")
