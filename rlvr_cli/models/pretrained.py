@@ -34,7 +34,9 @@ LOAD_ERRORS = (
     OSError,
     ValueError,
     RuntimeError,
-    KeyError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
     TypeError,
     ImportError,
     SafetensorError,
@@ -270,8 +272,13 @@ def fetch_model(model_id: str) -> None:
 
 
 def load_error(part: str, name: str, directory: Path | None, error: Exception) -> RlvrError:
-    """Turn an exception of `transformers` into a user error; the first line of its message usually names the cause."""
+    """Turn an exception of `transformers` into a user error; the first line of its message usually names the cause.
+
+    A check of the config names itself there, and what is wrong in the next one.
+    """
     lines = printable(str(error), keep="\n").strip().splitlines()
+    if isinstance(error, StrictDataclassError):
+        lines = [" ".join(line.strip() for line in lines)]
     reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
     if "trust_remote_code" in str(error) or "auto_map" in str(error):
         return RlvrError(

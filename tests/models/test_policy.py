@@ -222,9 +222,14 @@ def test_damage_is_named(tiny_model_dir, tmp_path):
     assert "has model type `zork`" in damaged("type", lambda d: edit_config(d, model_type="zork"))
     assert "hidden_size" in damaged("field", lambda d: edit_config(d, hidden_size="x"))
     typed = damaged("types", lambda d: edit_config(d, layer_types=["full_attention"] * 5))
-    with pytest.raises(RlvrError, match="validate_layer_type") as of_sizes:  # which a plan asks for first
-        model_shape(tmp_path / "types")
-    assert of_sizes.value.problem == typed
+    assert typed.count("`num_hidden_layers` (2)") == 1  # what is wrong, below the name of the check
+    heads = damaged("heads", lambda d: edit_config(d, num_attention_heads=0))
+    assert "ZeroDivisionError" in heads
+    assert "AssertionError: Padding" in damaged("vocabulary", lambda d: edit_config(d, vocab_size=0))
+    for name, problem in {"types": typed, "heads": heads}.items():
+        with pytest.raises(RlvrError) as of_sizes:  # which a plan asks for first
+            model_shape(tmp_path / name)
+        assert of_sizes.value.problem == problem
 
 
 @pytest.mark.parametrize(
