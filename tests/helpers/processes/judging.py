@@ -54,9 +54,9 @@ def scoring(score_of: Callable[[str], object]) -> Callable[[dict], Reply]:
 
 @contextmanager
 def answers_until(stop: StopRequest, text: int, reply: Reply) -> Iterator[Callable[[dict], Reply]]:
-    """A judge that says this to the texts from the second on, and hangs on the first; it stops the command when asked this one.
+    """A judge that hangs on the text that arrives first, answers the next ones, and stops the command when it is asked text number `text`.
 
-    With two requests at a time the texts between them are answered then. It hangs until this ends.
+    With two requests at a time, the ones between them, `text` - 1, are answered then. It hangs until this ends.
     """
     asked_for, ended = count(), threading.Event()
 
