@@ -257,7 +257,7 @@ def test_no_failure_of_an_outage_comes_out_as_a_grade(judge, open_pool, answered
 
     judge.answer = answer  # one of the failures is under way when the judge is given up
     pool = open_pool(judge_retries=0, judge_concurrency=4)
-    parts = [pool.submit([(str(10 * part + i), "") for i in range(3)], example_of=example_of) for part in range(6)]
+    parts = [pool.submit([(str(10 * part + i), "") for i in range(3)], example_of=example_of) for part in range(8)]
     ends = [part.exception(timeout=20) or part.result() for part in parts]
     rewards = [grade.reward for end in ends if isinstance(end, list) for grade in end]
     assert len(rewards) == answered // 3 * 3
