@@ -354,6 +354,7 @@ WIRING = [
         ("a CPU never computes in bfloat16 by itself", 'config = replace(config, compute_dtype="bfloat16")', "pass", "tests/training/test_session.py -k large_model", "compute_dtype"),
         ("float32 that was asked for is bfloat16", '!= ("auto", "float32", "cpu")', '== ("bfloat16", "float32", "cpu")', "tests/training/test_session.py -k large_model", "compute_dtype"),
         ("vLLM samples in float32 for a trainer in bfloat16", "    if engine_kind(engine).share is None:\n        return False\n", "", "tests/training/test_session.py -k large_model", "compute_dtype"),
+        ("steps of batches that vary are not planned", "if num_updates and not config.batches_vary else", "if num_updates else", f"{PARTIAL} -k say_what"),
         ("no tracker follows a training run", "trackers.start(run)", "pass", "tests/trackers/test_trackers.py -k goes_on", "track"),
         ("another project", "project=config.track_project)", 'project="")', "tests/trackers/test_trackers.py -k goes_on", "track_project"),
     ),
@@ -1299,7 +1300,8 @@ MATHEMATICS = [
         ("what is probed is sent to a tracker", ', "track": ()}', "}", "tests/sweeps/test_probe.py -k sees_its_gpu"),
         ("a probe sees all GPUs", '{"CUDA_VISIBLE_DEVICES": visible} if visible', "{} if visible", "tests/sweeps/test_probe.py -k sees_its_gpu"),
         ("a run of few updates is never measured", "1 if is_whole else UPDATES", "UPDATES", "tests/sweeps/test_probe.py -k few_updates"),
-        ("an update is a step", "if stepped else 1\n    ((unit", "if False else 1\n    ((unit", "tests/sweeps/test_probe.py -k by_hand"),
+        ("an update is a step", "if stepped else 1\n    planned", "if False else 1\n    planned", "tests/sweeps/test_probe.py -k by_hand"),
+        ("--eval-every counts steps where batches vary", 'planned.get("updates", steps)', "steps", "tests/sweeps/test_probe.py -k by_hand"),
     ),
     *mutations_of(
         "training/planning/nodes.py",
@@ -2121,6 +2123,7 @@ VIEW = [
     Mutation("the list of the view reads all runs each time", "analysis/live/server.py", "pages.run_rows(paths, known), render", "pages.run_rows(paths), render", f"{SERVED}that_have_changed"),
     *mutations_of(
         "analysis/queries/run_list.py",
+        ("a step without a group that ended is not done", "entry.folder in (ROLLOUTS, SEGMENTS)", "entry.folder == ROLLOUTS", "tests/commands/store/test_runs.py -k progress"),
         ("a run that has changed is shown as it was", " and last[path][0] == states[path]}", "}", f"{SERVED}that_have_changed"),
         ("a run that was broken is so for ever", "if one.row[\"problem\"] is None}", "}", f"{SERVED}that_have_changed"),
         ("runs that are gone stay in memory", "        self._known = {path:", "        self._known |= {path:", f"{SERVED}that_have_changed"),

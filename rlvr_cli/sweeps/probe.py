@@ -134,11 +134,11 @@ def pace_of(found: Measured, metadata: Mapping[str, Any], *, seconds: float) -> 
     timed = (stepped or updates)[1:] or stepped or updates  # the first one is slower
     step = sum(timed) / len(timed)
     of_a_step = max(round(len(updates) / len(stepped)), 1) if stepped else 1
-    ((unit, planned),) = metadata["planned"].items()
-    steps = -(-planned // of_a_step) if unit == "updates" else planned
+    planned = metadata["planned"]
+    steps = planned["steps"] if "steps" in planned else -(-planned["updates"] // of_a_step)
     config = metadata["config"]
     every = config.get("eval_every") or 0
-    counted = planned if unit == "updates" else steps  # what --eval-every counts
+    counted = planned.get("updates", steps)  # what --eval-every counts
     evaluations = 1 + (-(-counted // every) if every else 1) if evaluated else 0
     evaluation, last = (evaluated or [0.0])[0], 1.0
     if final := config.get("final_eval_examples"):

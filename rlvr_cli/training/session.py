@@ -325,7 +325,8 @@ def open_trainer(config: TrainingConfig, inputs: Inputs, *, command: str, num_up
         sampler_recorded(trainer.sampler, run, reason=inputs.engine.reason) if samples else nullcontext(),
     ):
         trackers.start(run)
-        planned = {"updates": num_updates} if num_updates else {"steps": getattr(config, f"n_{command}_steps")}
+        steps = {} if num_updates and not config.batches_vary else {"steps": getattr(config, f"n_{command}_steps")}
+        planned = steps | ({"updates": num_updates} if num_updates else {})
         run.update(policy=trainer.policy.facts, planned=planned, divisions=trainer.divisions.stored)
         if samples:
             _check_prompts(config, inputs, trainer, environment)

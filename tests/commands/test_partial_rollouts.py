@@ -11,6 +11,7 @@ import torch
 
 from factories import a_segment
 from rlvr_cli.analysis.queries.database import open_runs
+from rlvr_cli.analysis.queries.run_list import list_runs
 from rlvr_cli.analysis.statistics.alarms import find_alarms
 from rlvr_cli.commands import grpo
 from rlvr_cli.config.grpo import GrpoConfig
@@ -275,6 +276,8 @@ def test_the_metrics_say_what_goes_on(train, capsys):
     in_flight = metrics["partial/groups_in_flight"][5]
     assert f"{in_flight:.0f} questions are unfinished and were not trained on" in said
     assert "each response goes on by up to 6 of its 24 tokens a batch" in said
+    assert read_run(run).metadata["planned"] == {"steps": 6, "updates": 6}
+    assert [(row["done"], row["planned"]) for row in list_runs([run])] == [(6, 6)]
 
 
 @pytest.mark.slow

@@ -25,6 +25,8 @@ def test_a_run_that_samples_by_hand():
     assert str(pace) == ("loading took 12.0 s, a step 6 s, an evaluation 4.0 s; the run has 10 steps and 4 evaluations")
     assert pace_of(found, {"planned": {"steps": 5}, "config": {"eval_every": 0}}, seconds=30.0).steps == 5
     assert pace_of(found, {"planned": {"steps": 5}, "config": {"eval_every": 0}}, seconds=30.0).evaluations == 2
+    varying = {"planned": {"steps": 5, "updates": 20}, "config": {"eval_every": 8}}  # up to 4 updates a step
+    assert (pace_of(found, varying, seconds=30.0).steps, pace_of(found, varying, seconds=30.0).evaluations) == (5, 4)
 
 
 def test_a_run_that_does_not_sample_by_hand():

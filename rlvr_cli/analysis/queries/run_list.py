@@ -19,7 +19,7 @@ from rlvr_cli.config.parsing.options import options
 from rlvr_cli.config.store.runs import Order
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import holder_of
-from rlvr_cli.runs.manifest import MANIFEST, METRICS, ROLLOUTS, RUN_FILE, Entry
+from rlvr_cli.runs.manifest import MANIFEST, METRICS, ROLLOUTS, RUN_FILE, SEGMENTS, Entry
 from rlvr_cli.runs.provenance import name_of
 from rlvr_cli.runs.readers import ENDED, RunInfo, parsed_table, read_metrics, read_run
 from rlvr_cli.runs.several import telling_names
@@ -290,7 +290,10 @@ def _progress(info: RunInfo) -> tuple[int | None, int | None, str | None]:
     if metadata["command"] == "eval" or unit == "samples":
         return sum(entry.rows for entry in info.entries if entry.folder == ROLLOUTS), total, "samples"
     if unit == "steps":
-        steps = {entry.step for entry in info.entries if (entry.folder, entry.phase) == (ROLLOUTS, "train")}
+        # Of partial rollouts, a step in which no group has ended stores segments alone.
+        steps = {
+            entry.step for entry in info.entries if entry.folder in (ROLLOUTS, SEGMENTS) and entry.phase == "train"
+        }
         return len(steps), total, "steps"
     updates = metadata.get("updates")
     if metadata["status"] in ENDED and isinstance(updates, int):

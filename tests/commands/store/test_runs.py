@@ -120,6 +120,12 @@ def test_progress(tmp_path, run_command):
     make(tmp_path, "ended", planned={"updates": 40}, updates=40)
     make(tmp_path, "measured", command="eval", planned={"samples": 8})
     make(tmp_path, "rounds", command="ei", planned={"steps": 5})
+    planned = {"steps": 3, "updates": 6}
+    with RunDir.create(tmp_path, "grpo", name="parts", metadata={"planned": planned}) as run:
+        run.commit_segments(0, [a_segment(run_id="parts")])  # no group has ended
+        run.commit_segments(1, [a_segment(run_id="parts", step=1)])
+        run.commit_rollouts("train", 1, [a_rollout(run_id="parts", phase="train", step=1)])
+        run.update(updates=3)  # of the two steps
     make(tmp_path, "older", command="eval")  # of a version that did not record it
     rows = listed(tmp_path)
     found = {name: (row["done"], row["planned"], row["unit"]) for name, row in rows.items()}
@@ -127,6 +133,7 @@ def test_progress(tmp_path, run_command):
     assert found["ended"] == (40, 40, "updates")
     assert found["measured"] == (3, 8, "samples")
     assert found["rounds"] == (0, 5, "steps")
+    assert found["parts"] == (2, 3, "steps")
     assert found["older"] == (3, None, "samples")
     table = run_command(sort="name").out
     assert "finished 40/40 " in table
