@@ -245,6 +245,8 @@ WIRING = [
         ("a question in flight is asked again", "exclude=begun", "exclude=[]", f"{PARTIAL} -k small_dataset", "partial_rollout_tokens"),
         ("a resumed run begins anew", "self._flight = stored_in_flight(", "self._flight = {} and stored_in_flight(", f"{RESUME_PARTIAL} -k between_segments", "partial_rollout_tokens"),
         ("rollouts are those of the step that they end in", "own = [with_origin(r, ended[storable(r.example_id)][r.sample_index]) for r in rollouts]", "own = list(rollouts)", f"{PARTIAL} -k segments_say", "partial_rollout_tokens"),
+        ("a run out of time is told to take more steps", 'if trainer.cursor.get("steps", 0) < self._num_steps:', "if False:", f"{PARTIAL} -k say_what"),
+        ("a cosine is told to take more steps", 'elif trainer.config.lr_schedule == "constant":', "else:", f"{PARTIAL} -k by_batches"),
         ("the tokens of a step are those trained on", "stats=replace(cost, grading_seconds=grading)", 'stats=stored_stats(run, phase="train", step=place.step)', f"{PARTIAL} -k say_what", "partial_rollout_tokens"),
     ),
     *mutations_of(

@@ -114,7 +114,7 @@ def rates_of(run):
     ]
 
 
-def test_the_schedule_goes_by_batches_and_empty_ones_do_not_warm_up(train):
+def test_the_schedule_goes_by_batches_and_empty_ones_do_not_warm_up(train, capsys):
     """Two updates are planned for each of 6 batches; two make a warm-up, and the cosine has 9 steps from the third planned one on."""
     run = train(**HALVES, n_grpo_steps=6, lr_schedule="cosine", warmup_steps=2)
     found = rates_of(run)
@@ -124,6 +124,7 @@ def test_the_schedule_goes_by_batches_and_empty_ones_do_not_warm_up(train):
     for _, number, place, before, rate in found:
         cosine = 0.1 + 0.45 * (1 + math.cos(math.pi * (2 * number + place - 2) / 9))
         assert rate == pytest.approx(1e-3 * ((before + 1) / 2 if before < 2 else cosine)), (number, place)
+    assert "questions are unfinished and were not trained on\n" in capsys.readouterr().err, "it cannot be extended"
 
 
 @pytest.mark.slow
@@ -274,10 +275,15 @@ def test_the_metrics_say_what_goes_on(train, capsys):
     assert all(metrics["update/skipped"][step] == 1 and step not in metrics["loss/objective"] for step in waited)
     assert [alarm for alarm in find_alarms(metrics) if "no update" in str(alarm)] == []
     in_flight = metrics["partial/groups_in_flight"][5]
-    assert f"{in_flight:.0f} questions are unfinished and were not trained on" in said
+    unfinished = f"{in_flight:.0f} questions are unfinished and were not trained on"
+    assert f"{unfinished}: with more --n-grpo-steps, --resume goes on with them\n" in said
+    assert "step 1: all 4 questions go on" in said
     assert "each response goes on by up to 6 of its 24 tokens a batch" in said
     assert read_run(run).metadata["planned"] == {"steps": 6, "updates": 6}
     assert [(row["done"], row["planned"]) for row in list_runs([run])] == [(6, 6)]
+    more = {"resume": str(run), "n_grpo_steps": 7, "time_limit": "0.01s"}
+    grpo.run(resolve(GrpoConfig, flags=more, command="grpo"))
+    assert f"{unfinished}: with a longer --time-limit, --resume goes on with them\n" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from rlvr_cli.training.loop import RolloutSource
 def choose_source(config: GrpoConfig, sampling: Sampling) -> RolloutSource:
     """Return the source that the options ask for."""
     if config.partial_rollout_tokens:
-        return PartialRollouts(sampling, tokens=config.partial_rollout_tokens)
+        return PartialRollouts(sampling, tokens=config.partial_rollout_tokens, num_steps=config.n_grpo_steps)
     source: RolloutSource = Plain(sampling)
     if config.dynamic_sampling:
         source = DynamicSampling(sampling, max_rounds=config.max_sampling_rounds, by_turn=config.credit == "turn")

@@ -29,10 +29,11 @@ class PartialRollouts:
 
     Args:
         tokens: that a response gets in one step, at most.
+        num_steps: of the whole run.
     """
 
-    def __init__(self, sampling: Sampling, *, tokens: int) -> None:
-        self._sampling, self._tokens = sampling, tokens
+    def __init__(self, sampling: Sampling, *, tokens: int, num_steps: int) -> None:
+        self._sampling, self._tokens, self._num_steps = sampling, tokens, num_steps
         self._places = {storable(question.id): i for i, question in enumerate(sampling.inputs.questions)}
         self._flight = stored_in_flight(
             sampling.trainer.run,
@@ -61,7 +62,7 @@ class PartialRollouts:
         rollouts = sampling.sample([self._places[name] for name in ended], place, sampler=answers, credit=credit)
         if not rollouts:
             console.say(
-                f"step {place.number}: all {len(self._flight)} questions go on, so there is nothing to train on yet"
+                f"step {place.number + 1}: all {len(self._flight)} questions go on, so there is nothing to train on yet"
             )
         metrics = syncing | partial_metrics(segments, groups=self._flight, ended=ended)
         cost = SamplingStats.of_cost(run.cost("train", place.step, folder=SEGMENTS))
@@ -91,8 +92,12 @@ class PartialRollouts:
         """Do nothing: which questions the next batch asks is known when it begins."""
 
     def finish(self) -> None:
-        """Say how many questions are unfinished."""
-        if self._flight:
-            console.say(
-                f"{len(self._flight)} questions are unfinished and were not trained on: with more --n-grpo-steps, --resume goes on with them"
-            )
+        """Say how many questions are unfinished, and what goes on with them."""
+        if not self._flight:
+            return
+        trainer, longer = self._sampling.trainer, ""
+        if trainer.cursor.get("steps", 0) < self._num_steps:
+            longer = ": with a longer --time-limit, --resume goes on with them"
+        elif trainer.config.lr_schedule == "constant":  # else more steps would have changed the updates that are done
+            longer = ": with more --n-grpo-steps, --resume goes on with them"
+        console.say(f"{len(self._flight)} questions are unfinished and were not trained on{longer}")
