@@ -249,7 +249,7 @@ def _gradient_spikes(training: _Training) -> Iterator[_Finding]:
     if spikes:
         yield _Finding(
             "warning",
-            f"the gradient norm exceeded {times:.3g} times its median ({usual:.2g}) at {_steps(spikes)}",
+            f"the gradient norm exceeded {times:.3g} times its median ({usual:.2g}) {_after(spikes)}",
             "rlvr analyze metrics RUN --set names=optimizer/grad_norm",
         )
 
@@ -267,7 +267,7 @@ def _skipped_updates(training: _Training) -> Iterator[_Finding]:
     ):
         if steps:
             query = "rlvr analyze metrics RUN --set names=update/%"
-            yield _Finding(severity, f"no update was made at {_steps(steps)}: {why}", query)
+            yield _Finding(severity, f"no update was made {_after(steps)}: {why}", query)
 
 
 def _grade_errors(training: _Training) -> Iterator[_Finding]:
@@ -368,6 +368,7 @@ def _usual_spread(norms: Iterable[float]) -> float:
     return math.exp(min(t_quantile(1 - CHANCE / len(logs), max(len(logs) / 2, 1.0)) * spread, 700.0))
 
 
-def _steps(steps: Sequence[int]) -> str:
-    shown = ", ".join(map(str, steps[:5]))
-    return f"step{'s' if len(steps) > 1 else ''} {shown}" + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")
+def _after(steps: Sequence[int]) -> str:
+    """Say after how many updates something was, as evaluations do."""
+    shown = ", ".join(map(str, steps[:5])) + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")
+    return f"after {shown} update{'' if list(steps) == [1] else 's'}"

@@ -101,7 +101,7 @@ def test_a_spike_is_told_by_its_steps_and_nan_is_none():
     spiked["optimizer/grad_norm"] |= {7: 9.0, 13: float("nan")}
     (alarm,) = find_alarms(spiked)
     assert alarm.name == "gradient_spikes"
-    assert alarm.sentence.endswith("at step 7")
+    assert alarm.sentence.endswith(" after 7 updates")
 
 
 @pytest.mark.parametrize("name", sorted({*WELL, "sampling/lag"}))
@@ -125,16 +125,19 @@ def test_steep_first_steps_and_those_of_a_solved_task_are_no_spikes():
     late["optimizer/grad_norm"] |= {20: 9.0}
     assert names(find_alarms(late)) == []
     late["optimizer/grad_norm"] |= {8: 9.0}  # when the mean reward is 0.7
-    assert [a.sentence[-9:] for a in find_alarms(late)] == ["at step 8"]
+    assert [a.sentence[-15:] for a in find_alarms(late)] == ["after 8 updates"]
     assert names(find_alarms(late | {"reward/mean": curves()["reward/mean"]})) == ["gradient_spikes"]
 
 
-def test_skipped_updates_are_errors():
+@pytest.mark.parametrize(
+    ("steps", "said"), [([1], "1 update"), ([3, 4], "3, 4 updates"), (range(7), "0, 1, 2, 3, 4 and 2 more updates")]
+)
+def test_skipped_updates_are_errors(steps, said):
     skipped = curves()
-    skipped["update/skipped"] |= {3: 1.0, 4: 1.0}
+    skipped["update/skipped"] |= dict.fromkeys(steps, 1.0)
     (alarm,) = find_alarms(skipped)
     assert (alarm.name, alarm.severity) == ("skipped_updates", "error")
-    assert "steps 3, 4" in alarm.sentence
+    assert f"no update was made after {said}: a loss" in alarm.sentence
 
 
 def test_an_update_without_a_token_is_no_error():
@@ -143,8 +146,8 @@ def test_an_update_without_a_token_is_no_error():
     skipped["update/tokens"] = dict.fromkeys(range(21), 100.0) | {4: 0.0}
     error, warning = find_alarms(skipped)
     assert (error.severity, warning.severity) == ("error", "warning")
-    assert "step 3: a loss" in error.sentence
-    assert "step 4: nothing to train on" in warning.sentence
+    assert "after 3 updates: a loss" in error.sentence
+    assert "after 4 updates: nothing to train on" in warning.sentence
     (alarm,) = find_alarms(skipped | {"reward/mean": curves(reward__mean=(0.3, 1.0))["reward/mean"]})
     assert alarm == error
 
