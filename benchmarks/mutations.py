@@ -639,7 +639,7 @@ WIRING = [
         "training/parallel/placement.py",
         ("one trainer whatever is asked", "if trainers > 1 or samplers > 1:", "if False:", "tests/training/parallel/test_trainers.py -k same_bytes", "trainers"),
     ),
-    Mutation("why trainers cannot connect is not said", "training/parallel/follow.py", 'method = "connecting"', 'method = ""', "tests/training/parallel/test_trainers.py -k cannot_connect"),
+    Mutation("why trainers cannot connect is not said", "training/parallel/follow.py", 'method, ranks = "connecting", ALONE', 'method, ranks = "", ALONE', "tests/training/parallel/test_trainers.py -k cannot_connect"),
     *mutations_of(
         "training/parallel/ranks.py",
         ("gradients of one rank", "self._wait(dist.all_reduce(flat, async_op=not flat.is_cuda))", "pass", "tests/training/parallel/test_ranks.py -k every_loss"),
