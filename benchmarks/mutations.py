@@ -2432,7 +2432,7 @@ JUDGES = [
         ("the same id may be another question", 'if len(known) > 1 or a[', 'if a[', f"{IN_PAIRS} another_question"),
         ("ten comes before two", "second.keys(), key=_place)", "second.keys())", f"{IN_PAIRS} counterpart"),
         ("what has no counterpart is left out in silence", "f\"note: {' and '.join(alone)} {note}\" if alone else \"\"", '""', f"{IN_PAIRS} counterpart"),
-        ("what was compared is compared again", 'if ("eval", 0, c.example_id, c.sample_index) not in committed', "", f"{IN_PAIRS} goes_on"),
+        ("what was compared is compared again", 'if ("eval", 0, c.example_id, c.sample_index) not in committed', "", f"{IN_PAIRS} not_answered"),
     ),
     Mutation("a comparison without an answer is lost for good", "commands/pairwise.py", "if grade.judgement is not None]", "]", f"{IN_PAIRS} not_answered"),
     *mutations_of(

@@ -174,19 +174,20 @@ def test_a_comparison_that_was_not_answered_is_asked_again_on_resume(pairwise, j
     done = pairwise("first", "second", "--limit", 1, "--run", "none", status=1)
     assert "The judge answered none of the 2 comparisons." in done.err
     assert "refused" in done.err
-    judge.answer = lambda body: error(413, "too long") if "<second>brief<" in asked(body) else judged(body)
+    refused = "<second>brief<", "<first>one<", "<second>one<"  # an order of one pair, and both of another
+    judge.answer = lambda body: error(413, "too long") if any(t in asked(body) for t in refused) else judged(body)
     done = pairwise("first", "second", "--run", "r")
     (row,) = json.loads(done.out)
-    assert (row["pairs"], row["left_out"]) == (4, 2)  # and f, to which the judge gives no score
+    assert (row["pairs"], row["left_out"]) == (3, 3)  # and f, to which the judge gives no score
     assert (
-        "note: the judge did not answer 1 of 12 comparisons; to ask it again: rlvr pairwise --resume runs/r" in done.err
+        "note: the judge did not answer 3 of 12 comparisons; to ask it again: rlvr pairwise --resume runs/r" in done.err
     )
     assert findings(tmp_path / "runs/r") == []
     judge.answer = judged
     paid = len(judge.bodies)
     done = pairwise("--resume", "r", given=("--format", "json"))
     (row,) = json.loads(done.out)
-    assert (row["pairs"], row["left_out"], len(judge.bodies) - paid) == (5, 1, 1)
+    assert (row["pairs"], row["left_out"], len(judge.bodies) - paid) == (5, 1, 3)
     assert "did not answer" not in done.err
     assert findings(tmp_path / "runs/r") == []
 
