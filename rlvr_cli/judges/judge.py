@@ -228,14 +228,14 @@ class Judge:
     def _release_the_last(self) -> None:
         """Decide on the failures if they are all that is asked: nothing will come that decides.
 
-        The judge went down if it had answered and was not to be had for all of several. One that never answered may fail on these
-        texts alone: a run that is resumed for them has to end.
+        The judge went down if it had answered and several of them are no refusals. One that never answered may fail on these texts
+        alone: a run that is resumed for them has to end.
         """
         if len(self._held) != len(self._asking):
             return
-        unavailable = all(held.failure.kind == "unavailable" for held in self._held)
-        if len(self._held) >= _IN_A_ROW and unavailable and self.spent["asked"]:
-            self._give_up(f"failed on the last {len(self._held)} texts", self._held[-1].failure)
+        unanswered = [held.failure for held in self._held if held.failure.kind != "refused"]
+        if len(unanswered) >= _IN_A_ROW and self.spent["asked"]:
+            self._give_up(f"failed on the last {len(unanswered)} texts", unanswered[-1])
         else:
             self._release()
 

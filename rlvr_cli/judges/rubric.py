@@ -41,7 +41,7 @@ _BEFORE = _AROUND.replace(".", "").replace(",", "")  # without what a number may
 _MARKS_ALONE = re.compile(r"[\s*_`#>~=-]*")  # a line of these is the end of a code fence, a rule, or empty
 _WITHIN = str.maketrans("*`", "  ")  # `**Score**: **8**/10`; spaces, so that 2*5 is not 25
 _TYPED = {0x2212: "-", 0x200B: None, 0x2060: None, 0xFEFF: None}  # a minus sign, and what has no width
-_TIES = {"tie", "draw", "equal", "both", "neither"}  # words that are no response
+_TIES = {"tie", "draw", "equal", "equally", "same", "both", "neither", "none"}  # words that are no response
 _THINKING, _END_OF_THINKING = "<think>", "</think>"
 _BULLET = re.compile(r"[-+•]\s+")
 _BULLET_OF_SIGNED = re.compile(r"[-+•]\s+(?![\d.])")  # in a scale with negative numbers, `- 1` may be minus one
@@ -200,7 +200,9 @@ def read_scale(text: str, *, where: str) -> Scale:
 def _of_pairs(scale: Scale, *, where: str) -> Scale:
     """A scale whose rewards are those of the first response: as the text says, else by the places of its words."""
     words, rewards, stated = list(scale.words), (1.0, 0.0, 0.5)[: len(scale.words)], "=" in scale.text
-    says_which = sorted(scale.words.values()) == sorted(rewards) if stated else _TIES.isdisjoint(words[:2])
+    says_which = (
+        sorted(scale.words.values()) == sorted(rewards) if stated else _TIES.isdisjoint(" ".join(words[:2]).split())
+    )
     if scale.bounds or not says_which or not 2 <= len(words) <= 3:
         raise RlvrError(
             f"{where} compares two responses, and its scale {printable(scale.text)} does not say which is better.",

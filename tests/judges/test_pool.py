@@ -288,8 +288,9 @@ def test_failures_that_wait_do_not_count_again_after_an_answer(judge, open_pool)
 )
 def test_an_outage_on_the_last_texts_is_no_grade_unless_they_fail_again_alone(judge, open_pool, status, last, given_up):
     scored, fault = scoring(length_score), error(status, "down") if status else Reply(status=0)
-    judge.answer = lambda body: scored(body) if response_in(body) == "first" else fault
-    texts = [("first", ""), *((str(i), "") for i in range(last))]
+    others = {"first": scored, "long": lambda body: error(413, "too long")}
+    judge.answer = lambda body: others.get(response_in(body), lambda body: fault)(body)
+    texts = [("first", ""), ("long", ""), *((str(i), "") for i in range(last))]
     pool = open_pool(judge_retries=0, judge_concurrency=64)
     assert pool.grade(texts[:1], example_of=example_of)[0].reward is not None
     if given_up:
@@ -297,7 +298,7 @@ def test_an_outage_on_the_last_texts_is_no_grade_unless_they_fail_again_alone(ju
             pool.grade(texts[1:], example_of=example_of)
         assert pool.failed == 0
         pool = open_pool(judge_retries=0, judge_concurrency=64)  # of the run that is resumed
-    assert [grade.reward for grade in pool.grade(texts[1:], example_of=example_of)] == [None] * last
+    assert [grade.reward for grade in pool.grade(texts[1:], example_of=example_of)] == [None] * (last + 1)
 
 
 @pytest.mark.parametrize("texts", [3, 4, 7])

@@ -203,6 +203,7 @@ def test_a_rubric_that_cannot_be_read_is_named(tmp_path):
         ("A/Draw/B", None),
         ("neither, A, B", None),
         ("A/both", None),
+        ("A/equally good/B", None),
         ("first/second/equal", {"first": 1.0, "second": 0.0, "equal": 0.5}),
         ("A/B/C/D", None),
         ("1-10", None),
