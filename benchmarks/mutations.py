@@ -1762,6 +1762,7 @@ EPISODES = [
     Mutation("filter loses worked solutions and turns", "commands/store/filtering/sources.py", "            keeps_traces=True,\n", "", "tests/commands/store/test_filter.py -k sft_reads"),
     Mutation("an answer hides the worked solutions of later rows", "data/examples.py", 'else ("solution", *ANSWER_FIELDS)', 'else (self.found_answer_field or "solution",)', "tests/commands/store/test_filter.py -k sft_reads"),
     Mutation("an answer that is named hides the worked solutions", "data/examples.py", '(self.answer_field, "solution") if', "(self.answer_field,) if", "tests/commands/store/test_filter.py -k is_trained_on_without"),
+    Mutation("a null response leaves its prompt unformatted", "data/examples.py", "(_first(RESPONSE_FIELDS, row.keys) or response_field) is not None", "response_field is not None", "tests/data/test_datasets.py -k handouts_sft"),
     Mutation("a bare prompt is written as one that is formatted", "data/examples.py", 'None if self.prompt_is_question else text_of(row, "prompt")', 'text_of(row, "prompt")', "tests/commands/store/test_filter.py -k is_trained_on_without"),
     Mutation("turns of generated data are one text", "commands/store/filtering/rows.py", "if e.turns:", "if False:", "tests/commands/store/test_filter.py -k is_trained_on_without"),
     Mutation("filter holds all rows that it writes", "commands/store/filter.py", "for row in rows_of(items))", "for row in [*rows_of(items)])", "tests/commands/store/test_filter.py -k not_held"),

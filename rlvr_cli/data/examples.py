@@ -115,7 +115,7 @@ class RowReader:
         return usable_rows(rows, self.example, name=name, limit=limit, skip_bad_lines=skip_bad_lines, collect=collect)
 
     def example(self, row: Row) -> Example:
-        response_field = _first(RESPONSE_FIELDS, [key for key in row.keys if row.values.get(key) is not None])
+        response_field = _first(RESPONSE_FIELDS, _filled(row))
         response = text_of(row, response_field) if response_field else None
         turns = _turns(row) if self.traces and response_field is None else None
         if turns is not None:
@@ -145,9 +145,9 @@ class RowReader:
         else:
             question = self.question(row, question_field)
             truth = self.truth(row)
-        is_formatted = (
-            response_field is not None and conversation is None and "prompt" in row.keys and not self.prompt_is_question
-        )
+        # A null response, too, says that the prompts of its file are formatted.
+        has_response = (_first(RESPONSE_FIELDS, row.keys) or response_field) is not None and conversation is None
+        is_formatted = has_response and "prompt" in row.keys and not self.prompt_is_question
         prompt = text_of(row, "prompt") if is_formatted else None
         example_id = self.new_id(row)
         if self.keeps_traces and (trace := self.trace(row, truth)):
@@ -391,6 +391,11 @@ def _first(names: Sequence[str], keys: Sequence[str]) -> str | None:
             return name
     folded = {key.lower(): key for key in reversed(keys)}
     return next((folded[name] for name in names if name in folded), None)
+
+
+def _filled(row: Row) -> list[str]:
+    """The keys of a row whose values are not null: in a Parquet file each row has the columns of all."""
+    return [key for key in row.keys if row.values.get(key) is not None]
 
 
 def _turns(row: Row) -> tuple[tuple[str, str], ...] | None:

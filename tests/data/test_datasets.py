@@ -194,6 +194,8 @@ def test_the_handouts_sft_file(tmp_path):
     assert [e.ground_truth for e in dataset.examples] == ["2", ""]
     assert f"{path}:2: no answer" in problem(path).problem  # evaluation needs a ground truth, SFT does not
     assert load_dataset(path, limit=1).examples == [first]
+    unanswered = lines(tmp_path, {**row, "response": None, "ground_truth": 2})  # the prompt stays formatted
+    assert load_dataset(unanswered).examples == [Example("data-1", prompt, "2", prompt=prompt)]
 
 
 def test_a_question_beside_a_formatted_prompt(tmp_path):
