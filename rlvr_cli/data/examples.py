@@ -123,7 +123,7 @@ class RowReader:
         conversation = conversation_of(row) if self.traces and response_field is None else None
         if conversation is not None:
             response, response_field = conversation.text, "messages"
-        options_field = _first(OPTIONS_FIELDS, row.keys) if conversation is None else None
+        options_field = _first(OPTIONS_FIELDS, _filled(row)) if conversation is None else None
         is_trace = self.traces and response_field is None
         solution = _steps_in(self.answer_with_steps(row)) if is_trace and options_field is None else None
         if self.traces and not (response or "").strip() and not solution and options_field is None:
@@ -139,7 +139,7 @@ class RowReader:
         elif question_field is None and numbers_field is not None and "target" in row.keys:
             question, truth = _puzzle(row, numbers_field)
             self.num_puzzles += 1
-        elif options_field is not None and row.values.get(options_field) is not None:
+        elif options_field is not None:
             question, truth = self.choice(row, question_field, options_field)
             solution = reference_response(truth) if is_trace else None
         else:
@@ -211,7 +211,8 @@ class RowReader:
     def answer_with_steps(self, row: Row) -> str:
         """The first field with a worked solution, whole: the one that was named goes before `solution`. Empty if there is none."""
         names = (self.answer_field, "solution") if self.answer_field else ("solution", *ANSWER_FIELDS)
-        texts = ((text_of(row, key) or "").strip() for name in names if (key := _first([name], row.keys)))
+        values = (row.values.get(key) for name in names if (key := _first([name], row.keys)))
+        texts = (storable(value).strip() for value in values if isinstance(value, str))
         return next(filter(_steps_in, texts), "")
 
     def trace(self, row: Row, truth: str) -> dict[str, Any]:
@@ -227,7 +228,7 @@ class RowReader:
                 found["messages"] = conversation.messages
                 found |= {"tools": conversation.tools} if conversation.tools is not None else {}
         with suppress(BadRow):
-            of_choice = _first(OPTIONS_FIELDS, row.keys) is not None
+            of_choice = _first(OPTIONS_FIELDS, _filled(row)) is not None
             if of_choice and (response := reference_response(truth)):
                 found["solution"] = f"{response}\n#### {letter_of(truth)[0]}"
             elif not of_choice and (worked := self.answer_with_steps(row)):

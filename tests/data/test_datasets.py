@@ -213,6 +213,8 @@ def test_a_trace_needs_a_response(tmp_path):
         traces(path)
     with pytest.raises(RlvrError, match="no response"):
         traces(lines(tmp_path, {"prompt": "Q", "response": "  "}))
+    with pytest.raises(RlvrError, match="no response"):  # and not that an answer is no text
+        traces(lines(tmp_path, {"question": "Q", "answer": "7", "solution": "plain", "target": {"a": 1}}))
     assert traces("arithmetic", limit=3).examples == arithmetic(3)
 
 

@@ -619,6 +619,13 @@ MESSAGES = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "
             ],
             {},
         ),
+        (
+            [
+                {"question": "a?", "options": ["7", "8"], "answer": "A"},
+                {"question": "b?", "options": None, "answer": "3 and 4 is\n#### 7"},
+            ],
+            {},
+        ),
     ],
 )  # fmt: skip
 def test_a_filtered_dataset_is_trained_on_without_the_options_that_it_was_read_with(source, fields, tmp_path, call):
@@ -628,6 +635,7 @@ def test_a_filtered_dataset_is_trained_on_without_the_options_that_it_was_read_w
     after = load_dataset(str(tmp_path / "kept.parquet"), purpose="traces")
     assert after.fingerprint == before.fingerprint
     assert [(e.turns, e.conversation) for e in after.examples] == [(e.turns, e.conversation) for e in before.examples]
+    assert all(e.response or e.solution for e in after.examples)
 
 
 def test_messages_may_have_fields_that_are_no_json(tmp_path, call):
