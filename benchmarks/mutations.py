@@ -381,6 +381,7 @@ WIRING = [
         ("what is no longer there counts as sent", "if found is None and _is_local():", "if False:", "tests/trackers/test_trackers.py -k stay_apart"),
     ),
     Mutation("a folder of --out goes on with another run", "commands/store/export.py", "        check_folder(out, info)", "        pass", "tests/trackers/test_trackers.py -k of_one_run"),
+    Mutation("a table of another run stays", "trackers/csv_tables.py", "file.unlink(missing_ok=True)", "pass", "tests/trackers/test_trackers.py -k of_one_run"),
     Mutation("a folder of --out does not say whose it is", "trackers/open.py", "            atomic_write(out / OF_RUN, _identity(info).encode())", "            pass", "tests/trackers/test_trackers.py -k of_one_run"),
     Mutation("what was sent is sent again", "trackers/sent.py", "if row.rank > self._rank]", "if True]", "tests/trackers/test_trackers.py -k goes_on"),
     Mutation("rollouts do not count in priorities", "commands/sources/sampling.py", "self.order.count(sampled)", "pass", replays("grpo-cispo"), ("question_order",)),

@@ -27,8 +27,10 @@ class Csv:
         """Write all rows, and return them."""
         self._folder.mkdir(exist_ok=True)
         for axis in ("train", "eval"):
+            file = self._folder / f"{axis}.csv"
             of_axis = [row for row in rows if row.axis == axis]
-            if not of_axis:
+            if not of_axis:  # what is there is of another run, in a folder of an earlier version
+                file.unlink(missing_ok=True)
                 continue
             names = sorted({name for row in of_axis for name in row.values})
             text = io.StringIO()
@@ -36,7 +38,7 @@ class Csv:
             writer.writerow(["step", "wall_seconds", *names])
             for row in of_axis:
                 writer.writerow([row.step, row.seconds, *(row.values.get(name, "") for name in names)])
-            atomic_write(self._folder / f"{axis}.csv", text.getvalue().encode())
+            atomic_write(file, text.getvalue().encode())
         return rows
 
     def finish(self, status: str) -> None:

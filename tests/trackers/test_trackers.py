@@ -219,7 +219,7 @@ def test_a_folder_of_out_is_of_one_run(tmp_path, monkeypatch, steps):
     assert files["train.csv"].count(b"\n") == 4
     run.path.rename("runs/old")
     with RunDir.create("runs", "grpo", name="r", metadata={}) as other:
-        write_steps(other, range(steps))
+        write_steps(other, range(1, 1 + steps))  # without an evaluation
     begun = [of.metadata["created_at"] for of in (run, other)]
     with pytest.raises(RlvrError) as raised:
         invoke(words)
@@ -230,7 +230,8 @@ def test_a_folder_of_out_is_of_one_run(tmp_path, monkeypatch, steps):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
     (folder / ".run").unlink()  # as in a folder of an earlier version
     invoke(words)
-    assert (folder / "train.csv").read_text().count("\n") == (1 + steps if steps else 4)
+    tables = {path.name: path.read_text().count("\n") for path in folder.glob("*.csv")}
+    assert tables == ({"train.csv": 2} if steps else {"train.csv": 4, "eval.csv": 3})
 
 
 def test_files_go_where_out_says(tmp_path, capsys, monkeypatch):
