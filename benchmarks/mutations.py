@@ -1173,6 +1173,8 @@ MATHEMATICS = [
         ("a question's other prompt does not count", "counts[question.same][1] += question.right", "counts[question.same][1] = question.right", "tests/commands/store/test_filter.py -k two_prompts"),
         ("what was right with another prompt is wrong", "of in matches, right=of in right)", "of in matches, right=key in {i.question for i in matching if i.right})", "tests/commands/store/test_filter.py -k two_prompts"),
         ("the first duplicate stays, whatever is asked for", "key=lambda i: not s.takes(i, questions[i.question])", "key=lambda i: False", "tests/commands/store/test_filter.py -k duplicates_one"),
+        ("a response is paired with its duplicate", "stay = {item.key for same, item in one.items() if same not in both_ways}", "stay = {item.key for item in one.values()}", "tests/commands/store/test_filter.py -k different_truths"),
+        ("of duplicates one without a grade hides one with it", "item.graded or not self.for_pairs", "True", "tests/commands/store/test_filter.py -k different_truths"),
         ("the copy of a question that is too hard stays alone", "(not self.by_difficulty or self.is_as_hard(question))", "True", "tests/commands/store/test_filter.py -k duplicates_one"),
         ("each prompt has responses of its own", "groups[questions[item.question].identity]", "groups[item.question]", "tests/commands/store/test_filter.py -k two_prompts"),
         ("different truths are one question", "md5(concat(prompt, md5(ground_truth)))", "md5(prompt)", "tests/commands/store/test_filter.py -k different_truths"),

@@ -25,6 +25,7 @@ Key = tuple[str, str, int, str, int]  # (run_id, phase, step, example_id, sample
 
 _CHOSEN = "($phase = 'all' OR phase = $phase) AND ($step IS NULL OR step = $step)"
 _RIGHT = "coalesce(reward > 0.5 AND NOT isnan(reward), false)"
+_GRADED = "coalesce(NOT isnan(reward), false)"
 _QUESTION = "md5(concat(prompt, md5(ground_truth)))"  # questions of one text may have different truths
 _KEY = "run_id, phase, step, example_id, sample_index"
 _WHOLE = f"finish_reason <> 'length' AND coalesce(episode.ended_by NOT IN {CUT_OFF}, true)"
@@ -74,6 +75,7 @@ class Item:
     tokens: int = 0
     usable: bool = True  # not cut at the length limit or as an episode, not blank, and sampled entirely by the policy
     digest: str | bytes = ""  # equal for responses that differ only in case and white space
+    graded: bool = True  # else it is neither right nor wrong
     faults: frozenset[str] = frozenset()  # of its thinking, of `ThinkingRules`
 
 
@@ -127,7 +129,7 @@ class Selection:
     max_per_question: int | None = None
     shortest: bool = False
     dedup: bool = False
-    for_pairs: bool = False  # of a response that is right once and wrong once, both stay: it is in no pair
+    for_pairs: bool = False  # of a response that is right once and wrong once, none stays: it is in no pair
     limit: int | None = None
     with_control: bool = False
     seed: int = 0
@@ -142,9 +144,10 @@ class Selection:
         return self.min_pass_rate <= question.pass_rate <= self.max_pass_rate
 
     def takes(self, item: Item, question: Question) -> bool:
-        """Whether an item is what the condition, correctness, the rules of the thinking and the difficulty ask for."""
+        """Whether an item is what the condition, correctness, the rules of the thinking, pairs and the difficulty ask for."""
         fits = (item.matches or not self.where) and (item.right or not self.correct_only) and not item.faults
-        return fits and (not self.by_difficulty or self.is_as_hard(question))
+        is_told = item.graded or not self.for_pairs
+        return fits and is_told and (not self.by_difficulty or self.is_as_hard(question))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +218,7 @@ def read_samples(
     response = "response" if rules.names else "''"
     sql = (
         f"SELECT {_KEY}, {_QUESTION}, coalesce({condition}, false), {_RIGHT}, policy_tokens(episode, num_response_tokens),"
-        f" {_WHOLE} AND NOT {_BLANK} AND {_ONE_VOICE}, {_SAME}, {response}"
+        f" {_WHOLE} AND NOT {_BLANK} AND {_ONE_VOICE}, {_SAME}, {_GRADED}, {response}"
         f" FROM rollouts WHERE {_CHOSEN}"
     )
     items = [
@@ -310,12 +313,19 @@ def select(
         found = "; ".join(f"{count} {how}" for how, count in counts.items() if count)
         selected.keep("decontaminate", lambda i: i.question not in seen, found or "its question is in the evaluation")
     if s.dedup:
-        one: dict[tuple[str, str | bytes, bool], Item] = {}
+        one: dict[tuple[str, str | bytes], Item] = {}
+        both_ways: set[tuple[str, str | bytes]] = set()
         # Those that pass come first: else a later stage may drop the only copy.
         for item in sorted(selected.kept, key=lambda i: not s.takes(i, questions[i.question])):
-            one.setdefault((questions[item.question].identity, item.digest, s.for_pairs and item.right), item)
-        stay = {item.key for item in one.values()}
-        selected.keep("dedup", lambda i: i.key in stay, "a duplicate, ignoring case and white space")
+            same = questions[item.question].identity, item.digest
+            first = one.setdefault(same, item)
+            if s.for_pairs and item.right != first.right and s.takes(item, questions[item.question]):
+                both_ways.add(same)
+        stay = {item.key for same, item in one.items() if same not in both_ways}
+        why = "a duplicate, ignoring case and white space"
+        if both_ways:
+            why += "; none is left of those that are right once and wrong once"
+        selected.keep("dedup", lambda i: i.key in stay, why)
     pool = selected.kept
     if s.where:
         selected.keep("where", lambda i: i.matches, "the condition does not hold")

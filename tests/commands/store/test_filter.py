@@ -381,6 +381,15 @@ def test_questions_of_one_text_may_have_different_truths(call, tmp_path):
     pairs, _ = call(run.path, emit="pairs", out="pairs.jsonl")
     assert [(r["chosen"], r["rejected"], r["ground_truth"]) for r in pairs] == [("nine", "5", "9")]
     assert call(run.path, emit="pairs", dedup=True, out="dedup.jsonl")[0] == pairs
+    with RunDir.create(tmp_path / "runs", "eval", name="spaced", metadata=FACTS) as spaced:
+        graded = [("is  Seven", 1.0), ("is seven", 0.0), ("SIX", None), ("six", 0.0), ("7", 1.0)]
+        rows = [
+            rollout("spaced", "q: ?", i, text, reward=reward, phase="eval") for i, (text, reward) in enumerate(graded)
+        ]
+        spaced.commit_rollouts("eval", 0, rows)
+    cases, stages = call(spaced.path, emit="pairs", dedup=True, overwrite=True)
+    assert [(r["chosen"], r["rejected"]) for r in cases] == [("7", "six")]
+    assert stages[1:] == [("dedup", 2, 3), ("pairs", 1, 0)]
     for spec in (run.path, tmp_path / "pairs.jsonl"):
         loaded = load_pairs(str(spec), TEMPLATE, pairs_per_question=4, seed=0).examples
         assert [e.response for e in loaded] == ["nine", "5"]
