@@ -923,6 +923,7 @@ def test_groups_that_dynamic_sampling_dropped_are_not_pushed(ask):
         ({"loss_type": "kimi", "length_normalization": "token_mean"}, "length_normalization has no effect on r: kimi"),
         ({"loss_type": "kimi", "normalize_constant": 3}, "normalize_constant has no effect on r: kimi"),
         ({"loss_type": "gspo", "length_normalization": "token_mean"}, "length_normalization has no effect on r: gspo"),
+        ({"loss_type": "gspo", "normalize_constant": 3}, "normalize_constant has no effect on r: gspo"),
     ],
 )
 def test_an_unknown_choice_of_an_objective_is_refused(ask, wrong, said):

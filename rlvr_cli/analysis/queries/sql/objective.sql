@@ -48,8 +48,8 @@ WITH choices AS (
             THEN 'length_normalization has no effect on ' || run_id || ': kimi divides by no length'
             WHEN loss_type = 'gspo' AND wanted_length <> length
             THEN 'length_normalization has no effect on ' || run_id || ': gspo divides by the length of each response'
-            WHEN loss_type = 'kimi' AND NOT own AND $normalize_constant IS NOT NULL
-            THEN 'normalize_constant has no effect on ' || run_id || ': kimi divides by no constant'
+            WHEN loss_type IN ('kimi', 'gspo') AND NOT own AND $normalize_constant IS NOT NULL
+            THEN 'normalize_constant has no effect on ' || run_id || ': ' || loss_type || ' divides by no constant'
             WHEN $normalize_constant IS NOT NULL AND NOT own AND length <> 'masked_normalize'
             THEN 'normalize_constant has no effect on ' || run_id || ' without --length-normalization masked_normalize'
             WHEN loss_type <> 'no_baseline' AND $loss_type::VARCHAR = loss_type AND loss_type NOT IN (
