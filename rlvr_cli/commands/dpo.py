@@ -28,7 +28,8 @@ from rlvr_cli.text import printable
 from rlvr_cli.training.loop import RolloutLoop, RolloutSource, data_loop, rollout_loop
 from rlvr_cli.training.losses.chosen import own_loss_facts, preference_loss
 from rlvr_cli.training.pairs import EncodedPairs
-from rlvr_cli.training.planning.plan import dpo_plan, length_notes, online_dpo_plan, print_plan
+from rlvr_cli.training.planning.notes import length_notes
+from rlvr_cli.training.planning.plan import dpo_plan, online_dpo_plan, print_plan
 from rlvr_cli.training.session import inputs_of_traces, load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.updates.tensors import rollout_tensors

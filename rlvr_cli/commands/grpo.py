@@ -25,7 +25,8 @@ from rlvr_cli.training.credit.turns import with_turn_advantages
 from rlvr_cli.training.loop import RolloutLoop, RolloutSource, rollout_loop
 from rlvr_cli.training.losses.chosen import own_loss_facts, policy_gradient_loss, policy_gradient_objective
 from rlvr_cli.training.losses.policy_gradient import LOSSES, Loss
-from rlvr_cli.training.planning.plan import clip_note, grpo_notes, grpo_plan, print_plan
+from rlvr_cli.training.planning.notes import clip_note, grpo_notes
+from rlvr_cli.training.planning.plan import grpo_plan, print_plan
 from rlvr_cli.training.session import load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.updates.tensors import rollout_tensors, select_rows, stale_tokens, zero_advantage_rows

@@ -20,7 +20,8 @@ from rlvr_cli.runs.provenance import resumed_config
 from rlvr_cli.samplers.episodes.turns import chat_turns
 from rlvr_cli.terminal import console
 from rlvr_cli.training.loop import data_loop
-from rlvr_cli.training.planning.plan import print_plan, sft_notes, sft_plan
+from rlvr_cli.training.planning.notes import sft_notes
+from rlvr_cli.training.planning.plan import print_plan, sft_plan
 from rlvr_cli.training.read_traces import ends_besides_eos, read_traces, recorded
 from rlvr_cli.training.session import inputs_of_traces, open_trainer
 from rlvr_cli.training.traces import (

@@ -14,7 +14,8 @@ from rlvr_cli.config.parsing.sources import resolve, resume
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.training.losses.policy_gradient import LOSSES
 from rlvr_cli.training.planning.memory import compute_dtype
-from rlvr_cli.training.planning.plan import clip_note, grpo_notes, grpo_plan, shared_notes
+from rlvr_cli.training.planning.notes import clip_note, grpo_notes, shared_notes
+from rlvr_cli.training.planning.plan import grpo_plan
 from rlvr_cli.training.session import load_inputs
 
 
