@@ -161,22 +161,7 @@ def load_experiment(
         raise
     for option in replaced:
         console.say(f"note: {flag(option)} of the command line replaces what the arms of {name} set; their names stay")
-    of_arms = dict.fromkeys(option for arm in arms for option in arm)
-    for option in in_file:
-        if option in OWN:
-            console.say(
-                f"note: {flag(option)} of {given['config']} has no effect, since a sweep sets it: it has {OWN[option]}"
-            )
-        if option in of_arms:
-            console.say(f"note: {flag(option)} of {given['config']} has no effect in arms that have their own")
-    for option in dict.fromkeys([*common, *of_arms]):
-        if option in OWN:
-            raise UsageError(f"A sweep sets {flag(option)} itself.", f"rlvr sweep has {OWN[option]}.")
-    if clash := [option for option in given if option in of_arms]:
-        raise UsageError(
-            f"{flag(clash[0])} varies in {name}.",
-            f"Give all its values: --vary {clash[0]}=V1,V2, or one: --vary {clash[0]}={named_value(given[clash[0]])}",
-        )
+    _check_given(given, in_file, own=common, arms=arms, name=name)
     chosen = list(seeds) or content.get("seeds", [0])
     found = Experiment(
         name=path.stem,
@@ -205,6 +190,43 @@ def load_experiment(
     _check_stage_options(found, where=str(path))
     _check_effects(found)
     return found
+
+
+def _check_given(
+    given: Mapping[str, Any],
+    in_file: Mapping[str, Any],
+    *,
+    own: Mapping[str, Any],
+    arms: Sequence[Mapping[str, Any]],
+    name: str,
+) -> None:
+    """Say which options of the --config file have no effect.
+
+    Args:
+        given: on the command line.
+        in_file: the options of the --config file.
+        own: of all runs.
+        arms: the options of each arm.
+        name: of the experiment.
+
+    Raises:
+        RlvrError: the sweep sets an option itself, or arms set one of the command line.
+    """
+    of_arms = dict.fromkeys(option for arm in arms for option in arm)
+    for option in in_file:
+        unheard = f"note: {flag(option)} of {given['config']} has no effect"
+        if option in OWN:
+            console.say(f"{unheard}, since a sweep sets it: it has {OWN[option]}")
+        if option in of_arms:
+            console.say(f"{unheard} in arms that have their own")
+    for option in dict.fromkeys([*own, *of_arms]):
+        if option in OWN:
+            raise UsageError(f"A sweep sets {flag(option)} itself.", f"rlvr sweep has {OWN[option]}.")
+    if clash := [option for option in given if option in of_arms]:
+        raise UsageError(
+            f"{flag(clash[0])} varies in {name}.",
+            f"Give all its values: --vary {clash[0]}=V1,V2, or one: --vary {clash[0]}={named_value(given[clash[0]])}",
+        )
 
 
 def _in_config_file(given: Mapping[str, Any], kind: type[Provenance], *, command: str) -> dict[str, Any]:
