@@ -2315,7 +2315,7 @@ SUPPLEMENT = [
         ("examples are not packed", "    if config.packing:", "    if False:", replays("sft-packed"), "sft.packing"),
         ("attention never crosses", "    if config.packing_attend_across:", "    if False:", replays("sft-across"), "sft.packing_attend_across"),
         ("whole examples in sequences of 512", "pack_whole(examples, *encoded, length=config.packing_length,", "pack_whole(examples, *encoded, length=512,", replays("sft-packed"), "sft.packing_length"),
-        ("joined examples in sequences of 31", "pack_across(*encoded, length=config.packing_length,", "pack_across(*encoded, length=31,", replays("sft-across"), "sft.packing_length"),
+        ("joined examples in sequences of 10", "pack_across(*encoded, length=config.packing_length,", "pack_across(*encoded, length=10,", replays("sft-across"), "sft.packing_length"),
         ("prompts are not learned", "if config.loss_on_prompts:", "if False:", "tests/commands/test_sft.py -k loss_on_prompts", "sft.loss_on_prompts"),
         ("the first token of joined examples is not learned", "keep=0 if config.packing_attend_across else 1", "keep=1", "tests/commands/test_sft.py -k loss_on_prompts"),
         ("sequences longer than the context", "elif config.packing_length > own:", "elif False:", "tests/commands/test_sft.py -k fits_the_context"),
