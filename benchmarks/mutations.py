@@ -1275,6 +1275,8 @@ MATHEMATICS = [
         "analysis/statistics/objective.py",
         ("the loser is told as the winner", "least, most = changed[0], changed[-1]", "most, least = changed[0], changed[-1]", "tests/analysis/statistics/test_objective.py"),
     ),
+    Mutation("commands of a sweep are cut", "sweeps/printed.py", "output=output, whole=True)", "output=output)", "tests/commands/test_sweep.py -k printed_instead"),
+    Mutation("what differs is cut in a pipe", "commands/store/runs.py", "output=config.format, whole=True)", "output=config.format)", "tests/commands/store/test_runs.py -k rarest_values"),
     *mutations_of(
         "sweeps/arms.py",
         ("--vary adds no option", 'content["grid"][option] = values', "pass", "tests/sweeps/test_experiment.py -k command_line_changes"),
@@ -2397,7 +2399,7 @@ JUDGES = [
         ("a reply that was cut off has a score", 'if reply.finish == "length":', "if False:", f"{JUDGED} at_fault"),
         ("a filtered reply has a score", "if reply.finish not in ENDS:", "if False:", f"{JUDGED} at_fault"),
         ("the judge is shown the whole prompt", 'example.get("question") or example.get("prompt")', 'example.get("prompt")', f"{JUDGED} whole_reply"),
-        ("a stop gives up answers of a judge that are paid for", "    together = 1  #", "    together = 128  #", "tests/rollouts/test_regrade.py tests/commands/test_pairwise.py -k a_stop_keeps"),
+        ("a stop gives up answers of a judge that are paid for", "    batch_size = 1  #", "    batch_size = 128  #", "tests/rollouts/test_regrade.py tests/commands/test_pairwise.py -k a_stop_keeps"),
         ("what a run has stored is asked again", "            self._judge.remember(stored_replies(run))\n", "", f"{JUDGED} has_stored"),
         ("a changed rubric is the same grader", 'f"{self.rubric.sha256} {self._judge', 'f"{self._judge', f"{BY_JUDGE} known_to_the_next"),
         ("the rubric is not in run.json", ', "rubric": self.rubric.facts', "", f"{BY_JUDGE} changed_rubric"),

@@ -153,7 +153,8 @@ class Figure:
         """Draw it into a .png or .svg file. Raises RlvrError if that cannot be written."""
         from rlvr_cli.commands.store import analyze
 
-        given = _options(self.options, where="plot")
+        chosen = {name: _python(value, counts=True) for name, value in self.options.items() if value is not None}
+        given = read_options(chosen, AnalyzeConfig, command="analyze", where="plot")
         flags = {**given, "query": self.query, "runs": tuple(self.runs), "plot": str(path)}
         with DRAWING, contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             analyze.run(resolve(AnalyzeConfig, flags=flags, command="analyze"))
@@ -224,12 +225,6 @@ def _values(query: NamedQuery, given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         check_parameter(query, name, value, given=f"{name}={value!r}")
     return {**query.parameters, **values}
-
-
-def _options(given: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """The options of `rlvr analyze` that are not None. Raises RlvrError, which names `where`, if one does not exist or has another type."""
-    chosen = {name: _python(value, counts=True) for name, value in given.items() if value is not None}
-    return read_options(chosen, AnalyzeConfig, command="analyze", where=where)
 
 
 def _python(value: Any, *, counts: bool) -> Any:

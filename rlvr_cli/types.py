@@ -254,7 +254,7 @@ class Graders(Protocol):
     """What grades responses in the background: processes (`graders.pool`), or a judge (`judges.pool`)."""
 
     spec: str  # the name of the grader
-    together: int  # stored responses that are graded as one batch; a stop gives up those under way
+    batch_size: int  # stored responses that are graded at a time; a stop gives up the batches under way
     failed: int  # grades that failed so far
 
     @property

@@ -80,7 +80,7 @@ def compare(opened: RunDir, judge: JudgePool, pairs: Sequence[Comparison], *, se
     ):
         try:
             graded = graded_batches(
-                left, lambda some: judge.ask([c.text for c in some]), together=judge.together, stop=stop
+                left, lambda some: judge.ask([c.text for c in some]), batch_size=judge.batch_size, stop=stop
             )
             for batch, grades in graded:
                 answered = [(c, grade) for c, grade in zip(batch, grades, strict=True) if grade.judgement is not None]

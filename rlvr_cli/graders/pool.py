@@ -73,7 +73,7 @@ class GraderPool:
         RlvrError: there is no such grader. A user's file that cannot be run raises it on the first `grade`.
     """
 
-    together = 128
+    batch_size = 128
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class JudgePool:
         RlvrError: as `read_rubric` and `Judge`.
     """
 
-    together = 1  # each answer is paid for
+    batch_size = 1  # each answer is paid for
 
     def __init__(
         self,

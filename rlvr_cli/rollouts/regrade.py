@@ -168,7 +168,7 @@ def _grade_rows(
 
     committed = time.monotonic()
     try:
-        for batch, grades in graded_batches(rows, submit, together=pool.together, stop=stop):
+        for batch, grades in graded_batches(rows, submit, batch_size=pool.batch_size, stop=stop):
             for row, grade in zip(batch, grades, strict=True):
                 graded.append(
                     made(
@@ -194,12 +194,12 @@ def _grade_rows(
 
 
 def graded_batches(
-    rows: Sequence[T], submit: Callable[[Sequence[T]], Future[list[Grade]]], *, together: int, stop: StopRequest
+    rows: Sequence[T], submit: Callable[[Sequence[T]], Future[list[Grade]]], *, batch_size: int, stop: StopRequest
 ) -> Iterator[tuple[Sequence[T], list[Grade]]]:
     """Yield the rows in batches with their grades; the next batches are graded meanwhile.
 
     Args:
-        together: rows in a batch.
+        batch_size: rows in a batch.
 
     Raises:
         Interrupted: `stop` was requested; the batches that are graded are yielded, and those under way are given up.
@@ -214,11 +214,11 @@ def graded_batches(
         return batch, grades.result()
 
     try:
-        for start in range(0, len(rows), together):
+        for start in range(0, len(rows), batch_size):
             stop.check()
-            batch = rows[start : start + together]
+            batch = rows[start : start + batch_size]
             pending.append((batch, submit(batch)))
-            if len(pending) * together >= GRADED_AHEAD:
+            if len(pending) * batch_size >= GRADED_AHEAD:
                 yield first()
         while pending:
             stop.check()

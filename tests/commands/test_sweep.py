@@ -225,6 +225,8 @@ def test_the_commands_can_be_printed_instead(sweep, tmp_path):
     ]
     commands = sweep(seeds="0", emit="commands").out.splitlines()
     assert commands == [row["command"] for row in rows]
+    table = sweep(seeds="0", dry_run=True, format="table").out
+    assert all(len(command) > 400 and command in table for command in commands), "whole, to be typed"
     assert shlex.split(commands[1])[-6:] == [
         *("--seed", "0", "--run", "reinforce_with_baseline-s0", "--runs-dir", str(tmp_path / "grpo_baselines")),
     ]

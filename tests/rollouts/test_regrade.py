@@ -37,7 +37,7 @@ def test_an_end_yields_the_batches_that_are_done_and_gives_up_those_under_way(en
     yielded = []
     with pytest.raises(ended_by):
         yielded.extend(
-            (list(batch), grades) for batch, grades in graded_batches(range(5), submit, together=2, stop=stop)
+            (list(batch), grades) for batch, grades in graded_batches(range(5), submit, batch_size=2, stop=stop)
         )
     assert yielded == [([2, 3], ["grade of 2", "grade of 3"])]
     assert made[0].cancelled() == (ended_by is Interrupted)

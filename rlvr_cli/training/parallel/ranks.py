@@ -70,7 +70,7 @@ class Ranks:
         """
         self.rank, self.size = rank, size
         self._store, self._control, self._prompt = store, control, prompt
-        self._waits = False  # or gave up waiting
+        self._waits = False  # whether it waits in `_wait`, or has given that up
 
     def deal(self, costs: Sequence[float]) -> list[int]:
         """Divide pieces of work among the ranks, each to the one that has least to do so far.

@@ -168,7 +168,7 @@ def test_what_a_resumed_run_may_change_is_named_if_it_tells_runs_apart(tmp_path)
 def test_the_rarest_values_come_first_and_no_two_runs_look_alike(tmp_path, run_command, monkeypatch):
     usual = {"dataset": "arithmetic:128", "sampling_max_tokens": 160}
     named = {f"b-{n}": {**usual, "thinking_budget": str(n)} for n in (8, 40)}
-    named |= {f"e-{n}": {"dataset": "countdown", "model": f"m{n}"} for n in range(3)}
+    named |= {f"e-{n}": {"dataset": "countdown", "model": f"m{n}" * (200 if n == 2 else 1)} for n in range(3)}
     for name, config in named.items():
         make(tmp_path, name, command="eval", config=config)
     differs = {name: row["differs"] for name, row in listed(tmp_path).items()}
@@ -176,6 +176,7 @@ def test_the_rarest_values_come_first_and_no_two_runs_look_alike(tmp_path, run_c
     assert differs["e-0"] == "model m0"  # most runs are of countdown
     table = run_command().out
     assert differs["b-40"] in table  # nobody looks at a pipe
+    assert differs["e-2"] in table
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(command, "MOST_SHOWN", 30)
     monkeypatch.setenv("COLUMNS", "400")
