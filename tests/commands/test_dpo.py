@@ -431,6 +431,7 @@ def test_the_plan_comes_before_anything_else(pairs, tiny_model_dir, tmp_path, ca
     said = capsys.readouterr().err
     assert "pairs          11 of " in said
     assert "updates        3 of 4 pairs; 1 epochs" in said
+    assert "note: 3 updates change a model little; a smaller --train-batch-size or more --dpo-epochs" in said
     assert "log sigma(2 (h_w - h_l) - 0.3);  h = (1/|o|) log p of" in said
     assert "reference " not in said
     assert not (tmp_path / "r").exists()

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
+from disks import largest_file
 from marks import slow
 from real_configurations import CONFIGURATIONS, write_model
 from rlvr_cli.errors import RlvrError
@@ -159,6 +160,15 @@ def test_an_adapter_is_multiplied_in_the_precision_of_half_weights(tiny_model_di
     log_probs_of(policy)
     assert {tensor.dtype for pair in seen for tensor in pair} == {torch.bfloat16}
     assert layer.cast_input_dtype_enabled  # as it was: outside of `autocast` peft casts
+
+
+@pytest.mark.parametrize("full", ["adapter_model.safetensors", "tokenizer.json"])
+def test_a_full_disk_is_an_error_of_the_system(tiny_model_dir, tmp_path, full):
+    """safetensors and tokenizers have errors of their own."""
+    policy = load_policy(tiny_model_dir, lora=Lora(rank=1, alpha=1, seed=0))
+    policy.save(tmp_path / "whole")
+    with largest_file((tmp_path / "whole" / full).stat().st_size - 1), pytest.raises(OSError, match="File too large"):
+        policy.save(tmp_path / "adapter")
 
 
 @pytest.mark.parametrize("optimizer", [{}, {"kind": "adamw_kahan"}, {"kind": "adamw_8bit"}, {"offload": True}], ids=str)
