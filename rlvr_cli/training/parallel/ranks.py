@@ -71,6 +71,9 @@ class Ranks:
         self.rank, self.size = rank, size
         self._store, self._control, self._prompt = store, control, prompt
         self._waits = False  # whether it waits in `_wait`, or has given that up
+        self._nothing = torch.zeros(
+            1
+        )  # what is summed in `_meet`; kept, so that gloo's thread is never the one that frees it
 
     def deal(self, costs: Sequence[float]) -> list[int]:
         """Divide pieces of work among the ranks, each to the one that has least to do so far.
@@ -220,7 +223,7 @@ class Ranks:
 
     def _meet(self, group: Any, *, check: Callable[[], None] = lambda: None) -> None:
         """Wait until all ranks are here: what cannot be waited for by `_wait` then takes no time."""
-        self._wait(dist.all_reduce(torch.zeros(1), group=group, async_op=True), check=check)
+        self._wait(dist.all_reduce(self._nothing, group=group, async_op=True), check=check)
 
     def _wait(self, work: Any, *, check: Callable[[], None] = lambda: None) -> None:
         """Wait until all ranks have done something, within `_together`.
