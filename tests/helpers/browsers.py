@@ -63,10 +63,10 @@ class Page:
         return WebDriverWait(self.browser, 30, poll_frequency=0.1).until(lambda _: holds())
 
     def settled(self) -> str:
-        """The status line, once no search is under way."""
+        """The status line, once no other list is on its way."""
         # No status line either, while the page still unpacks its rollouts: that goes on after the browser's load event.
-        self.until(lambda: [e for e in self.all(".status") if "rollouts" in e.text])
-        return self.one(".status").text
+        self.until(lambda: self.all(".listing[aria-busy=false]") and "rollouts" in self.text(".status"))
+        return self.text(".status")
 
     def choose(self, name, text) -> str:
         from selenium.webdriver.support.ui import Select
@@ -75,7 +75,6 @@ class Page:
         return self.settled()
 
     def search(self, text) -> str:
-        self.js("const s = document.querySelector('.status'); s.textContent = 'waiting'")
         self.one("#search").clear()
         self.one("#search").send_keys(text)
         return self.settled()

@@ -314,6 +314,11 @@
     status.textContent = text;
   }
 
+  // Whether another list is on its way: what is shown is of the one before.
+  function markBusy(whether) {
+    listing.setAttribute("aria-busy", String(whether));
+  }
+
   // What could not be had is asked for again when the server's page comes next (`live.js`), but not what took too long.
   function fail(error) {
     if (error.status !== 504) delete document.documentElement.dataset.committed;
@@ -323,6 +328,7 @@
   let timer = 0, busy = 0;
   function later() {
     clearTimeout(timer);
+    markBusy(true);
     timer = setTimeout(refresh, 250);
   }
 
@@ -341,6 +347,7 @@
   async function list() {
     clearTimeout(timer);
     const request = ++requests, isCurrent = () => request === requests, wanted = asked();
+    markBusy(true);
     if (source.place === "in all") busy = setTimeout(() => isCurrent() && say("Asking …"), 300);
     try {
       const answer = await source.list(wanted, { say, isCurrent });
@@ -352,6 +359,7 @@
       return false;
     } finally {
       clearTimeout(busy);
+      if (isCurrent()) markBusy(false);
     }
     show();
     return true;

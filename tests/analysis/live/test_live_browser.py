@@ -142,7 +142,7 @@ def test_previous_and_next_go_on_from_a_rollout_that_new_ones_move_off_the_page(
         grow(range(6, 12), "26 to 50 of 72 rollouts")
         go(1, "q1 · sample 0", "1 to 25 of 72 rollouts")
         page.one("[data-sort=example_id]").click()
-        page.until(lambda: page.column("example_id")[0] == "What is q0?")
+        page.settled()
         page.choose("step", "0")
         page.choose("step", "all")
         page.one("#page-next").click()
@@ -157,7 +157,8 @@ def test_previous_and_next_go_on_from_a_rollout_that_new_ones_move_off_the_page(
         assert not any(button.is_enabled() for button in page.all(".moves button")[:2])
         page.one("[data-sort=step]").click()
         page.one("[data-sort=step]").click()
-        page.until(lambda: page.column("step")[0] == "0")
+        page.settled()
+        assert page.column("step")[0] == "0"
         page.open(0)
         page.one("#page-next").click()
         page.until(lambda: page.all(".status")[0].text == "26 to 50 of 144 rollouts")

@@ -131,6 +131,13 @@ def test_filters_change_what_is_listed(browser, two_runs):
     assert page.choose("failure_kind", "wrong_answer").startswith("0 rollouts")
     page.one("#reset").click()
     assert page.choose("reward", "none: the grade failed").startswith("1 to 1 of 1 ")
+    marked = "return document.querySelector('.listing').ariaBusy"
+    events = {"filter-reward": "change", "search": "input"}
+    for control, event in events.items():
+        dispatch = f"document.querySelector('#{control}').dispatchEvent(new Event('{event}'));"
+        assert page.js(dispatch + marked) == "true", "another list is on its way"
+        page.settled()
+        assert page.js(marked) == "false"
     assert page.is_unharmed()
 
 
