@@ -343,19 +343,25 @@
     return { filters: wanted, reward, words: search.value, order, first };
   }
 
-  // Whether the list could be had, and no newer one was asked for meanwhile.
-  async function list() {
+  // Whether the list could be had, or the newer one that was asked for meanwhile: a move between rollouts goes on with that.
+  let latest = null;
+  function list() {
+    return latest = listNow();
+  }
+
+  async function listNow() {
     clearTimeout(timer);
     const request = ++requests, isCurrent = () => request === requests, wanted = asked();
     markBusy(true);
     if (source.place === "in all") busy = setTimeout(() => isCurrent() && say("Asking …"), 300);
     try {
       const answer = await source.list(wanted, { say, isCurrent });
-      if (answer === null) return false;
+      if (answer === null) return latest;
       ({ rows: page, found, total } = answer);
       scope = JSON.stringify({ ...wanted, first: null });
     } catch (error) {
-      if (isCurrent()) fail(error);
+      if (!isCurrent()) return latest;
+      fail(error);
       return false;
     } finally {
       clearTimeout(busy);
@@ -469,10 +475,12 @@
   const moving = [["‹ previous", -1], ["next ›", 1]].map(([label, by]) =>
     ({ by, button: element("button", { type: "button", onclick: () => go(by) }, label) }));
 
+  const astray = element("span", { class: "note", role: "status" });
+
   function moves() {
     offerMoves();
     const close = element("button", { type: "button", id: "close", onclick: () => shut() }, "close");
-    return element("p", { class: "moves" }, moving.map(({ button }) => button), close, element("a", { href: "#rollouts" }, "back to the list"));
+    return element("p", { class: "moves" }, moving.map(({ button }) => button), close, astray, element("a", { href: "#rollouts" }, "back to the list"));
   }
 
   // The place of the open rollout in the page of the list; -1 if it is not there.
@@ -486,6 +494,7 @@
     else if (seen?.key !== opened?.key || seen?.scope !== scope) seen = null;
     const places = seen ? [seen.place, seen.place + found - seen.found] : []; // what came since is behind it or before it
     for (const { by, button } of moving) button.disabled = !places.some((now) => now + by >= 0 && now + by < found);
+    astray.textContent = seen ? "" : "The list has changed: this rollout has another place in it, or none.";
   }
 
   // Whether the page of the list that has the open rollout is shown: with what came since before it, as the newest is, or behind it.
@@ -500,7 +509,6 @@
     if (placeOfOpen() >= 0) return true;
     seen = null;
     offerMoves();
-    say("The list has changed: the open rollout has another place.");
     return false;
   }
 

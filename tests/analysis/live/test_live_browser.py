@@ -152,7 +152,7 @@ def test_previous_and_next_go_on_from_a_rollout_that_new_ones_move_off_the_page(
         grow(range(12, 24), "1 to 25 of 144 rollouts")  # some before it, and some behind
         here = page.text("#rollout h3")
         page.all(".moves button")[1].click()
-        page.until(lambda: "The list has changed" in page.all(".status")[0].text)
+        page.until(lambda: "The list has changed" in page.text(".moves .note"))
         assert page.text("#rollout h3") == here
         assert not any(button.is_enabled() for button in page.all(".moves button")[:2])
         page.one("[data-sort=step]").click()

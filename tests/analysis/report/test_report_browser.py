@@ -370,7 +370,11 @@ def test_previous_and_next_go_over_the_pages(browser, two_runs):
     page.open(1)  # a-1, sample 3, step 1
     enabled = "return [...document.querySelectorAll('.moves button')].map((button) => !button.disabled)"
     assert page.js(enabled) == [True, True, True]
+    page.search("step 2 says")
+    assert page.js(enabled) == [False, False, True]
+    assert page.text(".moves .note") == "The list has changed: this rollout has another place in it, or none."
     page.search("step 1 says")  # now the list has it at another place, among others
+    assert page.text(".moves .note") == ""
     page.all(".moves button")[1].click()
     page.until(lambda: page.text("#rollout h3") != "a-1 · sample 3")
     assert page.text("#rollout h3") == "a-2 · sample 0"
@@ -462,7 +466,7 @@ def test_without_a_tokenizer_the_page_says_why_there_is_no_shading(browser, two_
     page.open(3)
     assert page.text("pre.response") == "b3"
     assert not page.all("pre.response span")
-    assert page.text("#rollout .note") == "Not shaded: the tokenizer was not available when this page was made."
+    assert page.text("#rollout > .note") == "Not shaded: the tokenizer was not available when this page was made."
 
 
 # By default every other text, on one page of the list.
