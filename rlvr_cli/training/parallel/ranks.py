@@ -71,9 +71,7 @@ class Ranks:
         self.rank, self.size = rank, size
         self._store, self._control, self._prompt = store, control, prompt
         self._waits = False  # whether it waits in `_wait`, or has given that up
-        self._nothing = torch.zeros(
-            1
-        )  # what is summed in `_meet`; kept, so that gloo's thread is never the one that frees it
+        self._nothing = torch.zeros(1)  # for `_meet`; kept, so that gloo's thread is never the one that frees it
 
     def deal(self, costs: Sequence[float]) -> list[int]:
         """Divide pieces of work among the ranks, each to the one that has least to do so far.
