@@ -34,7 +34,8 @@ from rlvr_cli.graders.answers.notation import Token, key_of
 
 POINTS = (0, 1, 2)  # variables lie between 1 and 4 here; at points 3 and 4 they may be negative, from 6 on larger
 _FAST = frozenset(["exp", "factorial", "binom", "sinh", "cosh", "tanh", "coth", "sech", "csch"])
-_NEGATIVE_POINTS = (-1, -2, -3)  # all variables are negative at the first, and each at one of the other two
+# All variables are negative at the first, where their order is the reverse of that at point 1, and each at one of the other two.
+_NEGATIVE_POINTS = (-1, -2, -3)
 
 
 class Formula:
@@ -46,7 +47,7 @@ class Formula:
         self.tree = tree
         self.key = key  # the spelling: equal keys are equal formulas
         self.names = names
-        self.features = features  # which of "abs", "floor", "log", "pi" occur
+        self.features = features  # which of "abs", "floor", "log", "order", "pi" occur
         self._memo: dict[tuple[int, bool], Any] = {}
 
     def value(self, point: int, *, natural: bool = False) -> Fraction | complex | None:
@@ -118,14 +119,19 @@ def same_value(left: Formula, right: Formula) -> bool:
 
 
 def _same_at_negatives(left: Formula, right: Formula) -> bool:
-    r"""Whether two formulas that agree at positive values agree at negative ones, too: \sqrt{x^2} is not x."""
-    if not (left.names | right.names) or not (_has_root(left.tree) or _has_root(right.tree)):
+    r"""Whether two formulas that agree at positive values agree at negative ones, too: \sqrt{x^2} and |x| are not x."""
+    if not (left.names | right.names) or not (_minds_signs(left) or _minds_signs(right)):
         return True
     for point in _NEGATIVE_POINTS:
         a, b = left.real(point), right.real(point)
         if a is not None and b is not None and not _close(complex(a), complex(b), 1e-7, 1e-11):
             return False
     return True
+
+
+def _minds_signs(formula: Formula) -> bool:
+    """Whether negative values of its names may tell it from a formula that equals it at positive ones."""
+    return bool({"abs", "order"} & formula.features) or _has_root(formula.tree)
 
 
 def _has_root(tree: Tree) -> bool:
@@ -142,7 +148,7 @@ def _same_at_points(left: Formula, right: Formula, natural: bool) -> bool:
     points = POINTS[:1] if not names else POINTS
     if names and "abs" in features:
         points += (3, 4)
-    if names and "floor" in features:
+    if names and {"floor", "order"} & features:
         points += (6, 7, 8)
     agreed: list[int] = []
     exact = True
@@ -201,18 +207,24 @@ def proportionality_constant(
     """The constant c != 0 with left[0] - left[1] == c * (right[0] - right[1]) at all points; None if there is none.
 
     Points at which a side has no value are skipped. Two equations with such a c are the same equation; with c > 0, two
-    inequalities are the same.
+    inequalities are the same. With absolute values, roots, `max` or `min` the points have negative numbers, too.
     """
     names = left[0].names | left[1].names | right[0].names | right[1].names
     constant: Fraction | complex | None = None
     agreed = 0
-    for point in (*POINTS, 5):
-        values = [formula.value(point) for formula in (*left, *right)]
+    formulas = (*left, *right)
+    points = (*POINTS, 5)
+    if names and any(map(_minds_signs, formulas)):
+        points += _NEGATIVE_POINTS
+    for point in points:
+        values = [formula.real(point) if point < 0 else formula.value(point) for formula in formulas]
         if any(value is None for value in values):
             continue
         a, b, c, d = values
         try:
             above, below = _difference(a, b), _difference(c, d)
+            if above == below == 0 and point < 0:
+                continue  # |x| + x = 0
             if above == 0 or below == 0:
                 return None
             ratio = above / below
@@ -253,10 +265,11 @@ def _close(a: complex, b: complex, relative: float, absolute: float) -> bool:
 
 def _point_value(name: str, point: int) -> Fraction:
     """A fixed pseudo-random rational for every variable and point."""
-    hashed = zlib.crc32(f"{point}|{name}".encode("utf-8", "replace"))
+    hashed = zlib.crc32(f"{abs(point)}|{name}".encode("utf-8", "replace"))
     value = Fraction(4_097 + hashed % 12_281, 4_096)
     if point < 0:
-        return value if (point, (hashed >> 16) % 2) in ((-2, 0), (-3, 1)) else -value
+        half = (zlib.crc32(name.encode("utf-8", "replace")) >> 16) % 2
+        return value if (point, half) in ((-2, 0), (-3, 1)) else -value
     if point > 5:
         return value * (10 * point)
     return -value if point in (3, 4) and (hashed >> 16) % 4 != 0 else value

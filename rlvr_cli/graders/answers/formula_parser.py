@@ -455,6 +455,7 @@ class Parser:
                 name, exponent = _INVERSES[name], None
         arguments = self.arguments(depth)
         if name in ("max", "min", "gcd", "lcm"):
+            self.features.add("order")
             tree: Tree = (name, *arguments)
         elif name in ("binom",):
             if len(arguments) != 2:

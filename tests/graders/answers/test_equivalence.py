@@ -1,5 +1,6 @@
 """Which answers are the same: a table of notations, the settled policy cases, identities, and hostile text."""
 
+import itertools
 import json
 import string
 from fractions import Fraction
@@ -120,6 +121,25 @@ HUGE = [  # 9^910 is a whole number too large for a float
 def test_numbers_that_no_float_can_hold(answer, truth, same):
     assert equivalent(answer, truth) is same
     assert equivalent(truth, answer) is same
+
+
+def test_a_function_of_the_sign_or_the_order_of_names_is_not_one_of_them():
+    subscripts = ("", "_2", "_3", "_4", "_5", "_n", "_{10}")
+    names = [letter + end for letter in [*string.ascii_letters, r"\eta", r"\Phi"] for end in subscripts]
+    names = [name for name in names if name not in ("e", "i")]
+    wrong = [(f"|{name}|", name) for name in names] + [(rf"\frac{{|{name}|}}{{{name}}}", "1") for name in names]
+    letters = [name for name in names if len(name) == 1 and name.islower()]
+    wrong += [(r"\alpha\sqrt{\beta}", r"\sqrt{\alpha^2\beta}"), ("|x| < 3", "x < 3"), ("y = |x|", "y = x")]
+    wrong += [(f"max({a},{b})", a) for a in letters for b in letters if a != b]
+    wrong += [(f"min({a},{b})", a) for a, b in itertools.pairwise(letters)]
+    assert [(answer, truth) for answer, truth in wrong if equivalent(answer, truth)] == []
+    for right, truth in (
+        ("|x| + x = 0", "|x| = -x"),
+        (r"\sqrt{x_2^2}", "|x_2|"),
+        ("max(a, x)", "max(x, a)"),
+        (r"\frac{a+x+|a-x|}{2}", "max(a,x)"),
+    ):
+        assert equivalent(right, truth), right
 
 
 @pytest.mark.parametrize("text", [r"\frac10e1", r"1,234\frac10e1,234", r"\frac12.", r"\frac12e", r"\sqrt2e5"])
