@@ -151,7 +151,8 @@ def _same(answer: Node | None, truth: Node | None) -> bool:
         case (Numeral(), _) | (_, Numeral()):
             return _same_numeral(answer, truth)
         case Listing(items=a), Listing(items=t):
-            return _same_unordered(a, t)
+            values_by_name = _different_names(t) and not any(isinstance(item, Relation) for item in a)
+            return (_same_ordered if values_by_name else _same_unordered)(a, t)
         case Group(brackets=left, items=a), Group(brackets=right, items=t):
             return left == right and _same_ordered(a, t)
         case Sets(operation=left, parts=a), Sets(operation=right, parts=t):
@@ -203,6 +204,12 @@ def _same_unordered(answers: tuple[Node, ...], truths: tuple[Node, ...]) -> bool
         else:
             return False
     return True
+
+
+def _different_names(items: tuple[Node, ...]) -> bool:
+    """Whether the items are values of different names, as `x = 3, y = 4`."""
+    names = {_spelled(item.sides[0]) for item in items if isinstance(item, Relation) and item.named}
+    return len(names) == len(items)
 
 
 def _same_values(answer: Value, truth: Value) -> bool:
@@ -514,12 +521,12 @@ def _solved_for(relation: Relation) -> str:
 
 def _is_function_of(left: Node | None, right: Node | None) -> bool:
     """Whether one left-hand side is `y` and the other `f(x)`: both only name the value on the right."""
-
-    def spelled(node: Node | None) -> str:
-        return node.formula.key if isinstance(node, Value) else node.key if isinstance(node, Opaque) else ""
-
-    keys = {spelled(left), spelled(right)}
+    keys = {_spelled(left), _spelled(right)}
     return "y" in keys and any(re.fullmatch(r"[A-Za-z] \( [a-z] \)", key) for key in keys)
+
+
+def _spelled(node: Node | None) -> str:
+    return node.formula.key if isinstance(node, Value) else node.key if isinstance(node, Opaque) else ""
 
 
 Pair = tuple[Node | None, str, Node | None]

@@ -83,12 +83,21 @@ _CONNECTED_BY_TO = word_set("equal equals simplifies reduces evaluates amounts c
 _DISPLAYS = word_set("align aligned equation gather gathered center split")
 _LINE = ("all real numbers", "all reals", "all real x", "set of all real numbers", "real numbers", "reals")
 _SCALES = {"c": "celsius", "celsius": "celsius", "f": "fahrenheit", "fahrenheit": "fahrenheit"}
+_BREAK = re.compile(r"(?:\\\\|\\q?quad(?![a-z])|\n)\s*|(?<=[\d})$])\s+(?=\$?[A-Za-z](?:_\w)?=\S)")  # as in `x=2 y=3`
+_EQUATION_FOR = re.compile(r"(?:\s|\$|\\[(\[])*((?:[A-Za-z]|[\\A-Z][a-z]+)(?:_\w|_\{\w+\})?(?:\([a-z]\))?)\s*=")
 _NO_LETTER = re.compile(r"[^a-z0-9.+/-]+")
 
 
 @lru_cache(maxsize=16)  # `spelling` and `readings` both need the tokens of a text
 def _cached_tokens(text: str) -> tuple[Token, ...]:
-    return tokens_of(text)
+    return tokens_of(_with_separators(text))
+
+
+def _with_separators(text: str) -> str:
+    """A text of nothing but equations for different names, one below or beside the other, with `;` between them."""
+    lines = _BREAK.split(text)
+    names = {match[1] for line in lines if (match := _EQUATION_FOR.match(line))}
+    return "; ".join(lines) if len(names) == len(lines) > 1 else text
 
 
 def _tokens(text: str) -> Tokens:
