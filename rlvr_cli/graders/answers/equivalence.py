@@ -57,6 +57,7 @@ _LETTERED = re.compile(r"\(([A-J])\)\s*\S.*", re.S)
 _DECIMAL = re.compile(r"(?:- )?\d*(?:\.(\d+))?(?: \* 10 \^ (\d{1,2}|\{ - \d{1,2} \})|[eE]([+-]?\d{1,2}))?")
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|boxed|textit|bf)\b|[${}*]|\\[ ,;!]")
+_LETTERS_IN_ORDER = re.compile(r"[A-Z]{3,}|[IVXL]{2}")  # HHT, IV: no product; AB is a segment, and equals BA
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 
@@ -213,6 +214,9 @@ def _different_names(items: tuple[Node, ...]) -> bool:
 
 
 def _same_values(answer: Value, truth: Value) -> bool:
+    keys = (answer.formula.key, truth.formula.key)
+    if all(map(_LETTERS_IN_ORDER.fullmatch, keys)):
+        return keys[0] == keys[1]
     if same_value(answer.formula, truth.formula):
         return True
     return answer.loose is not None and same_value(answer.loose, truth.formula)
