@@ -38,6 +38,7 @@ def test_a_step_decides_where_there_is_a_reward_and_no_step_where_there_is_none(
         ("5.0", "5", ["L0 text", "L0 number"]),
         ("$ 5$", "5", ["L0 text", "L0 spelling"]),
         (r"\frac12", r"\dfrac{1}{2}", ["L0 text", "L0 spelling", "L2 value"]),
+        ("1/2/2024", "01/02/2024", ["L0 text", "L0 spelling", "L0 date, score or range"]),
         ("Option B", "(B)", ["L0 text", "L0 spelling", "L1 choice letter"]),
         ("Yes, it is.", "yes", ["L0 text", "L0 spelling", "L1 yes or no"]),
         ("{2, 1}", "1, 2", ["L0 text", "L0 spelling", "L1 structure"]),

@@ -9,7 +9,8 @@ Math-Verify (L3), is used only for texts outside of the grammar, and only by cal
 What counts as right: unreduced fractions, unevaluated exact forms, 50% for 0.5, 2:3 for 2/3, {5} for 5, x^12 for
 x^{12}, a base left out, a unit added or left out, `x =` or `2 + 3 =` in front, a sentence with one value. What does not:
 decimal approximations of exact values, another unit, another variable, another base, another bracket of an interval,
-another order of a tuple, "5 or 6", an equation that is still to be solved (`x^2 = 9`, `a + b = 7`) or is false (`6 = 5`).
+another order of a tuple, another date, score or range with the same difference, "5 or 6", an equation that is still to
+be solved (`x^2 = 9`, `a + b = 7`) or is false (`6 = 5`).
 """
 
 import math
@@ -44,6 +45,7 @@ from rlvr_cli.graders.answers.objects import (
     Words,
 )
 from rlvr_cli.graders.answers.reader import EMPTY, has_prose, number_word, readings, spelling
+from rlvr_cli.graders.answers.sequences import same_sequence
 from rlvr_cli.graders.answers.units import units_agree
 
 _MAX_UNORDERED = 60  # items; longer lists are compared in the given order
@@ -89,6 +91,10 @@ def comparisons(answer: str, truth: str) -> Iterator[Comparison]:
         return
     spelled, wanted = spelling(answer), spelling(truth)
     yield Comparison("L0 spelling", spelled or "", wanted or "", spelled is not None and spelled == wanted)
+    in_order = same_sequence(answer, truth)
+    if in_order is not None:
+        yield Comparison("L0 date, score or range", answer, truth, in_order)
+        return
     if _same_choice(answer, truth):
         yield Comparison("L1 choice letter", answer, truth, True)
     if _same_verdict(answer, truth):

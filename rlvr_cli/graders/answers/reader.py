@@ -68,7 +68,7 @@ _COUNTED = (
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 _NUMBER_WORDS = {word: number for number, word in enumerate(_COUNTED.split())}
 _NUMBER_WORDS |= {word: 10 * number for number, word in enumerate(_TENS.split(), 2)}
-_HEDGES = word_set(
+HEDGES = word_set(
     "not no cannot can't isn't or either neither nor between least most more less fewer than about root roots if else "
     "approximately around roughly nearly almost maybe perhaps possibly never without except undefined "
     "negative minus impossible unknown insufficient infinitely infinite"
@@ -738,7 +738,7 @@ def _quantity(tokens: Tokens) -> Node | None:
     if value is None or isinstance(value, Words | Opaque | Relation | Quantity):
         return None
     words = [word for token in unit_tokens for word in token.text.lower().split()]
-    if any(word in _HEDGES for word in words):
+    if any(word in HEDGES for word in words):
         return None
     while words and isinstance(value, Value) and (multiplier := _multiplier(words[0])):
         value = Value(combined("*", value.formula, constant(multiplier)))
@@ -864,9 +864,9 @@ def _connects(tokens: Tokens, index: int) -> bool:
 
 
 def _only_object(tokens: Tokens) -> list[Node]:
-    """The only piece of mathematics in a sentence without words of doubt (`_HEDGES`); nothing if there are several."""
+    """The only piece of mathematics in a sentence without words of doubt (`HEDGES`); nothing if there are several."""
     words = [word.lower() for token in tokens if token.kind in ("word", "text", "sep") for word in token.text.split()]
-    if any(word in _HEDGES for word in words) or any(token.kind == "bad" for token in tokens):
+    if any(word in HEDGES for word in words) or any(token.kind == "bad" for token in tokens):
         return []
     pieces: list[Tokens] = [[]]
     for token in tokens:
