@@ -73,6 +73,11 @@ HEDGES = word_set(
     "approximately around roughly nearly almost maybe perhaps possibly never without except undefined "
     "negative minus impossible unknown insufficient infinitely infinite"
 )
+_DENIALS = word_set("not no cannot nor never neither wrong incorrect false impossible except undefined")
+_CHANGES = word_set("over under above below exceeds twice double triple half multiple divisible opposite reciprocal")
+_POWERS = word_set("squared cubed")
+_CONDITIONS = word_set("when where at for if since with because which")
+_CONCLUSIONS = word_set("so then but thus hence therefore")
 _CONNECTIVES = word_set("is are was be equals equal gives get answer therefore thus hence")
 _BEFORE_UNIT = word_set("^ 2 3 { } / - ( ) * . '")
 _INSIDE_NAMES = word_set(", | _ ^ - + '")
@@ -429,6 +434,10 @@ def _relation(tokens: Tokens) -> Node | None:
         return _opaque(tokens)
     if not trimmed(sides[0]) and operations[0] in ("=", "\\approx"):
         return read_one(tokens[1:]) if trimmed(tokens[1:]) else None
+    if any(_is_denied(side) for side, operation in zip(sides, operations, strict=False) if operation == "="):
+        return _opaque(tokens)
+    if any(_CONDITIONS & _words_of(side) for side in sides[1:-1]):
+        return _opaque(tokens)  # y = 7 when x = 2
     nodes = tuple(read_one(side) for side in sides)
     unsolved = any(token.kind == "num" for token in sides[0]) and any(
         token.kind in ("word", "cmd") for token in sides[0]
@@ -664,6 +673,7 @@ def _ratio(tokens: Tokens) -> Node | None:
             and nodes[1] is not None
             and not has_prose(nodes[1])
             and all(t.kind in ("word", "text") for t in parts[0])
+            and not _DENIALS & _words_of(parts[0])
         ):
             return nodes[1]  # Answer: 5
         return None
@@ -738,8 +748,10 @@ def _quantity(tokens: Tokens) -> Node | None:
     if value is None or isinstance(value, Words | Opaque | Relation | Quantity):
         return None
     words = [word for token in unit_tokens for word in token.text.lower().split()]
-    if any(word in HEDGES for word in words):
+    if any(word in HEDGES for word in words) or _POWERS & set(words[:1]):
         return None
+    if words[:1] == ["is"] and _DENIALS & set(words):
+        return None  # 5 is wrong
     while words and isinstance(value, Value) and (multiplier := _multiplier(words[0])):
         value = Value(combined("*", value.formula, constant(multiplier)))
         rest = unit_tokens[0].text.split()[1:]
@@ -840,15 +852,62 @@ def _stated(tokens: Tokens) -> list[Node]:
             after_equals = index + 1
         elif depth == 0 and _connects(tokens, index):
             after_word = index + 1
+    first_equals = next((index + 1 for index in range(after_equals) if tokens[index].text == "="), 0)
+    for start in {after_word, first_equals} - {0}:
+        if len(shorter := _without_condition(tokens, start)) < len(tokens):
+            return _stated(shorter)
+    if 0 < after_word < after_equals and _are_several(read_tokens(tokens[after_word:])):
+        after_equals = 0
     found: list[Node] = []
     for start in {after_word, after_equals} - {0}:
-        before = {word for token in tokens[max(0, start - 3) : start] for word in token.text.lower().split()}
+        denied = (_is_denied if tokens[start - 1].text == "=" else _ends_in_denial)(tokens[:start])
         node = read_tokens(tokens[start:])
-        if node is not None and not before & {"not", "cannot", "nor"}:
+        if node is not None and not denied:
             found.append(node)
     if after_equals or not all(isinstance(node, Opaque | Words) for node in found):
         return found
     return [*found, *_only_object(tokens)]
+
+
+def _without_condition(tokens: Tokens, start: int) -> Tokens:
+    """The tokens up to a condition with `=` behind the value that begins at `start`: `is 7 at x = 2`, and no conclusion after it."""
+    for index in range(start + 1, len(tokens)):
+        if tokens[index].text.lower().strip() in _CONDITIONS:
+            rest = {token.text for token in tokens[index:]}
+            concludes = "=" not in rest or "," in rest or _CONCLUSIONS & _words_of(tokens[index:])
+            return tokens if concludes or has_prose(read_tokens(tokens[start:index])) else tokens[:index]
+    return tokens
+
+
+def _are_several(node: Node | None) -> bool:
+    """Whether they are several values, as `2 and b = 3`."""
+    if not isinstance(node, Listing) or has_prose(node):
+        return False
+    return all(item.named for item in node.items if isinstance(item, Relation))
+
+
+def _is_denied(tokens: Tokens) -> bool:
+    """Whether tokens before `=` deny it: `there is no x with x`, not `number of ways in which A and B are not adjacent`."""
+    tokens = trimmed([token for token in tokens if token.text != "="])
+    if not tokens or tokens[-1].kind == "text" or is_prose(tokens[-1].text):
+        return False
+    start = 0
+    for index, token in enumerate(tokens):
+        if token.text in (",", ";") or token.text.lower() in _CONCLUSIONS or _connects(tokens, index):
+            start = index + 1
+    return bool(_DENIALS & _words_of(tokens[start:]))
+
+
+def _ends_in_denial(tokens: Tokens) -> bool:
+    """Whether the last word before those that connect is a denial: `cannot be`, `is not equal to`, `wrong:`."""
+    words = [word.strip(":") for token in tokens[-5:] for word in token.text.lower().split()]
+    while words and words[-1] in {*_CONNECTIVES, "to", ""}:
+        words.pop()
+    return words[-1:] != [] and words[-1] in _DENIALS
+
+
+def _words_of(tokens: Tokens) -> set[str]:
+    return {word for token in tokens for word in token.text.lower().split()}
 
 
 def _connects(tokens: Tokens, index: int) -> bool:
@@ -865,11 +924,16 @@ def _connects(tokens: Tokens, index: int) -> bool:
 
 def _only_object(tokens: Tokens) -> list[Node]:
     """The only piece of mathematics in a sentence without words of doubt (`HEDGES`); nothing if there are several."""
-    words = [word.lower() for token in tokens if token.kind in ("word", "text", "sep") for word in token.text.split()]
-    if any(word in HEDGES for word in words) or any(token.kind == "bad" for token in tokens):
+    words = {word.lower() for token in tokens if token.kind in ("word", "text", "sep") for word in token.text.split()}
+    if words & HEDGES or ("is" in words and words & _DENIALS) or any(token.kind == "bad" for token in tokens):
         return []
     pieces: list[Tokens] = [[]]
-    for token in tokens:
+    for index, token in enumerate(tokens):
+        if token.kind == "num" and (
+            _CHANGES & _words_of(tokens[max(0, index - 2) : index])
+            or _POWERS & _words_of(tokens[index + 1 : index + 2])
+        ):
+            return []  # half of 5, 5 squared
         if token.kind == "text" or (token.kind == "word" and is_prose(token.text)):
             if pieces[-1] and not token.gap:
                 return []
