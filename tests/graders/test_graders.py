@@ -205,6 +205,11 @@ def test_the_lenient_grader_finds_the_answer(response, truth, right):
     assert resolve_grader("math_verify")(response, truth).reward == float(right)
 
 
+def test_finding_the_answer_is_linear():
+    for text in ("answer" + " " * 2_990 + "is" + "\n" * 2_990, "answer" + " " * 5_990):
+        assert candidates(text + "\n5") == ["5"]
+
+
 def test_math_verify_is_used_where_our_grammar_ends():
     from rlvr_cli.graders.answers.math_verify_fallback import equal_by_math_verify
 

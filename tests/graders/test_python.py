@@ -69,7 +69,7 @@ def test_the_last_block_of_python_after_the_thinking(text, code):
 
 
 def test_extraction_is_linear():
-    for text in ("```python\n" * 30_000, "`" * 300_000, "<think>" * 60_000, "```\n" * 30_001):
+    for text in ("```python\n" * 30_000, "`" * 300_000, "<think>" * 60_000, "```\n" * 30_001, "~" * 300_000 + "`"):
         last_code_block(text)
     assert without_thinking("a </think> b </think> c") == " c"
 

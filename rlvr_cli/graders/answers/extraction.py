@@ -14,7 +14,7 @@ _MAX_CANDIDATE = 2_000  # characters kept of an answer
 _TAIL = 6_000  # characters at the end of a response that `candidates` and `last_number` search
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _STATED = re.compile(
-    r"(?:final answer|answer)\s*(?:\*\*)?\s*(?:is|:|=)\s*(?:\*\*)?:?\s*(?P<answer>[^\n]{1,300})", re.IGNORECASE
+    r"answer\s*+(?:\*\*\s*+)?(?:is|:|=)\s*+(?:\*\*)?:?\s*+(?P<answer>[^\n]{1,300})", re.IGNORECASE
 )
 _HASHES = re.compile(r"####[ \t]*([^\n]{1,200})")
 _DISPLAYED = re.compile(r"\$\$?([^$\n]{1,300})\$\$?|\\\((.{1,300}?)\\\)|\\\[(.{1,300}?)\\\]")
@@ -24,7 +24,7 @@ _NUMBER = re.compile(
     r"(?<![\w.])-?\$?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?(?:/[0-9]+)?|\.[0-9]+)"
 )
 _THINKING = re.compile("</?think>")
-_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([^`\s]*)[^`]*")
+_FENCE = re.compile(r"[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([^`\s]*+)[^`]*+")
 _PYTHON = {"python", "py", "python3"}
 
 

@@ -73,7 +73,7 @@ _DEGREE_LETTER = re.compile(r"(?<=\d)\^\{?[oO]\}?(?![A-Za-z0-9])")
 _BOLD = re.compile(r"(?<![\w)\]}])\*\*(?=\S)([^*]+)(?<=\S)\*\*(?![\w(])")
 _STARRED = re.compile(r"(?:^|(?<=[A-Za-z:]\s))\*(?=[^\s*])([^*]*[^\s*])\*(?![\w(])")
 _EMPHASIS = re.compile(r"(\*{1,3}|_{1,2})([^\s*_](?:[^*_]*[^\s*_])?)\1")
-_ALL_TEXT = re.compile(r"\\(?:text|mbox|textbf|textit|textrm|emph)\s*\{([A-Za-z][^{}\\$]*\s[^{}\\$]*\d[^{}\\$]*)\}")
+_ALL_TEXT = re.compile(r"\\(?:text|mbox|textbf|textit|textrm|emph)\s*\{([A-Za-z][^{}\\$\s]*+\s[^{}\\$\d]*+\d[^{}\\$]*+)\}")
 _CURRENCY_CODE = re.compile(r"\b(?:USD|US\$|EUR|GBP|INR|Rs\.?)\s*(?=\d)")
 _SPACED_THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _UNIT_TEXT = re.compile(
