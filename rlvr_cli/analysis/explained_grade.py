@@ -71,7 +71,7 @@ def _steps(verdict: Grade, response: str, ground_truth: str, *, grader: str, for
             yield from _compared(response, last_boxed(response), truth, how="the last closed \\boxed{}")
         case "math_verify":
             found = next(iter(candidates(response)), None)
-            yield from _compared(response, found, truth, how="tags, box, ####, `answer is` or last number")
+            yield from _compared(response, found, truth, how="tags, box, ####, `answer is` or the last line")
             if found is not None and (verdict.reward or 0) <= 0.5 and readable(found) and readable(truth):
                 yield "L3 Math-Verify", found, truth, "not asked: both can be read without it"
             elif found is not None and not any(step.same for step in comparisons(found, truth)):

@@ -1,21 +1,19 @@
 r"""Find the answer in a response.
 
-Enters: a response. Leaves: the text of its final answer, or None. String operations only, linear in the length.
+Enters: a response. Leaves: the text of its final answer, or None. Linear in the length; only `candidates` reads a line as mathematics.
 """
 
 import re
 import textwrap
 from collections.abc import Iterator
 
-from rlvr_cli.graders.answers.notation import SURE_THOUSANDS
+from rlvr_cli.graders.answers.notation import BOLD, SURE_THOUSANDS
 
 OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
 _MAX_CANDIDATE = 2_000  # characters kept of an answer
 _TAIL = 6_000  # characters at the end of a response that `candidates` and `last_number` search
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_STATED = re.compile(
-    r"answer\s*+(?:\*\*\s*+)?(?:is|:|=)\s*+(?:\*\*)?:?\s*+(?P<answer>[^\n]{1,300})", re.IGNORECASE
-)
+_STATED = re.compile(r"answer\s*+(?:\*\*\s*+)?(?:is|:|=)\s*+(?:\*\*)?:?\s*+(?P<answer>[^\n]{1,300})", re.IGNORECASE)
 _HASHES = re.compile(r"####[ \t]*([^\n]{1,200})")
 _DISPLAYED = re.compile(r"\$\$?([^$\n]{1,300})\$\$?|\\\((.{1,300}?)\\\)|\\\[(.{1,300}?)\\\]")
 _DISPLAY_OF_LINES = re.compile(r"(\\\[|\$\$)[ \t]*\n([^\n]{1,300})\n[ \t]*(\\\]|\$\$)")
@@ -23,6 +21,8 @@ _SENTENCE_END = re.compile(r"(?<=[^\d\s.])\.(?:\s|$)|\.(?=\s+[A-Z])|\.\s*$")
 _NUMBER = re.compile(
     r"(?<![\w.])-?\$?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?(?:/[0-9]+)?|\.[0-9]+)"
 )
+_IN_NOTATION = re.compile(r"[\^_{]\s*-?[\d.]+|[\d.]+\}")  # an exponent, an index, a part of a command
+_INTRODUCTION = re.compile(r"\bis\b|(?<![<>!])=|(?<=[A-Za-z]):(?=\s)")
 _THINKING = re.compile("</?think>")
 _FENCE = re.compile(r"[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([^`\s]*+)[^`]*+")
 _PYTHON = {"python", "py", "python3"}
@@ -138,12 +138,12 @@ def fenced(program: str) -> str:
 
 
 def candidates(response: str) -> list[str]:
-    """Find the answer leniently: in tags, else in a box, after ####, after `answer is`, displayed, or the last number.
+    """Find the answer leniently: in tags, else in a box, after ####, after `answer is`, displayed, or in the last line.
 
     Returns:
-        One text, or none. A short last line that has none of these is taken whole.
+        One text, or none. Of a last line that cannot be read it is the last number; a short one without a number is taken whole.
     """
-    tail = _DISPLAY_OF_LINES.sub(r"\1\2\3", response[-_TAIL:])
+    tail = BOLD.sub(r"\1", _DISPLAY_OF_LINES.sub(r"\1\2\3", response[-_TAIL:]))
     found: list[str] = []
     tagged = tagged_answer(tail)
     if tagged is not None and tagged.strip():
@@ -159,11 +159,30 @@ def candidates(response: str) -> list[str]:
         displayed = _last(_DISPLAYED, last_line)
         if displayed is not None:
             found.append(next(group for group in displayed.groups() if group))
-        elif (number := last_number(last_line)) is not None:
-            found.append(number)
-        elif last_line and len(last_line) <= 100:
-            found.append(last_line)
+        elif (stated_last := _stated_in(last_line)) is not None:
+            found.append(stated_last)
     return [candidate.strip()[:_MAX_CANDIDATE] for candidate in found if candidate.strip()]
+
+
+def _stated_in(line: str) -> str | None:
+    """What follows the last `is`, `=` or colon of a line, or else all of it, if it can be read; else, and of a sentence, its last number."""
+    from rlvr_cli.graders.answers.reader import has_prose, readings  # most graders do without
+
+    introduced = _last(_INTRODUCTION, line)
+    if introduced is not None:
+        part = _SENTENCE_END.split(line[introduced.end() :], maxsplit=1)[0].strip()
+        if introduced[0] == "is":
+            part = part.rstrip("!")
+        if not all(map(has_prose, readings(part))):
+            return part
+    read = readings(line)
+    if not all(map(has_prose, read if "\\" in line else read[:1])):
+        return line
+    number = last_number(_IN_NOTATION.sub(" ", SURE_THOUSANDS.sub(",", line)))
+    if number is None:
+        return line if len(line) <= 100 else None
+    mixed = re.search(rf"(?<![\w.,/])\d+ {re.escape(number)}", line) if "/" in number else None
+    return number if mixed is None else mixed[0]
 
 
 def last_number(text: str) -> str | None:

@@ -70,10 +70,12 @@ _ORDINAL = re.compile(r"(?<=\d)(?:\^?\{?\\(?:text|mathrm|textrm)\{(?:st|nd|rd|th
 
 _NOON = re.compile(r"\b([ap])\.\s*m\b\.?", re.I)
 _DEGREE_LETTER = re.compile(r"(?<=\d)\^\{?[oO]\}?(?![A-Za-z0-9])")
-_BOLD = re.compile(r"(?<![\w)\]}])\*\*(?=\S)([^*]+)(?<=\S)\*\*(?![\w(])")
+BOLD = re.compile(r"(?<![\w)\]}])\*\*(?=\S)([^*]+)(?<=\S)\*\*(?![\w(])")
 _STARRED = re.compile(r"(?:^|(?<=[A-Za-z:]\s))\*(?=[^\s*])([^*]*[^\s*])\*(?![\w(])")
 _EMPHASIS = re.compile(r"(\*{1,3}|_{1,2})([^\s*_](?:[^*_]*[^\s*_])?)\1")
-_ALL_TEXT = re.compile(r"\\(?:text|mbox|textbf|textit|textrm|emph)\s*\{([A-Za-z][^{}\\$\s]*+\s[^{}\\$\d]*+\d[^{}\\$]*+)\}")
+_ALL_TEXT = re.compile(
+    r"\\(?:text|mbox|textbf|textit|textrm|emph)\s*\{([A-Za-z][^{}\\$\s]*+\s[^{}\\$\d]*+\d[^{}\\$]*+)\}"
+)
 _CURRENCY_CODE = re.compile(r"\b(?:USD|US\$|EUR|GBP|INR|Rs\.?)\s*(?=\d)")
 _SPACED_THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _UNIT_TEXT = re.compile(
@@ -167,7 +169,7 @@ def _repeating_decimal(match: re.Match[str]) -> str:
 def _without_markdown(text: str) -> str:
     """Drop the marks of `**bold**` and `*italics*` (not the stars of `x**2`) and the tags or backquotes around the whole text."""
     if "**" in text:
-        text = _BOLD.sub(r"\1", text)
+        text = BOLD.sub(r"\1", text)
     if text.startswith(("*", "_")) and (whole := _EMPHASIS.fullmatch(text)):
         text = whole[2]
     elif "*" in text:
