@@ -50,7 +50,7 @@ _TABLE = {
     "∈": r"\in ", "∅": r"\emptyset ", "≤": "<=", "⩽": "<=", "≥": ">=", "⩾": ">=", "≠": "!=", "≈": r"\approx ", "±": r"\pm ",
     "∓": r"\mp ", "°": r"^{\circ}", "º": r"^{\circ}", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"', "→": r"\to ",
     "⟨": r"\langle ", "⟩": r"\rangle ", "ℝ": r"\mathbb{R}", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ",
-    "⌉": r"\rceil ", "∣": "|", "…": "...", "€": "$", "₹": "$", "¥": "$", "£": "$", "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}",
+    "⌉": r"\rceil ", "∣": "|", "…": "...", "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}",
     "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅕": r"\frac{1}{5}", "⅖": r"\frac{2}{5}",
     "⅗": r"\frac{3}{5}", "⅘": r"\frac{4}{5}", "⅙": r"\frac{1}{6}", "⅚": r"\frac{5}{6}", "⅛": r"\frac{1}{8}",
     "⅜": r"\frac{3}{8}", "⅝": r"\frac{5}{8}", "⅞": r"\frac{7}{8}", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
@@ -76,7 +76,8 @@ _EMPHASIS = re.compile(r"(\*{1,3}|_{1,2})([^\s*_](?:[^*_]*[^\s*_])?)\1")
 _ALL_TEXT = re.compile(
     r"\\(?:text|mbox|textbf|textit|textrm|emph)\s*\{([A-Za-z][^{}\\$\s]*+\s[^{}\\$\d]*+\d[^{}\\$]*+)\}"
 )
-_CURRENCY_CODE = re.compile(r"\b(?:USD|US\$|EUR|GBP|INR|Rs\.?)\s*(?=\d)")
+_CURRENCY_CODE = re.compile(r"\b(USD|US\$|EUR|GBP|INR|Rs\.?)\s*(?=\d)")
+_CURRENCIES = {"USD": "$", "US$": "$", "EUR": "€", "GBP": "£", "INR": "₹", "Rs": "₹", "Rs.": "₹"}
 _SPACED_THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _UNIT_TEXT = re.compile(
     r"[A-Za-z]{2,}(?:\^\{?[23]\}?)|[A-Za-z]+(?:\^\{?-?\d\}?)?(?:\s*/\s*[A-Za-z]+(?:\^\{?-?\d\}?)?)+"
@@ -89,7 +90,7 @@ _TOKEN = re.compile(
       |(?P<row>\\\\(?:\[[\d.]+\w*\])?)
       |(?P<fence>\\(?:left|right|[bB]ig{1,2}[lrm]?|mleft|mright)\s*\.?(?![A-Za-z]))
       |(?P<cmd>\\(?:[A-Za-z]+\*?|.))
-      |(?P<op>\*\*|<=|>=|(?<![\w)}])!=|==|:=|=>|->|\.\.\.|[-+*/^_()\[\]{}|,;:=<>!'&%?.`"$])
+      |(?P<op>\*\*|<=|>=|(?<![\w)}])!=|==|:=|=>|->|\.\.\.|[-+*/^_()\[\]{}|,;:=<>!'&%?.`"$€₹¥£])
       |(?P<bad>.)""",
     re.X | re.S,
 )
@@ -143,7 +144,7 @@ def tokens_of(text: str) -> tuple[Token, ...]:
         text = _REPEATING.sub(_repeating_decimal, text)
     if "\\" in text or "{,}" in text:
         text = SURE_THOUSANDS.sub("", text)
-    text = _CURRENCY_CODE.sub("$", _ORDINAL.sub(" ", text))
+    text = _CURRENCY_CODE.sub(lambda m: _CURRENCIES[m[1]], _ORDINAL.sub(" ", text))
     if " " in text and _SPACED_THOUSANDS.fullmatch(text):
         text = text.replace(" ", "")
     if "m" in text or "M" in text:

@@ -79,6 +79,7 @@ _POWERS = word_set("squared cubed")
 _CONDITIONS = word_set("when where at for if since with because which")
 _CONCLUSIONS = word_set("so then but thus hence therefore")
 _CONNECTIVES = word_set("is are was be equals equal gives get answer therefore thus hence")
+_CURRENCY_SIGNS = word_set("$ € ₹ ¥ £")
 _BEFORE_UNIT = word_set("^ 2 3 { } / - ( ) * . '")
 _INSIDE_NAMES = word_set(", | _ ^ - + '")
 _BESIDE_NAMES = word_set("_ ' : / . ^")
@@ -734,9 +735,10 @@ def _quantity(tokens: Tokens) -> Node | None:
     aside = tokens[-3:] if len(tokens) > 3 else []
     if [token.text for token in aside[::2]] == ["(", ")"] and aside[1].kind in ("word", "text") and aside[1].text[1:]:
         tokens = [*tokens[:-3], Token("text", aside[1].text, True)]  # 5 (meters)
-    currency = "$" in (tokens[0].text, tokens[1].text if len(tokens) > 2 and tokens[0].text == "-" else "")
+    sign = tokens[1 if len(tokens) > 2 and tokens[0].text == "-" else 0].text
+    currency = UNITS[sign] if sign in _CURRENCY_SIGNS else ""
     if currency:
-        tokens = [token for index, token in enumerate(tokens) if not (token.text == "$" and index < 2)]
+        tokens = [token for index, token in enumerate(tokens) if not (token.text == sign and index < 2)]
     end = len(tokens)
     while end > 1 and _may_be_unit(tokens, end - 1):
         end -= 1
@@ -759,7 +761,7 @@ def _quantity(tokens: Tokens) -> Node | None:
         words = words[1:]
     unit = canonical_unit(unit_tokens)
     if currency:
-        unit = "dollar" if unit in ("", "dollar") else f"dollar {unit}"
+        unit = currency if unit in ("", currency) else f"{currency} {unit}"
     return Quantity(value, unit) if unit else value
 
 
@@ -784,7 +786,7 @@ def _may_be_unit(tokens: Tokens, index: int) -> bool:
     token, before = tokens[index], tokens[index - 1]
     if token.kind == "text":
         return True
-    if token.text in ("%", "$"):
+    if token.text == "%" or token.text in _CURRENCY_SIGNS:
         return before.text != token.text
     if token.kind == "word":
         text = token.text

@@ -41,7 +41,10 @@ _ALIASES = {
     "kw": "kW kilowatts",
     "dollar": "$ dollar dollars usd USD bucks",
     "cent": "cent cents ¢",
-    "euro": "euro euros",
+    "euro": "€ euro euros",
+    "rupee": "₹ rupee rupees",
+    "yen": "¥ yen",
+    "sterling": "£ sterling",
     "percent": "% percent pct percents",
     "degree": "degree degrees deg degs",
     "rad": "rad rads radian radians",
@@ -60,43 +63,72 @@ _ALIASES = {
 UNITS = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.split()}
 # these may follow a number without a space
 GLUED_UNITS = word_set("cm mm km kg mg ml mL ft lbs hrs hr min mph am pm sec AM PM mi yd in oz")
-_TAILS = word_set("of in that which for to from left total is are were each")  # the unit ends before these words
+_TAILS = word_set("of in that which for to from total is are were each")  # the unit ends before these words
+_SAME = ({"degree", "celsius"}, {"degree", "fahrenheit"}, {"lb", "sterling"})
+_OPPOSITES = tuple(
+    [word_set(side) for side in sides]
+    for sides in (
+        ("?clockwise", "?counterclockwise"),
+        ("?increase ?increased ?gain ?profit ?rise", "?decrease ?decreased ?los ?fall"),
+        ("?north", "?south", "?east", "?west"),
+        ("?left", "?right", "?up ?upward", "?down ?downward"),
+        ("?above", "?below"),
+        ("?forward", "?backward"),
+    )
+)
 
 
 def canonical_unit(tokens: list[Token]) -> str:
     """The canonical spelling of a unit; an unknown word becomes `?word`, without a plural s."""
     text = " ".join(token.text for token in tokens)
     text = re.sub(r"\^\s*", "^", text.replace("{", " ").replace("}", " ").replace("'", ""))
+    text = re.sub(r"\b(?:counter|anti)(?: ?- ?)?(?=clockwise)", "counter", text)
     found: list[str] = []
-    power = ""
-    for word in re.findall(r"\^-?\d|[A-Za-z.]+|[$%/¢]", text):
+    power = ""  # of the unit that follows
+    for word in re.findall(r"\^-?\d|[A-Za-z.]+|[$%/¢€₹¥£]", text):
         if word.startswith("^"):
-            power = word[1:]
+            if found:
+                found[-1] += word
             continue
-        if found and word.lower() in _TAILS:
+        apples_left = word.lower() == "left" and found and found[-1].startswith("?")
+        if apples_left or (found and word.lower() in _TAILS):
             break
         bare = word.strip(".")
         name = UNITS.get(bare) or UNITS.get(bare.lower())
         if name == "square":
-            power = "2"
+            power = "^2"
         elif name == "cubic":
-            power = "3"
+            power = "^3"
         elif word == "/" or bare == "per":
             found.append("/")
         elif name:
-            found.extend(("mi", "/", "h") if name == "mph" else (name,))
+            found.extend(("mi", "/", "h") if name == "mph" else (name + power,))
+            power = ""
         elif bare:
-            found.append("?" + (bare.lower().removesuffix("s") or bare.lower()))
-    found = [name for name in found if name != "unit"]
-    return " ".join(found) + (f"^{power}" if power and found else "")
+            found.append("?" + (bare.lower().removesuffix("s") or bare.lower()) + power)
+            power = ""
+    if power and found:
+        found[-1] += power  # 12 cm sq
+    return " ".join(name for name in found if name.partition("^")[0] != "unit")
 
 
 def units_agree(left: str, right: str) -> bool:
     """Whether two units, neither empty, are the same; units of unknown words need only share a word or a beginning."""
-    if left == right or {left, right} in ({"degree", "celsius"}, {"degree", "fahrenheit"}):
+    if left == right or {left, right} in _SAME:
         return True
     a, b = left.split(), right.split()
+    if _are_opposite(set(a) - set(b), set(b) - set(a)):
+        return False
     if all(word.startswith("?") for word in (*a, *b)):
         return bool(set(a) & set(b)) or left.startswith(right) or right.startswith(left)
     known_a, known_b = ([word for word in side if not word.startswith("?")] for side in (a, b))
     return known_a == known_b and bool(known_a)
+
+
+def _are_opposite(a: set[str], b: set[str]) -> bool:
+    """Whether each of two sets of words has a direction, and the two differ."""
+    for directions in _OPPOSITES:
+        ways = [[index for index, words in enumerate(directions) if words & side] for side in (a, b)]
+        if all(ways) and ways[0] != ways[1]:
+            return True
+    return False
