@@ -32,6 +32,9 @@ TRUTH = truth_of("B", ["New York", "York", "The city of New York", "none"], "geo
         ("Option A is old. The answer is clearly B", 1.0, "B", None),
         ("The answer is therefore option B, since option A is old", 1.0, "B", None),
         ("Option A is old. The answer is not B", 0.0, "A", "wrong_answer"),
+        ("Option B is right. Option A is wrong.", 1.0, "B", None),
+        ("Choice B. Choice **A** is not correct, **option C**: incorrect.", 1.0, "B", None),
+        ("Option A is wrong.", 0.0, None, "unparsed_answer"),
         ("The correct answer is D.", 0.0, "D", "wrong_answer"),
         ("The correct answer is E.", 0.0, None, "unparsed_answer"),
         ("It must be york!", 0.0, None, "correct_but_unformatted"),
@@ -59,6 +62,9 @@ QUOTED = [
     '"(B)"',
     r"\text{B}",
     r"$\mathrm{(B)}$",
+    r"\(B\)",
+    r"\( (B) \)",
+    r"\(\text{B}\)",
 ]
 
 

@@ -1,11 +1,11 @@
 r"""Multiple choice: which option a response chooses.
 
 A letter counts where the response says that it is the answer: in `<answer>` tags or a ``\boxed{}``, alone or before a mark and a text,
-"B. Paris", or its option's own text; else after "answer is", "answer:" or "the correct option is"; else after "option" or "choice"; else
-where the response begins with a letter and a mark, "B.", "(B)", or its first line is nothing else. Of several places of one kind the last
-counts. There may be quotes, brackets, Markdown or ``\text{}`` around the letter. Of the thinking only tags and boxes count, and only where
-no letter follows the thinking. Tags or a box that hold the text of an option without a letter choose no other one, unless it is stated
-after the box.
+"B. Paris", or its option's own text; else after "answer is", "answer:" or "the correct option is"; else after "option" or "choice",
+unless it is called wrong; else where the response begins with a letter and a mark, "B.", "(B)", or its first line is nothing else. Of
+several places of one kind the last counts. There may be quotes, brackets, Markdown or ``\text{}`` around the letter. Of the thinking only
+tags and boxes count, and only where no letter follows the thinking. Tags or a box that hold the text of an option without a letter choose
+no other one, unless it is stated after the box.
 """
 
 import re
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from rlvr_cli.graders.answers.extraction import last_boxed, tagged_answer, without_thinking
 
 LETTERS = "ABCDEFGHIJ"
-_OPEN = r"""[\s*$"'`_(\[\u2018\u201c]*(?:\\(?:text|textbf|mathrm|mathbf)\s*\{[\s(]*)?"""
-_CLOSE = r"""[\s*$"'`_)\]}\u2019\u201d.]*"""
+_OPEN = r"""[\s*$"'`_(\[\u2018\u201c]*(?:\\[(\[][\s(]*)?(?:\\(?:text|textbf|mathrm|mathbf)\s*\{[\s(]*)?"""
+_CLOSE = r"""[\s*$"'`_)\]}\u2019\u201d.\\]*"""
 _QUOTE = r"""["'`_{\[\u2018\u201c]"""
 # Not the first letter of a word, A's or A_1, and behind a quote not a word, as in "A virus"; but 'A' and "A. a virus".
 _QUOTED = rf"""(?<={_QUOTE}.)(?=[.,:)*"`\]}}\u201d]|['_\u2019]+(?!\w))"""
@@ -26,9 +26,10 @@ _CORRECT = (
     r"\b(?:the(?:\s+(?:best|most\s+(?:likely|suitable|appropriate|accurate)))?|my|correct|right|final)\s+"
     rf"(?:option|choice)[\s*]+{_IS}(?!{_OPEN}[A-J]\b(?:[^\w]*(?:or|if|and)\b|/[A-J]))"
 )
+_REFUTED = r"(?:[:,]\s*|is\s+)(?:wrong|incorrect|false|not\s+(?:the\s+)?(?:right|correct))\b"
 _STATED = (  # but not names of a program, such as option_A and answer["A"]
     re.compile(rf"(?i:\banswer(?:[\s*]+{_IS})?|{_CORRECT})(?![_\[])[\s*]*+:?{_LETTER}"),
-    re.compile(rf"(?i:\b(?:option|choice))(?![_\[])\s*+:?{_LETTER}"),
+    re.compile(rf"(?i:\b(?:option|choice))(?![_\[])\s*+:?{_LETTER}(?!{_CLOSE}{_REFUTED})"),
 )
 _WHOLE = re.compile(rf"{_OPEN}([A-J]){_CLOSE}")
 _FIRST = re.compile(rf"{_OPEN}([A-J])(?:[.):*\]]|{_CLOSE}$)", re.MULTILINE)
