@@ -6,7 +6,7 @@ sympy), on first use.
 Math-Verify's own time limits are signals, which work in the main thread only and cancel the caller's alarm, so they
 are off: the caller must be able to kill the process, as `GraderPool` can. The texts given to Math-Verify are short and
 free of towers of exponents, factorials and words. Texts that it is known to accept wrongly are refused beforehand: it
-skips text, drops subscripts, and takes an inequality for a number.
+skips text, drops subscripts, takes an inequality for a number, and of other relations reads the last side.
 """
 
 import importlib
@@ -21,6 +21,8 @@ from rlvr_cli.graders.answers.notation import Unreadable, is_prose, tokens_of
 _MAX_LENGTH = 200
 _REFUSED = re.compile(
     r"!|\\(?:int|sum|prod|lim|text|mbox|begin|ldots|dots|cdots)|\.\.\.|\^\s*\{?\s*\(?\s*-?\d{4}|\^[^^]*\^[^^]*\^|\*\*|_"
+    r"|\\(?:[a-zA-Z]*(?:arrow|harpoon)|(?:long)?mapsto|implies|not|neg|bmod|n(?:less|gtr|[lg]eq)|n?(?:mid|sim|cong|parallel|prec|succ))"
+    r"|\\(?:to|perp|ni|ll|gg|subset|supset|doteq|therefore)\b"
 )
 _RELATION = re.compile(r"<|>|\\(?:leq?|geq?|neq?|lt|gt|in)\b|[≤≥≠∈]")
 

@@ -76,6 +76,7 @@ _EMPHASIS = re.compile(r"(\*{1,3}|_{1,2})([^\s*_](?:[^*_]*[^\s*_])?)\1")
 _ALL_TEXT = re.compile(
     r"\\(?:text|mbox|textbf|textit|textrm|emph)\s*\{([A-Za-z][^{}\\$\s]*+\s[^{}\\$\d]*+\d[^{}\\$]*+)\}"
 )
+_NEGATED = re.compile(r"\\not\s*(=|\\in(?![A-Za-z]))")
 _CURRENCY_CODE = re.compile(r"\b(USD|US\$|EUR|GBP|INR|Rs\.?)\s*(?=\d)")
 _CURRENCIES = {"USD": "$", "US$": "$", "EUR": "€", "GBP": "£", "INR": "₹", "Rs": "₹", "Rs.": "₹"}
 _SPACED_THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
@@ -149,6 +150,8 @@ def tokens_of(text: str) -> tuple[Token, ...]:
         text = text.replace(" ", "")
     if "m" in text or "M" in text:
         text = _NOON.sub(r"\1m", text)
+    if "\\not" in text:
+        text = _NEGATED.sub(lambda m: r"\ne " if m[1] == "=" else r"\notin ", text)
     if "o'" in text:
         text = text.replace("o'clock", "oclock")
     text = _DEGREE_LETTER.sub(r"^\\circ ", text)
