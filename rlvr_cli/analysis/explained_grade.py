@@ -78,7 +78,7 @@ def _steps(verdict: Grade, response: str, ground_truth: str, *, grader: str, for
                 yield "L3 Math-Verify", found, truth, _said((verdict.reward or 0) > 0.5)
         case "gsm8k":
             answer, number = gsm8k.final_number(response), gsm8k.final_number(ground_truth)
-            yield "extracted", answer, number, "the number after the last ####, else the last number"
+            yield "extracted", answer, number, "the last number in the line after the last ####, else of all"
             if answer is not None and number is not None:
                 values = gsm8k.value_of(answer), gsm8k.value_of(number)
                 yield "number", str(values[0]), str(values[1]), _said(values[0] == values[1])

@@ -1,4 +1,4 @@
-"""The GSM8K grader: the number after the last `####`, else the last number of the response, is the answer.
+"""The GSM8K grader: the last number in the line after the last `####`, else of the response, is the answer.
 
 Enters: a response, a ground truth (a number, or a GSM8K solution that ends in `#### number`). Leaves: a `Grade` whose
 format reward says whether there was a number at all. Thousands commas, a dollar sign and a trailing period do not
