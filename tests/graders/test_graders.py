@@ -203,6 +203,7 @@ def test_the_first_characters_of_a_long_answer_are_kept(tmp_path):
         ("Answer:\n\n**5**", "5", True),
         ("The final answer is **12 apples**.", "12", True),
         ("The answer is x**2", "x^2", True),
+        ("**Answer: 3*x + 1**", "3x + 1", True),
         (r"\frac{3}{4}", "3/4", True),
         (r"\frac{3}{4}", "4", False),
         (r"so \frac{3}{4} \foo{4} of it", "4", False),

@@ -153,7 +153,7 @@ def candidates(response: str) -> list[str]:
     elif (hashed := _last(_HASHES, tail)) is not None:
         found.append(hashed[1])
     elif (stated := _last(_STATED, tail)) is not None:
-        found.append(_SENTENCE_END.split(stated["answer"], maxsplit=1)[0])
+        found.append(_SENTENCE_END.split(stated["answer"], maxsplit=1)[0].rstrip("* "))
     else:
         last_line = tail.strip().rpartition("\n")[2]
         displayed = _last(_DISPLAYED, last_line)
