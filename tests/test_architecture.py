@@ -221,7 +221,7 @@ def test_no_folder_holds_more_modules_than_one_reads_at_a_glance():
 
 def test_answers_import_nothing_else_of_rlvr():
     """graders/answers could be published as a separate package."""
-    for path in (PACKAGE / "graders" / "answers").glob("*.py"):
+    for path in (PACKAGE / "graders" / "answers").rglob("*.py"):
         for name, line in imports(trees()[module_of(path)]):
             inside = name.startswith("rlvr_cli.graders.answers")
             assert inside or not name.startswith("rlvr_cli"), f"{path.name}:{line}: {name}"

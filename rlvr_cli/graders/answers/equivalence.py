@@ -44,7 +44,9 @@ from rlvr_cli.graders.answers.objects import (
     Value,
     Words,
 )
-from rlvr_cli.graders.answers.reader import EMPTY, has_prose, number_word, readings, spelling
+from rlvr_cli.graders.answers.reading.number_words import number_word
+from rlvr_cli.graders.answers.reading.reader import EMPTY, has_prose
+from rlvr_cli.graders.answers.reading.readings import readings, spelling
 from rlvr_cli.graders.answers.sequences import same_sequence
 from rlvr_cli.graders.answers.units import units_agree
 

@@ -166,7 +166,8 @@ def candidates(response: str) -> list[str]:
 
 def _stated_in(line: str) -> str | None:
     """What follows the last `is`, `=` or colon of a line, or else all of it, if it can be read; else, and of a sentence, its last number."""
-    from rlvr_cli.graders.answers.reader import has_prose, readings  # most graders do without
+    from rlvr_cli.graders.answers.reading.reader import has_prose  # most graders do without
+    from rlvr_cli.graders.answers.reading.readings import readings
 
     introduced = _last(_INTRODUCTION, line)
     if introduced is not None:

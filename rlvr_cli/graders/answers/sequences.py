@@ -6,7 +6,7 @@ truth.
 
 import re
 
-from rlvr_cli.graders.answers.reader import HEDGES
+from rlvr_cli.graders.answers.reading.wording import HEDGES
 
 _SEQUENCE = re.compile(r"(?<!\d)(?:(\d{1,4})([-/.])(\d{1,2})\2(\d{1,4})|(\d+)\s*-\s*(\d+))")
 _MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|boxed|textit|bf)\b|[${}*]|\\[ ,;!()\[\]]")

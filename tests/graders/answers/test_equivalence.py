@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr_cli.graders.answers import formula, objects, reader
+from rlvr_cli.graders.answers import formula, objects
 from rlvr_cli.graders.answers.equivalence import equivalent, readable
 from rlvr_cli.graders.answers.notation import MAX_DEPTH, MAX_LENGTH, Unreadable, tokens_of
+from rlvr_cli.graders.answers.reading import reader, readings
 from rlvr_cli.graders.r1_zero import grade
 
 DATA = Path(__file__).parents[2] / "fixtures"
@@ -208,7 +209,7 @@ BOMBS = r"""
 @pytest.mark.parametrize("text", BOMBS.split())
 def test_bombs_have_no_value(text):
     """No value is computed: only the spellings are compared."""
-    for node in reader.readings(text):
+    for node in readings.readings(text):
         if isinstance(node, objects.Value):
             assert all(node.formula.value(point) is None for point in formula.POINTS)
     assert not equivalent(text, "5")
@@ -242,20 +243,20 @@ def test_nesting_is_bounded(opening, end, depth, monkeypatch):
         return original(tokens)
 
     monkeypatch.setattr(reader, "read_one", counted)
-    reader.readings.cache_clear()
+    readings.readings.cache_clear()
     text = opening * depth + "@" + end * depth
-    assert reader.readings(text) is not None
+    assert readings.readings(text) is not None
     assert steps <= reader._MAX_WORK + 1
-    reader.readings.cache_clear()
+    readings.readings.cache_clear()
 
 
 def test_work_is_capped(monkeypatch):
     text = "1, 2, 3, 4, 5, 6, 7, 8"
     for limit, count in ((3, 0), (100, 1)):
         monkeypatch.setattr(reader, "_MAX_WORK", limit)
-        reader.readings.cache_clear()
-        assert len(reader.readings(text)) == count
-    reader.readings.cache_clear()
+        readings.readings.cache_clear()
+        assert len(readings.readings(text)) == count
+    readings.readings.cache_clear()
 
 
 def test_length_and_depth_are_capped():

@@ -5,12 +5,9 @@ ordered tuple or interval, an unordered list or set, a union, an equation or ine
 another base, words; or `Opaque`, notation that this grammar does not know and that only equals itself.
 """
 
-import contextlib
 import re
 import threading
-from collections.abc import Callable
 from fractions import Fraction
-from functools import lru_cache
 from itertools import pairwise
 
 from rlvr_cli.graders.answers.formula import Formula, combined, constant, parse_formula
@@ -30,13 +27,22 @@ from rlvr_cli.graders.answers.objects import (
     Value,
     Words,
 )
+from rlvr_cli.graders.answers.reading.number_words import NUMBER_WORDS, factor_of
+from rlvr_cli.graders.answers.reading.token_lists import (
+    CLOSE,
+    OPEN,
+    Tokens,
+    closing_index,
+    merge_thousands,
+    split,
+    trimmed,
+)
+from rlvr_cli.graders.answers.reading.wording import CONDITIONS, DENIALS, HEDGES, POWERS, is_denied, words_of
 from rlvr_cli.graders.answers.units import GLUED_UNITS, UNITS, canonical_unit
 
 EMPTY = Words("empty set")
 MAX_ITEMS = 200  # of a list, a set or a tuple
 _MAX_WORK = 1_500  # objects read for one text
-
-Tokens = list[Token]
 
 
 class _Work(threading.local):
@@ -45,137 +51,25 @@ class _Work(threading.local):
 
 _work = _Work()
 
-_OPEN = {
-    "(": ")",
-    "[": "]",
-    "{": "}",
-    "\\{": "\\}",
-    "\\langle": "\\rangle",
-    "\\lfloor": "\\rfloor",
-    "\\lceil": "\\rceil",
-}
-_CLOSE = frozenset(_OPEN.values())
+
+def allow_work() -> None:
+    """Let `read_tokens` and the others read `_MAX_WORK` objects from now on, in this thread."""
+    _work.left = _MAX_WORK
+
+
 _RELATIONS = frozenset(
     ["=", "\\approx", "<", ">", "<=", ">=", "!=", "\\in", "\\equiv", "\\iff", "\\notin", "\\sim", "\\propto"]
 )
 _MATRICES = word_set("matrix pmatrix bmatrix Bmatrix vmatrix Vmatrix smallmatrix array psmallmatrix bsmallmatrix")
-_MULTIPLIERS = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_MULTIPLIERS |= {"quadrillion": 10**15, "lakh": 10**5, "crore": 10**7, "dozen": 12, "score": 20, "gross": 144}
-_COUNTED = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-)
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-_NUMBER_WORDS = {word: number for number, word in enumerate(_COUNTED.split())}
-_NUMBER_WORDS |= {word: 10 * number for number, word in enumerate(_TENS.split(), 2)}
-HEDGES = word_set(
-    "not no cannot can't isn't or either neither nor between least most more less fewer than about root roots if else "
-    "approximately around roughly nearly almost maybe perhaps possibly never without except undefined "
-    "negative minus impossible unknown insufficient infinitely infinite"
-)
-_DENIALS = word_set("not no cannot nor never neither wrong incorrect false impossible except undefined")
-_CHANGES = word_set("over under above below exceeds twice double triple half multiple divisible opposite reciprocal")
-_POWERS = word_set("squared cubed")
-_CONDITIONS = word_set("when where at for if since with because which")
-_CONCLUSIONS = word_set("so then but thus hence therefore")
-_CONNECTIVES = word_set("is are was be equals equal gives get answer therefore thus hence")
 _CURRENCY_SIGNS = word_set("$ € ₹ ¥ £")
 _BEFORE_UNIT = word_set("^ 2 3 { } / - ( ) * . '")
 _INSIDE_NAMES = word_set(", | _ ^ - + '")
 _BESIDE_NAMES = word_set("_ ' : / . ^")
 _SET_OPERATORS = {"\\cup": word_set(r"\cup U u"), "\\cap": word_set(r"\cap"), "\\setminus": word_set(r"\setminus -")}
 _PUNCTUATION = word_set(". ' \" ! : `")
-_CONNECTED_BY_TO = word_set("equal equals simplifies reduces evaluates amounts comes")
-_DISPLAYS = word_set("align aligned equation gather gathered center split")
 _LINE = ("all real numbers", "all reals", "all real x", "set of all real numbers", "real numbers", "reals")
 _SCALES = {"c": "celsius", "celsius": "celsius", "f": "fahrenheit", "fahrenheit": "fahrenheit"}
-_BREAK = re.compile(r"(?:\\\\|\\q?quad(?![a-z])|\n)\s*|(?<=[\d})$])\s+(?=\$?[A-Za-z](?:_\w)?=\S)")  # as in `x=2 y=3`
-_EQUATION_FOR = re.compile(r"(?:\s|\$|\\[(\[])*((?:[A-Za-z]|[\\A-Z][a-z]+)(?:_\w|_\{\w+\})?(?:\([a-z]\))?)\s*=")
 _NO_LETTER = re.compile(r"[^a-z0-9.+/-]+")
-
-
-@lru_cache(maxsize=16)  # `spelling` and `readings` both need the tokens of a text
-def _cached_tokens(text: str) -> tuple[Token, ...]:
-    return tokens_of(_with_separators(text))
-
-
-def _with_separators(text: str) -> str:
-    """A text of nothing but equations for different names, one below or beside the other, with `;` between them."""
-    lines = _BREAK.split(text)
-    names = {match[1] for line in lines if (match := _EQUATION_FOR.match(line))}
-    return "; ".join(lines) if len(names) == len(lines) > 1 else text
-
-
-def _tokens(text: str) -> Tokens:
-    return list(_cached_tokens(text))
-
-
-@lru_cache(maxsize=4_096)
-def spelling(text: str) -> str | None:
-    """A text without typesetting, as one canonical string; None if it is too long or empty."""
-    try:
-        return key_of(trimmed(_tokens(text))) or None
-    except Unreadable:
-        return None
-
-
-@lru_cache(maxsize=4_096)
-def readings(text: str) -> tuple[Node, ...]:
-    """Every way to read a text, the most literal first: as notation, with its commas as separators, as a sentence.
-
-    Empty for a text that is too long, too deep or too much work.
-    """
-    _work.left = _MAX_WORK
-    found: list[Node] = []
-    with contextlib.suppress(Unreadable):
-        _read_all(text, found)
-    return tuple(found)
-
-
-def _read_all(text: str, found: list[Node]) -> None:
-    every = _tokens(text)
-    if [token.text for token in every] == ["{", "}"]:
-        found.append(EMPTY)
-    tokens = trimmed(every)
-    node = read_tokens(tokens, thousands=not _in_braces(every, text))
-    if node is not None:
-        found.append(node)
-    if any(token.text == "," for token in tokens) and merge_thousands(tokens) != tokens:
-        other = read_tokens(tokens, thousands=False)
-        if other is not None:
-            found.append(other)
-    crossed = _with_crosses(tokens)
-    if crossed is not None and (product := read_tokens(crossed)) is not None:
-        found.append(product)
-    if has_prose(node):
-        found.extend(_sentences(text))
-    elif (
-        isinstance(node, Value)
-        and node.formula.names
-        and any(token.gap and token.text in UNITS for token in tokens[1:])
-    ):
-        unit = _quantity(tokens)  # `5 m` may be five meters
-        if isinstance(unit, Quantity) and "?" not in unit.unit:
-            found.append(unit)
-
-
-def _in_braces(tokens: Tokens, text: str) -> bool:
-    """Whether the text is a set in plain braces, as {1,234}: two numbers, unlike 1,234 in a box."""
-    braced = bool(tokens) and tokens[0].text == "{" and closing_index(tokens, 0, len(tokens)) == len(tokens) - 1
-    return braced and "\\boxed" not in text
-
-
-def _with_crosses(tokens: Tokens) -> Tokens | None:
-    """The tokens with the letter x as a multiplication sign, as in 3.2 x 10^5, if it stands nowhere but between numbers."""
-    crosses = [index for index, token in enumerate(tokens) if token.text in ("x", "X") and token.kind == "word"]
-    for index in crosses:
-        before, after = tokens[index - 1 : index], tokens[index + 1 : index + 2]
-        if not before or not after or before[0].kind != "num" or after[0].kind != "num":
-            return None
-        if tokens[index].gap != after[0].gap:  # 2x 3y
-            return None
-    changed = [Token("op", "*", token.gap) if at in crosses else token for at, token in enumerate(tokens)]
-    return changed if crosses else None
 
 
 def has_prose(node: Node | None) -> bool:
@@ -247,113 +141,12 @@ def read_one(tokens: Tokens) -> Node | None:
         or _bracketed(tokens)
         or _matrix(tokens)
         or _numeral(tokens)
-        or (_quantity(tokens) if unit_last else None)
+        or (read_quantity(tokens) if unit_last else None)
         or _ratio(tokens)
         or _formula(tokens)
-        or (None if unit_last else _quantity(tokens))
+        or (None if unit_last else read_quantity(tokens))
     )
     return node if node is not None else _opaque(tokens)
-
-
-# Tokens
-
-
-def trimmed(tokens: Tokens) -> Tokens:
-    """The tokens without punctuation at the ends and without braces or a display environment around all of them."""
-    start, end = 0, len(tokens)
-    while True:
-        before = (start, end)
-        while (
-            start < end
-            and tokens[start].text in (".", ",", ";", ":", "?", '"', "`", "...")
-            and not (tokens[start].text == "..." and end - start == 1)
-        ):
-            start += 1
-        while start < end and tokens[end - 1].text in (".", ",", ";", ":", "?", '"', "`", "\\\\"):
-            end -= 1
-        if start < end and tokens[end - 1].text == "!" and end - start > 1 and tokens[end - 2].kind == "text":
-            end -= 1
-        if end - start >= 2 and tokens[start].text == "{" and closing_index(tokens, start, end) == end - 1:
-            start, end = start + 1, end - 1
-        if (
-            start < end
-            and tokens[start].kind == "begin"
-            and tokens[start].text in _DISPLAYS
-            and tokens[end - 1].kind == "end"
-        ):
-            start, end = start + 1, end - 1
-        if before == (start, end):
-            return tokens[start:end]
-
-
-def closing_index(tokens: Tokens, start: int, end: int) -> int:
-    """The index of the bracket that closes the one at `start`; any closing bracket closes any opening one ([0, 1))."""
-    depth = 0
-    for index in range(start, end):
-        token = tokens[index]
-        if token.text in _OPEN or token.kind == "begin":
-            depth += 1
-        elif token.text in _CLOSE or token.kind == "end":
-            depth -= 1
-            if depth == 0:
-                return index
-    return -1
-
-
-def split(tokens: Tokens, is_separator: Callable[[Token], bool]) -> list[Tokens]:
-    """Split at the separators that are outside of all brackets."""
-    parts: list[Tokens] = [[]]
-    depth = 0
-    for token in tokens:
-        if token.text in _OPEN or token.kind == "begin":
-            depth += 1
-        elif token.text in _CLOSE or token.kind == "end":
-            depth -= 1
-        elif depth == 0 and is_separator(token):
-            parts.append([])
-            continue
-        parts[-1].append(token)
-    return parts
-
-
-def merge_thousands(tokens: Tokens) -> Tokens:
-    """Join `1` `,` `234` `,` `567` into one number: groups of three digits, without spaces, outside of brackets."""
-    if not any(token.text == "," for token in tokens):
-        return tokens
-    out: Tokens = []
-    index, depth, count = 0, 0, len(tokens)
-    while index < count:
-        token = tokens[index]
-        if token.text in ("(", "[", "\\{"):
-            depth += 1
-        elif token.text in (")", "]", "\\}"):
-            depth -= 1
-        if token.kind == "num" and depth == 0:
-            run = index + 1
-            while (
-                run + 1 < count
-                and tokens[run].text == ","
-                and tokens[run + 1].kind == "num"
-                and not tokens[run + 1].gap
-            ):
-                run += 2
-            groups = [tokens[at].text for at in range(index, run, 2)]
-            if len(groups) > 1:
-                whole = [group.partition(".")[0] for group in groups]
-                if (
-                    1 <= len(groups[0]) <= 3
-                    and groups[0].isdigit()
-                    and all(len(digits) == 3 for digits in whole[1:])
-                    and all(group.isdigit() for group in groups[:-1])
-                ):
-                    out.append(Token("num", "".join(groups), token.gap))
-                else:
-                    out.extend(tokens[index:run])
-                index = run
-                continue
-        out.append(token)
-        index += 1
-    return out
 
 
 # One reader per kind of object, which returns None if the tokens are of another kind
@@ -435,9 +228,9 @@ def _relation(tokens: Tokens) -> Node | None:
         return _opaque(tokens)
     if not trimmed(sides[0]) and operations[0] in ("=", "\\approx"):
         return read_one(tokens[1:]) if trimmed(tokens[1:]) else None
-    if any(_is_denied(side) for side, operation in zip(sides, operations, strict=False) if operation == "="):
+    if any(is_denied(side) for side, operation in zip(sides, operations, strict=False) if operation == "="):
         return _opaque(tokens)
-    if any(_CONDITIONS & _words_of(side) for side in sides[1:-1]):
+    if any(CONDITIONS & words_of(side) for side in sides[1:-1]):
         return _opaque(tokens)  # y = 7 when x = 2
     nodes = tuple(read_one(side) for side in sides)
     unsolved = any(token.kind == "num" for token in sides[0]) and any(
@@ -540,7 +333,7 @@ def _joins_sets(tokens: Tokens, index: int, operation: str) -> bool:
         return False
     before, after = tokens[index - 1].text, tokens[index + 1].text
     if operation == "\\cup":
-        return text in ("U", "u") and before in _CLOSE and after in _OPEN
+        return text in ("U", "u") and before in CLOSE and after in OPEN
     return operation == "\\setminus" and text == "-" and before == "\\mathbbR" and after == "\\{"
 
 
@@ -657,7 +450,7 @@ def _numeral(tokens: Tokens) -> Node | None:
     base = [token for token in tokens[at + 1 :] if token.text not in ("{", "}")]
     if len(base) != 1:
         return None
-    number = int_or_none(base[0].text) if base[0].kind == "num" else _NUMBER_WORDS.get(base[0].text.lower())
+    number = int_or_none(base[0].text) if base[0].kind == "num" else NUMBER_WORDS.get(base[0].text.lower())
     if number is None or not 2 <= number <= 36 or not digits.replace(".", "", 1).isalnum():
         return None
     return Numeral(digits.upper().lstrip("0") or "0", number)
@@ -674,7 +467,7 @@ def _ratio(tokens: Tokens) -> Node | None:
             and nodes[1] is not None
             and not has_prose(nodes[1])
             and all(t.kind in ("word", "text") for t in parts[0])
-            and not _DENIALS & _words_of(parts[0])
+            and not DENIALS & words_of(parts[0])
         ):
             return nodes[1]  # Answer: 5
         return None
@@ -726,7 +519,7 @@ def _degree_sign(tokens: Tokens) -> int:
     return 0
 
 
-def _quantity(tokens: Tokens) -> Node | None:
+def read_quantity(tokens: Tokens) -> Node | None:
     """A value, then words for its unit, a percent or a degree sign or a modulus; or a currency sign, then a value."""
     for special in (_temperature, _modular):
         node = special(tokens)
@@ -750,12 +543,12 @@ def _quantity(tokens: Tokens) -> Node | None:
     if value is None or isinstance(value, Words | Opaque | Relation | Quantity):
         return None
     words = [word for token in unit_tokens for word in token.text.lower().split()]
-    if any(word in HEDGES for word in words) or _POWERS & set(words[:1]):
+    if any(word in HEDGES for word in words) or POWERS & set(words[:1]):
         return None
-    if words[:1] == ["is"] and _DENIALS & set(words):
+    if words[:1] == ["is"] and DENIALS & set(words):
         return None  # 5 is wrong
-    while words and isinstance(value, Value) and (multiplier := _multiplier(words[0])):
-        value = Value(combined("*", value.formula, constant(multiplier)))
+    while words and isinstance(value, Value) and (factor := factor_of(words[0])):
+        value = Value(combined("*", value.formula, constant(factor)))
         rest = unit_tokens[0].text.split()[1:]
         unit_tokens = [*([Token("text", " ".join(rest), True)] if rest else []), *unit_tokens[1:]]
         words = words[1:]
@@ -813,162 +606,3 @@ def _may_be_unit(tokens: Tokens, index: int) -> bool:
             and any(t.kind in ("word", "text") for t in tokens[:index][-3:])
         )
     return False
-
-
-# Sentences
-
-
-_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z$\\(\d])")
-_REASONED = re.compile(  # not before a conclusion: "since x > 0, x = 20", "because he buys 8 he now has 20"
-    r"(.*\banswer(?:\s+is(?!\s+not\b)|:)\s+[^,;]*?\d[^,;]*?),?\s(?:because|since)\s"
-    r"(?!.*(?:,|\b(?:so|thus|hence|therefore|answer|we|he|she|it|they)\b))",
-    re.I | re.S,
-)
-_CHECK = re.compile(r"(?:check|verification|verify)\s*:(?!.*\banswer\b)", re.I | re.S)
-
-
-def _sentences(text: str) -> list[Node]:
-    """Read the last sentence that states an object: those after its last `is` and its last `=`, or its only one. One that checks comes last."""
-    last = [sentence for sentence in _SENTENCE.split(text.strip())[:-4:-1] if not sentence.startswith("I hope")]
-    for sentence in sorted(last, key=lambda sentence: _CHECK.match(sentence) is not None):
-        found = _stated(trimmed(list(tokens_of(_without_reason(sentence)))))
-        if found:
-            return found
-    return []
-
-
-def _without_reason(sentence: str) -> str:
-    """A sentence that says `answer is` and a number, up to `because` or `since`."""
-    match = _REASONED.match(sentence)
-    return sentence if match is None else match[1]
-
-
-def _stated(tokens: Tokens) -> list[Node]:
-    depth, after_word, after_equals = 0, 0, 0
-    for index, token in enumerate(tokens):
-        if token.text in _OPEN or token.kind == "begin":
-            depth += 1
-        elif token.text in _CLOSE or token.kind == "end":
-            depth -= 1
-        elif depth == 0 and token.text == "=":
-            after_equals = index + 1
-        elif depth == 0 and _connects(tokens, index):
-            after_word = index + 1
-    first_equals = next((index + 1 for index in range(after_equals) if tokens[index].text == "="), 0)
-    for start in {after_word, first_equals} - {0}:
-        if len(shorter := _without_condition(tokens, start)) < len(tokens):
-            return _stated(shorter)
-    if 0 < after_word < after_equals and _are_several(read_tokens(tokens[after_word:])):
-        after_equals = 0
-    found: list[Node] = []
-    for start in {after_word, after_equals} - {0}:
-        denied = (_is_denied if tokens[start - 1].text == "=" else _ends_in_denial)(tokens[:start])
-        node = read_tokens(tokens[start:])
-        if node is not None and not denied:
-            found.append(node)
-    if after_equals or not all(isinstance(node, Opaque | Words) for node in found):
-        return found
-    return [*found, *_only_object(tokens)]
-
-
-def _without_condition(tokens: Tokens, start: int) -> Tokens:
-    """The tokens up to a condition with `=` behind the value that begins at `start`: `is 7 at x = 2`, and no conclusion after it."""
-    for index in range(start + 1, len(tokens)):
-        if tokens[index].text.lower().strip() in _CONDITIONS:
-            rest = {token.text for token in tokens[index:]}
-            concludes = "=" not in rest or "," in rest or _CONCLUSIONS & _words_of(tokens[index:])
-            return tokens if concludes or has_prose(read_tokens(tokens[start:index])) else tokens[:index]
-    return tokens
-
-
-def _are_several(node: Node | None) -> bool:
-    """Whether they are several values, as `2 and b = 3`."""
-    if not isinstance(node, Listing) or has_prose(node):
-        return False
-    return all(item.named for item in node.items if isinstance(item, Relation))
-
-
-def _is_denied(tokens: Tokens) -> bool:
-    """Whether tokens before `=` deny it: `there is no x with x`, not `number of ways in which A and B are not adjacent`."""
-    tokens = trimmed([token for token in tokens if token.text != "="])
-    if not tokens or tokens[-1].kind == "text" or is_prose(tokens[-1].text):
-        return False
-    start = 0
-    for index, token in enumerate(tokens):
-        if token.text in (",", ";") or token.text.lower() in _CONCLUSIONS or _connects(tokens, index):
-            start = index + 1
-    return bool(_DENIALS & _words_of(tokens[start:]))
-
-
-def _ends_in_denial(tokens: Tokens) -> bool:
-    """Whether the last word before those that connect is a denial: `cannot be`, `is not equal to`, `wrong:`."""
-    words = [word.strip(":") for token in tokens[-5:] for word in token.text.lower().split()]
-    while words and words[-1] in {*_CONNECTIVES, "to", ""}:
-        words.pop()
-    return words[-1:] != [] and words[-1] in _DENIALS
-
-
-def _words_of(tokens: Tokens) -> set[str]:
-    return {word for token in tokens for word in token.text.lower().split()}
-
-
-def _connects(tokens: Tokens, index: int) -> bool:
-    """Whether a token introduces what the sentence states: a word such as `is`, or a colon after a word (`Answer:`)."""
-    token = tokens[index]
-    if token.kind == "text":  # \\text{The answer is }5
-        words = token.text.lower().split()
-        return words[-1].endswith(":") or words[-1] in _CONNECTIVES
-    if token.kind == "word":
-        before = tokens[index - 1].text.lower() if index else ""
-        return token.text.lower() in _CONNECTIVES or (token.text == "to" and before in _CONNECTED_BY_TO)
-    return token.text == ":" and index > 0 and tokens[index - 1].kind in ("word", "text")
-
-
-def _only_object(tokens: Tokens) -> list[Node]:
-    """The only piece of mathematics in a sentence without words of doubt (`HEDGES`); nothing if there are several."""
-    words = {word.lower() for token in tokens if token.kind in ("word", "text", "sep") for word in token.text.split()}
-    if words & HEDGES or ("is" in words and words & _DENIALS) or any(token.kind == "bad" for token in tokens):
-        return []
-    pieces: list[Tokens] = [[]]
-    for index, token in enumerate(tokens):
-        if token.kind == "num" and (
-            _CHANGES & _words_of(tokens[max(0, index - 2) : index])
-            or _POWERS & _words_of(tokens[index + 1 : index + 2])
-        ):
-            return []  # half of 5, 5 squared
-        if token.kind == "text" or (token.kind == "word" and is_prose(token.text)):
-            if pieces[-1] and not token.gap:
-                return []
-            pieces.append([])
-        elif token.text not in (".", ",", "!", "'", '"', "-") or pieces[-1] or token.text == "-":
-            if not pieces[-1] and len(pieces) > 1 and not token.gap:
-                return []
-            pieces[-1].append(token)
-    pieces = [piece for piece in map(trimmed, pieces) if piece and not (len(piece) == 1 and piece[0].kind == "word")]
-    if len(pieces) != 1:
-        return []
-    node = read_tokens(pieces[0])
-    return [] if has_prose(node) or node is None else [node]
-
-
-def _multiplier(word: str) -> int | None:
-    return _MULTIPLIERS.get(word) or _MULTIPLIERS.get(word.removesuffix("s"))
-
-
-def number_word(text: str) -> Fraction | None:
-    """The number that English words spell, else None: up to 100, or that many dozens, thousands and so on."""
-    words = text.replace("-", " ").split()
-    sign = -1 if words[:1] in (["negative"], ["minus"]) else 1
-    if len(words) > 1 and words[1] in _MULTIPLIERS and words[0] in ("a", "an"):
-        words = words[1:]
-    factor = _multiplier(words[-1]) if words else None
-    if factor:
-        count = number_word(" ".join(words[:-1])) if words[:-1] else Fraction(1)
-        return None if count is None else count * factor
-    total = 0
-    for word in words[sign < 0 :]:
-        value = _NUMBER_WORDS.get(word)
-        if value is None or (total and (total % 10 or not 0 < value < 10)):
-            return None
-        total += value
-    return Fraction(sign * total) if words[sign < 0 :] else None

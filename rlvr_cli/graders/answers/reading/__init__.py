@@ -1,0 +1,1 @@
+"""Answers as mathematical objects: tokens, grammar, sentences."""
