@@ -2316,7 +2316,7 @@ SUPPLEMENT = [
         ("the first of two options that an answer names is right", "if len(named) == 1:", "if named:", f"{MULTIPLE_CHOICE} -k names_two"),
         ("options are not shown", "[self.question(row, question_field), *lines]", "[self.question(row, question_field)]", MULTIPLE_CHOICE),
         ("a wall in a unit test begins the answer", "(_is_tests(text) or _is_json(text))", "False", "tests/data/test_datasets.py -k inside_of_unit_tests"),
-        ("multiple choice has no grader of its own", ', self.num_choices: "multiple_choice"', "", MULTIPLE_CHOICE),
+        ("multiple choice has no grader of its own", 'in ("countdown", "multiple_choice") if', 'in ("countdown",) if', MULTIPLE_CHOICE),
     ),
     Mutation("subjects are not told apart", "analysis/queries/sql/subjects.sql", "'$.subject')", "'$.options')", "tests/analysis/queries/test_sql.py -k by_subject"),
     Mutation("a packed example lacks its last label", "models/tokens/packing.py", "max(len(self._ids) - 1, 0)", "len(self._ids)", f"{HANDOUT}last_example"),

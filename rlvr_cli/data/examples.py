@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -100,11 +101,8 @@ class RowReader:
     trace_of: MutableMapping[str, str] = field(default_factory=SpillingDict)  # id -> `trace` of its row, as JSON
     where_is: MutableMapping[str, str] = field(default_factory=SpillingDict)  # id -> FILE:LINE of its row
     found_answer_field: str | None = None  # of the first row, if none was named
-    num_puzzles: int = 0
-    num_choices: int = 0
-    num_marked: int = 0  # answers found by #### or a box
-    num_whole: int = 0  # answers that are the whole text
-    first_whole: str = ""  # FILE:LINE of the first of them
+    kinds: Counter[str] = field(default_factory=Counter)  # of usable rows: a grader, else the form of the answer, or ""
+    first_whole: str = ""  # FILE:LINE of the first answer that is the whole text
 
     def examples(
         self, rows: Iterable[Row | BadRow], *, name: str, limit: int | None, skip_bad_lines: bool
@@ -135,21 +133,23 @@ class RowReader:
         question_field = self.question_field or _first(QUESTION_FIELDS, row.keys)
         numbers_field = _first(NUMBERS_FIELDS, row.keys)
         if conversation is not None:
-            question, truth = conversation.question, self.truth(row)
+            question, (kind, truth) = conversation.question, self.truth(row)
         elif question_field is None and numbers_field is not None and "target" in row.keys:
-            question, truth = _puzzle(row, numbers_field)
-            self.num_puzzles += 1
+            kind, (question, truth) = "countdown", _puzzle(row, numbers_field)
         elif options_field is not None:
-            question, truth = self.choice(row, question_field, options_field)
+            kind, (question, truth) = "multiple_choice", self.choice(row, question_field, options_field)
             solution = reference_response(truth) if is_trace else None
         else:
             question = self.question(row, question_field)
-            truth = self.truth(row)
+            kind, truth = self.truth(row)
         # A null response, too, says that the prompts of its file are formatted.
         has_response = (_first(RESPONSE_FIELDS, row.keys) or response_field) is not None and conversation is None
         is_formatted = has_response and "prompt" in row.keys and not self.prompt_is_question
         prompt = text_of(row, "prompt") if is_formatted else None
         example_id = self.new_id(row)
+        self.kinds[kind] += 1  # after all that may refuse the row
+        if kind == "whole":
+            self.first_whole = self.first_whole or row.where
         if self.keeps_traces and (trace := self.trace(row, truth)):
             self.trace_of[example_id] = json.dumps(trace, default=str)
         return Example(
@@ -170,13 +170,14 @@ class RowReader:
         self.question_field = question_field
         return question
 
-    def truth(self, row: Row) -> str:
+    def truth(self, row: Row) -> tuple[str, str]:
+        """The form of the answer, and the answer itself, as `final_answer` gives them; both are empty if none is needed."""
         named = self.answer_field or self.found_answer_field
         answer_field = named or _first(ANSWER_FIELDS, row.keys)
         answer = _answer_of(row, answer_field) if answer_field else None
         if answer is None or not answer.strip():
             if self.traces or not self.needs_answers:
-                return ""
+                return "", ""
             raise _nothing(row, "answer", named, ANSWER_FIELDS, found=answer_field)
         self.found_answer_field = answer_field
         form, truth = final_answer(answer)
@@ -184,11 +185,7 @@ class RowReader:
             raise BadRow(row.where, f"the answer in {answer_field!r} has a {form} mark with nothing after it.")
         if self.answer_form and form != self.answer_form:
             raise BadRow(row.where, f"the answer in {answer_field!r} has no {self.answer_form} mark.")
-        if form == "whole":
-            self.num_whole, self.first_whole = self.num_whole + 1, self.first_whole or row.where
-        else:
-            self.num_marked += 1
-        return truth
+        return form, truth
 
     def choice(self, row: Row, question_field: str | None, options_field: str) -> tuple[str, str]:
         """The question with its options, one a line, and the ground truth of `graders.multiple_choice`."""
@@ -199,14 +196,13 @@ class RowReader:
         answer_field = self.answer_field or self.found_answer_field or _first(ANSWER_FIELDS, row.keys)
         letter = _right_letter(row, answer_field, options, texts)
         self.found_answer_field = answer_field
-        self.num_choices += 1
         lines = [f"{name}. {text}" for name, text in zip(LETTERS, texts, strict=False)]
         subject = text_of(row, "subject") if "subject" in row.keys else None
         return "\n".join([self.question(row, question_field), *lines]), truth_of(letter, texts, subject)
 
     def grader_of(self, rows: int) -> str | None:
         """The grader of a source whose rows are all of one kind."""
-        return {self.num_puzzles: "countdown", self.num_choices: "multiple_choice"}.get(rows)
+        return next((grader for grader in ("countdown", "multiple_choice") if self.kinds[grader] == rows), None)
 
     def answer_with_steps(self, row: Row) -> str:
         """The first field with a worked solution, whole: the one that was named goes before `solution`. Empty if there is none."""
@@ -248,11 +244,12 @@ class RowReader:
         return example_id
 
     def notes(self) -> list[str]:
-        if not self.num_whole or not self.num_marked:
+        whole, marked = self.kinds["whole"], self.kinds["####"] + self.kinds["boxed"]
+        if not whole or not marked:
             return []
-        answers = self.num_whole + self.num_marked
+        answers = whole + marked
         return [
-            f"{self.num_whole:,} of {answers:,} answers have neither #### nor \\boxed and were taken whole; "
+            f"{whole:,} of {answers:,} answers have neither #### nor \\boxed and were taken whole; "
             f"the first is {storable(self.first_whole)}."
         ]
 

@@ -181,6 +181,22 @@ def test_rows_of_a_countdown_dataset_from_the_hub(tmp_path):
     assert (mixed.rows, mixed.default_grader) == (2, None)
 
 
+@pytest.mark.parametrize(
+    ("row", "grader"),
+    [
+        ({"nums": [1, 2, 3], "target": 6}, "countdown"),
+        ({"question": "Q", "options": ["x", "y"], "answer": "A"}, "multiple_choice"),
+        ({"question": "Q", "answer": "#### 1"}, None),
+    ],
+)
+def test_a_row_that_is_left_out_counts_as_none_of_its_kind(tmp_path, row, grader):
+    rows = [{"id": i, **row} for i in (1, 2, 1)] + [{**row, "question": "", "id": 3}] * ("options" in row)
+    path = lines(tmp_path, *rows, {"id": 2, "question": "Q", "answer": "whole"})
+    dataset = load_dataset(path, skip_bad_lines=True)
+    assert (dataset.rows, dataset.num_skipped) == (2, len(rows) - 1)
+    assert (dataset.default_grader, dataset.notes) == (grader, [])
+
+
 # Traces
 
 
