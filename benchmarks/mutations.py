@@ -521,7 +521,7 @@ WIRING = [
     ),
     *mutations_of(
         "commands/store/filtering/rows.py",
-        ("a formatted prompt is written as a question", 'if "prompt" in row and dataset.question_field == "prompt":', "if False:", "tests/commands/store/test_filter.py -k responses_of_a_dataset"),
+        ("a formatted prompt is written as a question", 'if "prompt" in row and is_prompt(dataset.question_field):', "if False:", "tests/commands/store/test_filter.py -k responses_of_a_dataset"),
         ("each tool in Parquet has the parameters of all", 'out.endswith(".parquet") and any(', "False and any(", "tests/commands/store/test_filter.py -k sft_reads"),
         ("a pair has the next response", "in enumerate(zip(items, responses, strict=True)):", "in enumerate(zip(items, responses, strict=True), 1):", "tests/commands/store/test_filter.py -k pairs"),
         ("pairs depend on the order of commits", "in sorted(members)]", "in members]", "tests/commands/store/test_filter.py -k order_of_commits"),
@@ -1768,7 +1768,7 @@ EPISODES = [
     Mutation("an answer hides the worked solutions of later rows", "data/examples.py", 'else ("solution", *ANSWER_FIELDS)', 'else (self.found_answer_field or "solution",)', "tests/commands/store/test_filter.py -k sft_reads"),
     Mutation("an answer that is named hides the worked solutions", "data/examples.py", '(self.answer_field, "solution") if', "(self.answer_field,) if", "tests/commands/store/test_filter.py -k is_trained_on_without"),
     Mutation("a null response leaves its prompt unformatted", "data/examples.py", "(_first(RESPONSE_FIELDS, row.keys) or response_field) is not None", "response_field is not None", "tests/data/test_datasets.py -k handouts_sft"),
-    Mutation("a bare prompt is written as one that is formatted", "data/examples.py", 'None if self.prompt_is_question else text_of(row, "prompt")', 'text_of(row, "prompt")', "tests/commands/store/test_filter.py -k is_trained_on_without"),
+    Mutation("a bare prompt is written as one that is formatted", "data/examples.py", 'None if self.prompt_is_question else _first(["prompt"], row.keys)', '_first(["prompt"], row.keys)', "tests/commands/store/test_filter.py -k is_trained_on_without"),
     Mutation("turns of generated data are one text", "commands/store/filtering/rows.py", "if e.turns:", "if False:", "tests/commands/store/test_filter.py -k is_trained_on_without"),
     Mutation("filter holds all rows that it writes", "commands/store/filter.py", "for row in rows_of(items))", "for row in [*rows_of(items)])", "tests/commands/store/test_filter.py -k not_held"),
     Mutation("a Parquet file's rows are all held", "runs/storage/parquet.py", "islice(records, rows_at_once)", "islice(records, None)", "tests/runs/storage/test_parquet.py"),

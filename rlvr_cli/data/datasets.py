@@ -34,7 +34,7 @@ from typing import Any
 
 from rlvr_cli.config.shared.questions import REASONING_GYM, VERIFIERS
 from rlvr_cli.data import reasoning_gym
-from rlvr_cli.data.examples import SHOWN_BAD_ROWS, Purpose, RowReader
+from rlvr_cli.data.examples import SHOWN_BAD_ROWS, Purpose, RowReader, is_prompt
 from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, join_names, stem_of, suffix_of
 from rlvr_cli.data.mmlu import MMLU, mmlu_rows
 from rlvr_cli.data.packages import verifiers
@@ -176,7 +176,7 @@ def load_dataset(
         question_field=question_field or source.question_field,
         answer_field=answer_field or source.answer_field,
         answer_form=None if answer_field else source.answer_form,
-        prompt_is_question=question_field == "prompt",
+        prompt_is_question=is_prompt(question_field),
         traces=purpose == "traces",
         needs_answers=needs_answers,
         keeps_traces=keeps_traces,

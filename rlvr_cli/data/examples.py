@@ -144,8 +144,7 @@ class RowReader:
             kind, truth = self.truth(row)
         # A null response, too, says that the prompts of its file are formatted.
         has_response = (_first(RESPONSE_FIELDS, row.keys) or response_field) is not None and conversation is None
-        is_formatted = has_response and "prompt" in row.keys and not self.prompt_is_question
-        prompt = text_of(row, "prompt") if is_formatted else None
+        prompt = self.own_prompt(row) if has_response else None
         example_id = self.new_id(row)
         self.kinds[kind] += 1  # after all that may refuse the row
         if kind == "whole":
@@ -169,6 +168,11 @@ class RowReader:
             raise _nothing(row, "question", self.question_field, QUESTION_FIELDS, found=question_field)
         self.question_field = question_field
         return question
+
+    def own_prompt(self, row: Row) -> str | None:
+        """What is formatted already, of a row with a response; None if there is none, or if it is the question."""
+        prompt_field = None if self.prompt_is_question else _first(["prompt"], row.keys)
+        return text_of(row, prompt_field) if prompt_field else None
 
     def truth(self, row: Row) -> tuple[str, str]:
         """The form of the answer, and the answer itself, as `final_answer` gives them; both are empty if none is needed."""
@@ -217,8 +221,7 @@ class RowReader:
         with suppress(BadRow):
             if turns := _turns(row):
                 found["turns"] = [{"role": role, "text": text} for role, text in turns]
-                prompt = None if self.prompt_is_question else text_of(row, "prompt")
-                found |= {"prompt": prompt} if prompt else {}
+                found |= {"prompt": prompt} if (prompt := self.own_prompt(row)) else {}
         with suppress(BadRow):
             if conversation := conversation_of(row):
                 found["messages"] = conversation.messages
@@ -389,6 +392,11 @@ def _first(names: Sequence[str], keys: Sequence[str]) -> str | None:
             return name
     folded = {key.lower(): key for key in reversed(keys)}
     return next((folded[name] for name in names if name in folded), None)
+
+
+def is_prompt(field_name: str | None) -> bool:
+    """Whether a field is that of prompts."""
+    return field_name is not None and field_name.lower() == "prompt"
 
 
 def _filled(row: Row) -> list[str]:

@@ -219,8 +219,12 @@ def test_a_question_beside_a_formatted_prompt(tmp_path):
     assert traces(lines(tmp_path, row)).examples == [Example("data-1", "1+1?", "2", "User: 1+1?", " 2")]
     empty = traces(lines(tmp_path, {**row, "prompt": ""})).examples  # counts as none: the template is filled
     assert empty == [Example("data-1", "1+1?", "2", None, " 2")]
-    raw = traces(lines(tmp_path, row), question_field="prompt").examples  # the option says: not formatted
-    assert raw == [Example("data-1", "User: 1+1?", "2", None, " 2")]
+    for cased in (row, {key.title(): value for key, value in row.items()}):
+        path = lines(tmp_path, cased)
+        (prompt,) = {"prompt", "Prompt"} & {*cased}
+        assert traces(path).examples == [Example("data-1", "1+1?", "2", "User: 1+1?", " 2")]
+        raw = traces(path, question_field=prompt).examples  # the option says: not formatted
+        assert raw == [Example("data-1", "User: 1+1?", "2", None, " 2")]
 
 
 def test_a_trace_needs_a_response(tmp_path):

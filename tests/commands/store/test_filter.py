@@ -695,10 +695,11 @@ def test_decontamination_of_formatted_prompts_compares_the_questions_in_them(nam
         assert stages[-1] == ("decontaminate", 1, 1)
 
 
-def test_a_question_in_a_prompt_of_an_unknown_template_is_asked_for(tmp_path, call):
-    rows = [{"prompt": f"Please: {q}", "response": "7", "answer": "7"} for q in ("3 + 4?", "9 - 2?")]
+@pytest.mark.parametrize("field", ["prompt", "Prompt"])
+def test_a_question_in_a_prompt_of_an_unknown_template_is_asked_for(field, tmp_path, call):
+    rows = [{field: f"Please: {q}", "response": "7", "answer": "7"} for q in ("3 + 4?", "9 - 2?")]
     formatted = write(tmp_path / "d.jsonl", rows)
-    known = write(tmp_path / "q.jsonl", [{**row, "question": row["prompt"]} for row in rows])
+    known = write(tmp_path / "q.jsonl", [{**row, "question": row[field]} for row in rows])
     for source, against in ((formatted, known), (known, formatted)):
         with pytest.raises(RlvrError, match=r"d\.jsonl: 2 of 2 rows have a formatted prompt and no question") as raised:
             call(source, decontaminate_against=(against,))

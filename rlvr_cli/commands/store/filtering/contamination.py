@@ -4,6 +4,7 @@ Enters: a dataset. Leaves: the texts of its questions, without the template of a
 """
 
 from rlvr_cli.data.datasets import Dataset
+from rlvr_cli.data.examples import is_prompt
 from rlvr_cli.data.prompts import PLACEHOLDER, load_prompt, prompt_names
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.text import filled_in
@@ -25,7 +26,7 @@ def bare_questions(dataset: Dataset, *, if_bare: str = "rename the field") -> li
     for e in dataset.examples:
         inside = (filled_in(e.question.strip(), template, placeholder=PLACEHOLDER) for template in templates)
         question = next(filter(None, inside), None)
-        unknown += question is None and e.prompt is not None and dataset.question_field == "prompt"
+        unknown += question is None and e.prompt is not None and is_prompt(dataset.question_field)
         questions.append(question or e.question)
     if unknown:
         raise RlvrError(

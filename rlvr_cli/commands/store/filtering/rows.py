@@ -13,6 +13,7 @@ from typing import Any
 from rlvr_cli.analysis.queries.selection import Item, Key, Question, Selected, Stage
 from rlvr_cli.config.store.filter import FilterConfig
 from rlvr_cli.data.datasets import Dataset
+from rlvr_cli.data.examples import is_prompt
 from rlvr_cli.data.fusion import fused_forms
 from rlvr_cli.data.pairs import GRADED_BOTH_WAYS, pair_id, pair_row, pair_up
 from rlvr_cli.errors import RlvrError
@@ -64,7 +65,7 @@ def dataset_rows(dataset: Dataset, *, out: str) -> dict[str, dict[str, Any]]:
             row["turns"] = [{"role": role, "text": text} for role, text in e.turns]
             del row["response"]
         row |= json.loads(dataset.trace_of.get(e.id, "{}"))
-        if "prompt" in row and dataset.question_field == "prompt":
+        if "prompt" in row and is_prompt(dataset.question_field):
             del row["question"]
         rows[e.id] = row
     return rows
