@@ -2310,6 +2310,12 @@ SUPPLEMENT = [
         ("subjects of MMLU do not take turns", "itertools.zip_longest(*([*_of_subject(path, split)] for path in files))", "([row] for path in files for row in _of_subject(path, split))", MULTIPLE_CHOICE),
         ("the subject keeps the split's name", 'path.stem.removesuffix(f"_{split}")', "path.stem", MULTIPLE_CHOICE),
     ),
+    Mutation("formatted traces are other questions", "data/prompts.py", "(question_within(text, template) or text)", "text", f"{SHOTS} -k formatted"),
+    *mutations_of(
+        "training/session.py",
+        ("a training question in the run's template is another one", "warn_of_shared_questions(dataset.examples, eval_dataset, template)", "warn_of_shared_questions(dataset.examples, eval_dataset)", "tests/commands/across/test_traps.py -k questions_is_said"),
+        ("a trace in the run's template is another question", "warn_of_shared_questions(examples, eval_dataset, template)", "warn_of_shared_questions(examples, eval_dataset)", "tests/commands/across/test_traps.py -k questions_is_said"),
+    ),
     *mutations_of(
         "data/examples.py",
         ("an option's place counts from 1", "answer == str(place)]", "answer == str(place + 1)]", MULTIPLE_CHOICE),
@@ -2345,6 +2351,8 @@ SUPPLEMENT = [
     *mutations_of(
         "rollouts/shots.py",
         ("a question among its own shots", "if question != own]", "]", f"{SHOTS} -k never_among", "shots"),
+        ("traces in the template of the run are other questions", "compared_text(example, template.text), _shot", "compared_text(example), _shot", f"{SHOTS} -k formatted", "shots_dataset"),
+        ("the run's own template is not known to its shots", "traces, by_subject, template.text)", 'traces, by_subject, "")', f"{SHOTS} -k formatted", "shots_dataset"),
         ("one shot fewer than asked for", "for shot in others[: self.count])", "for shot in others[: self.count - 1])", SHOTS, "shots"),
         ("shots of any subject", 'by_subject = source.startswith(MMLU)', 'by_subject = False', SHOTS),
         ("shots of the evaluation split", 'split="dev" if by_subject else None,', 'split="test" if by_subject else None,', SHOTS),

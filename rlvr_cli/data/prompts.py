@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,25 @@ def load_prompt(name_or_path: str) -> PromptTemplate:
             f"The prompt file {name_or_path} does not say where the question goes.", f"Put {PLACEHOLDER} into it."
         )
     return PromptTemplate(name_or_path, text)
+
+
+@cache
+def _built_in_texts() -> list[str]:
+    texts = (load_prompt(name).text.strip() for name in prompt_names())
+    return [text for text in texts if text != PLACEHOLDER]
+
+
+def question_within(text: str, template: str = "") -> str | None:
+    """What was put into a built-in template, or into this one, to make a text; None if it was made with neither."""
+    templates = (*_built_in_texts(), template.strip())
+    inside = (filled_in(text.strip(), one, placeholder=PLACEHOLDER) for one in templates)
+    return next(filter(None, inside), None)
+
+
+def compared_text(example: Example, template: str = "") -> str:
+    """The text by which one question is told from another: white space aside, and what `question_within` takes off."""
+    text = example.question or example.prompt or ""
+    return " ".join((question_within(text, template) or text).split())
 
 
 def opens_thinking(prompt: str) -> bool:

@@ -16,7 +16,7 @@ from rlvr_cli.config.shared.prompt import ShotOptions
 from rlvr_cli.config.shared.questions import REASONING_GYM, VERIFIERS
 from rlvr_cli.data.datasets import Dataset, load_dataset
 from rlvr_cli.data.mmlu import MMLU
-from rlvr_cli.data.prompts import SEPARATOR, PromptTemplate, beginnings_of, load_prompt, prompt_of
+from rlvr_cli.data.prompts import SEPARATOR, PromptTemplate, beginnings_of, compared_text, load_prompt, prompt_of
 from rlvr_cli.data.traces import response_from_solution
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.multiple_choice import subject_of
@@ -33,6 +33,7 @@ class Shots:
     count: int  # before each question
     traces: Mapping[str, Sequence[tuple[str, str]]]  # by subject, in order: the text of the question, and the shot
     by_subject: bool  # whether a question has shots of its subject alone
+    template: str  # of --prompt
 
     def before(self, example: Example) -> str:
         """What precedes a question: the first shots that are not of this question itself.
@@ -41,7 +42,7 @@ class Shots:
             RlvrError: there are too few.
         """
         subject = subject_of(example.ground_truth) if self.by_subject else ""
-        own = _text_of(example)
+        own = compared_text(example, self.template)
         others = [shot for question, shot in self.traces.get(subject, ()) if question != own]
         if len(others) < self.count:
             where = f"{self.name}{f' ({self.split})' if self.split else ''}"
@@ -112,9 +113,9 @@ def load_shots(config: ShotOptions, *, spec: str, reading: Mapping[str, Any]) ->
     traces: dict[str, list[tuple[str, str]]] = {}
     for example in found.examples:
         traces.setdefault(subject_of(example.ground_truth) if by_subject else "", []).append(
-            (_text_of(example), _shot(example, template))
+            (compared_text(example, template.text), _shot(example, template))
         )
-    return Shots(found.name, found.split, config.shots, traces, by_subject)
+    return Shots(found.name, found.split, config.shots, traces, by_subject, template.text)
 
 
 def _shot(example: Example, template: PromptTemplate) -> str:
@@ -123,7 +124,3 @@ def _shot(example: Example, template: PromptTemplate) -> str:
     if response is None or example.turns is not None or example.conversation is not None:
         raise RlvrError(f"The trace {example.id} is a conversation, and a shot is one question with its response.")
     return f"{prompt}{response}".rstrip()
-
-
-def _text_of(example: Example) -> str:
-    return " ".join((example.question or example.prompt or "").split())

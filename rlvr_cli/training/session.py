@@ -14,7 +14,7 @@ from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.config.shared.prompt import ShotOptions
 from rlvr_cli.config.shared.training import TrainingConfig
 from rlvr_cli.data.datasets import Dataset, evaluation_spec, knows_its_fields, load_dataset
-from rlvr_cli.data.prompts import PromptTemplate
+from rlvr_cli.data.prompts import PromptTemplate, compared_text
 from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.models.compute.bitsandbytes import check_bitsandbytes
@@ -80,7 +80,7 @@ def load_inputs(
             "Use a smaller batch, a larger --group-size, or a larger --dataset.",
         )
     eval_dataset = load_eval_dataset(config, template)
-    warn_of_shared_questions(dataset.examples, eval_dataset)
+    warn_of_shared_questions(dataset.examples, eval_dataset, template)
     pool = grader_pool(config, dataset.default_grader)
     if eval_dataset is not None and grader_pool(config, eval_dataset.default_grader).spec != pool.spec:
         raise RlvrError(
@@ -135,7 +135,7 @@ def inputs_of_traces(
         RlvrError: evaluation questions cannot be read, grader or engine are unknown, or a device is missing or too small.
     """
     eval_dataset = load_eval_dataset(config, template)
-    warn_of_shared_questions(examples, eval_dataset)
+    warn_of_shared_questions(examples, eval_dataset, template)
     pool = grader_pool(config, eval_dataset.default_grader if eval_dataset else None)
     engine = evaluation_engine(config, eval_dataset)
     facts = (
@@ -271,21 +271,20 @@ def load_eval_dataset(config: TrainingConfig, template: PromptTemplate | None = 
     return questions
 
 
-def warn_of_shared_questions(trained: Sequence[Example], eval_dataset: Dataset | None) -> None:
-    """Say how many evaluation questions are also trained on: compared by their text, white space aside."""
+def warn_of_shared_questions(
+    trained: Sequence[Example], eval_dataset: Dataset | None, template: PromptTemplate | None = None
+) -> None:
+    """Say how many evaluation questions are also trained on: compared by `compared_text`."""
     if eval_dataset is None:
         return
-    known = {_text_of(e) for e in trained}
-    shared = sum(_text_of(e) in known for e in eval_dataset.examples)
+    text = template.text if template else ""
+    known = {compared_text(e, text) for e in trained}
+    shared = sum(compared_text(e, text) in known for e in eval_dataset.examples)
     if shared:
         console.say(
             f"warning: {shared} of the {eval_dataset.rows} evaluation questions are also trained on. What the run learns by heart counts "
             "as progress there: give other questions with --eval-dataset."
         )
-
-
-def _text_of(example: Example) -> str:
-    return " ".join((example.question or example.prompt or "").split())
 
 
 @contextmanager

@@ -8,13 +8,15 @@ import pytest
 from llamas import write_chat_qwen
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.grpo import GrpoConfig
+from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.data.prompts import load_prompt, prompt_of, stored_prompts
+from rlvr_cli.data.traces import load_traces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.tokens.chat import ChatTemplate, chat_prompt
 from rlvr_cli.rollouts.inputs import input_facts, load_questions, load_template
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.training.session import load_eval_dataset
+from rlvr_cli.training.session import load_eval_dataset, warn_of_shared_questions
 
 SUBJECTS = ("abstract_algebra", "world_religions")
 OPTIONS = "A. w\nB. x\nC. y\nD. z\nAnswer:"
@@ -114,6 +116,27 @@ def test_shots_of_a_training_split_are_its_first_traces(folder):
     shots = [f"{i} + 1?\nAnswer: It is \\boxed{{{i + 1}}}.\n\n" for i in range(4)]
     assert first.prompt == f"{shots[0]}{shots[1]}7 + 1?\nAnswer:"
     assert second.prompt == f"{shots[0]}{shots[2]} 1 +  1?\nAnswer:"
+
+
+@pytest.mark.parametrize(
+    ("made_with", "own"),
+    [("r1_zero", " 0 +  1?"), ("prompt", " 0 +  1?"), ("question_only", "0 + 1?\nAnswer:")],
+)
+def test_a_question_is_not_among_its_own_shots_where_prompts_are_formatted(folder, made_with, own, capsys):
+    """With a built-in template, or with that of the run. So it is with the warning of questions that are also trained on."""
+    template, used = load_prompt("prompt"), load_prompt(made_with)
+    rows = [{"prompt": used.fill(f"{i} + 1?"), "response": f" it is {i + 1}"} for i in range(3)]
+    traces = write(folder / "t.jsonl", *rows)
+    questions = write(folder / "q.jsonl", *({"question": q, "answer": "1"} for q in (own, "7 + 1?")))
+    config = EvalConfig(dataset=questions, prompt="prompt", shots=1, shots_dataset=traces)
+    asked = load_questions(config, purpose="eval", template=template)
+    shots = [f"{row['prompt']}{row['response']}\n\n" for row in rows]
+    assert [e.prompt for e in asked.examples] == [
+        f"{shots[1]}{own}\nAnswer:", f"{shots[0]}7 + 1?\nAnswer:",
+    ]  # fmt: skip
+    trained = load_traces(traces, template).examples
+    warn_of_shared_questions(trained, load_dataset(questions), template)
+    assert "1 of the 2 evaluation questions are also trained on" in capsys.readouterr().err
 
 
 def test_training_and_its_evaluations_ask_with_shots(folder):

@@ -88,13 +88,16 @@ def test_training_on_evaluation_questions_is_said(rlvr, tmp_path):
     questions(tmp_path / "b.jsonl", range(6, 12))
     same = rlvr("grpo", *SMALL, "--dataset", "a.jsonl", "--eval-dataset", "a.jsonl", "--dry-run")
     assert "warning: 4 of the 4 evaluation questions are also trained on." in same.err  # --eval-examples 4
-    some = rlvr("grpo", *SMALL, "--dataset", "a.jsonl", "--eval-dataset", "b.jsonl", "--dry-run")
+    (tmp_path / "own.prompt").write_text("Say {question}\n")
+    formatted = [{"prompt": f"Say {n} + 1?\n", "answer": n + 1, "response": None} for n in range(8)]
+    (tmp_path / "f.jsonl").write_text("".join(json.dumps(row) + "\n" for row in formatted))
+    given = ("--eval-dataset", "b.jsonl", "--prompt", "own.prompt", "--dry-run")
+    some = rlvr("grpo", *SMALL, "--dataset", "f.jsonl", *given)
     assert "warning: 2 of the 4 evaluation questions" in some.err
     apart = rlvr("grpo", *SMALL, "--dataset", "arithmetic", "--dry-run")
     assert "warning" not in apart.err
-    traces = [{"question": f"{n} + 1?", "answer": "1", "response": "1 </think> <answer> 1 </answer>"} for n in range(8)]
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(t) + "\n" for t in traces))
-    fine_tuned = rlvr("sft", "--dataset", "t.jsonl", "--eval-dataset", "b.jsonl", "--dry-run")
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row | {"response": "1"}) + "\n" for row in formatted))
+    fine_tuned = rlvr("sft", "--dataset", "t.jsonl", *given)
     assert "warning: 2 of the 6 evaluation questions" in fine_tuned.err
 
 

@@ -5,9 +5,8 @@ Enters: a dataset. Leaves: the texts of its questions, without the template of a
 
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.data.examples import is_prompt
-from rlvr_cli.data.prompts import PLACEHOLDER, load_prompt, prompt_names
+from rlvr_cli.data.prompts import question_within
 from rlvr_cli.errors import RlvrError
-from rlvr_cli.text import filled_in
 
 
 def bare_questions(dataset: Dataset, *, if_bare: str = "rename the field") -> list[str]:
@@ -19,13 +18,10 @@ def bare_questions(dataset: Dataset, *, if_bare: str = "rename the field") -> li
     Raises:
         RlvrError: rows have a prompt of another template and no question. The words of the template would count as the question's.
     """
-    texts = (load_prompt(name).text.strip() for name in prompt_names())
-    templates = [text for text in texts if text != PLACEHOLDER]
     questions: list[str] = []
     unknown = 0
     for e in dataset.examples:
-        inside = (filled_in(e.question.strip(), template, placeholder=PLACEHOLDER) for template in templates)
-        question = next(filter(None, inside), None)
+        question = question_within(e.question)
         unknown += question is None and e.prompt is not None and is_prompt(dataset.question_field)
         questions.append(question or e.question)
     if unknown:
