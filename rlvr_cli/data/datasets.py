@@ -64,6 +64,7 @@ class Dataset:
     source: str
     license: str | None = None  # None: unknown
     default_grader: str | None = None  # None: the prompt decides
+    mixed: str = ""  # that some rows alone have a grader of their own: no rule grades all
     num_skipped: int = 0  # bad rows left out
     skipped: list[str] = field(default_factory=list)  # the first of them, "FILE:LINE: what is wrong"; "and N more"
     notes: list[str] = field(default_factory=list)  # shown to the user, such as: answers of mixed form
@@ -192,6 +193,7 @@ def load_dataset(
         source=storable(source.source),
         license=source.license,
         default_grader=source.grader or reader.grader_of(len(examples)),
+        mixed="" if source.grader else reader.mixed(len(examples)),
         question_field=reader.question_field,
         trace_of=reader.trace_of,
         skipped=[storable(str(bad)) for bad in skipped[:SHOWN_BAD_ROWS]] + ([f"and {more:,} more"] if more > 0 else []),

@@ -31,6 +31,7 @@ RESPONSE_FIELDS = ("response", "completion")
 ID_FIELDS = ("id", "unique_id")
 NUMBERS_FIELDS = ("nums", "numbers")
 OPTIONS_FIELDS = ("options", "choices")
+OWN_GRADERS = {"countdown": "Countdown puzzles", "multiple_choice": "multiple choice"}  # and what its rows are
 SHOWN_BAD_ROWS = 5
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
@@ -206,7 +207,16 @@ class RowReader:
 
     def grader_of(self, rows: int) -> str | None:
         """The grader of a source whose rows are all of one kind."""
-        return next((grader for grader in ("countdown", "multiple_choice") if self.kinds[grader] == rows), None)
+        return next((grader for grader in OWN_GRADERS if self.kinds[grader] == rows), None)
+
+    def mixed(self, rows: int) -> str:
+        """Which rows alone have a grader of their own; empty if none or all of them have it."""
+        parts = (
+            f"{n:,} of {rows:,} rows are {what}"
+            for grader, what in OWN_GRADERS.items()
+            if 0 < (n := self.kinds[grader]) < rows
+        )
+        return " and ".join(parts)
 
     def answer_with_steps(self, row: Row) -> str:
         """The first field with a worked solution, whole: the one that was named goes before `solution`. Empty if there is none."""

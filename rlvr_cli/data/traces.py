@@ -37,6 +37,7 @@ class Traces:
     token_ids: Mapping[str, "SampledIds"]  # by example id, where they are known
     graded: Mapping[str, str]  # by example id: what a grader reads of an episode, the last turn of the policy
     rewards: Mapping[str, float | None] | None = None  # by example id, of a run's rollouts; None: it is a dataset
+    mixed: str = ""  # as in `Dataset`
 
 
 class SampledIds(NamedTuple):
@@ -88,6 +89,7 @@ def load_traces(
             [f"skipped: {reason}" for reason in dataset.skipped] + dataset.notes,
             {},
             {e.id: last for e in dataset.examples if (last := _last_turn(e)) is not None},
+            mixed=dataset.mixed,
         )
     with_prompts = [replace(e, prompt=prompt_of(e, template)) for e in source.examples]
     worked = sum(e.solution is not None for e in with_prompts)

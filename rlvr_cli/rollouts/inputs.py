@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlvr_cli.config.parsing.options import Provenance
 from rlvr_cli.config.shared.episodes import EpisodeOptions
 from rlvr_cli.config.shared.prompt import PromptOptions, ShotOptions, is_judge
 from rlvr_cli.config.shared.questions import QuestionOptions
@@ -50,6 +51,7 @@ def load_questions(
     console.report_skipped_lines(dataset.num_skipped, dataset.skipped)
     for note in [*dataset.notes, *([dataset.too_few] if asked and dataset.too_few else [])]:
         console.say(note)
+    check_of_one_kind(config, dataset.name, dataset.mixed)
     if _wants_python(config, dataset):
         console.say(f"note: the ground truths of {dataset.name} are unit tests: add --grader python, which runs them.")
     if template is None or not isinstance(config, ShotOptions):
@@ -63,6 +65,21 @@ def needs_answers(config: QuestionOptions) -> bool:
     if isinstance(config, PromptOptions) and is_judge(config.grader):
         return False
     return not (isinstance(config, EpisodeOptions) and gives_rewards(config))
+
+
+def check_of_one_kind(config: QuestionOptions, name: str, mixed: str) -> None:
+    """Refuse a dataset that no rule grades, unless --grader names what does. A run that began with one goes on.
+
+    Args:
+        mixed: of the dataset.
+    """
+    if not mixed or not isinstance(config, PromptOptions) or config.grader or not needs_answers(config):
+        return
+    problem = f"{name}: {mixed}, which have a grader of their own, and the others have not."
+    if isinstance(config, Provenance) and config.sources.get("grader") == "resumed run":
+        console.say(f"warning: {problem} Grades of such rows are wrong.")
+        return
+    raise RlvrError(problem, "Split the dataset by kind, or give --grader what grades all of its rows.")
 
 
 def _wants_python(config: QuestionOptions, dataset: Dataset) -> bool:

@@ -17,6 +17,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_path
 from rlvr_cli.models.pretrained import load_end_tokens, load_tokenizer
 from rlvr_cli.rollouts.grading import grader_pool
+from rlvr_cli.rollouts.inputs import check_of_one_kind
 from rlvr_cli.runs.readers import fact_of, read_metadata, resolve_run
 from rlvr_cli.samplers.episodes.turns import chat_turns
 from rlvr_cli.terminal import console
@@ -58,6 +59,7 @@ def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, Se
     if traces.rewards is not None and chooses_by_reward(config, traces):
         examples = keep_rewarded(examples, traces.rewards)
     elif config.correct_only:
+        check_of_one_kind(config, traces.name, traces.mixed)
         with grader_pool(config, traces.default_grader) as pool:
             examples = keep_correct(examples, pool, graded=traces.graded)
     order = epoch_order(len(examples), seed=config.seed, epoch=-1)  # an epoch that training never uses

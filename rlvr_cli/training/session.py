@@ -25,7 +25,14 @@ from rlvr_cli.models.identity import model_facts, model_path, model_shape
 from rlvr_cli.parallel.start import join
 from rlvr_cli.process import StopRequest
 from rlvr_cli.rollouts.grading import grader_pool
-from rlvr_cli.rollouts.inputs import check_stops, input_facts, load_questions, load_template, needs_answers
+from rlvr_cli.rollouts.inputs import (
+    check_of_one_kind,
+    check_stops,
+    input_facts,
+    load_questions,
+    load_template,
+    needs_answers,
+)
 from rlvr_cli.rollouts.prompt_lengths import check_prompts
 from rlvr_cli.rollouts.shots import with_shots
 from rlvr_cli.runs.provenance import open_run
@@ -266,6 +273,7 @@ def load_eval_dataset(config: TrainingConfig, template: PromptTemplate | None = 
     console.report_skipped_lines(questions.num_skipped, questions.skipped)
     for note in questions.notes:
         console.say(note)
+    check_of_one_kind(config, questions.name, questions.mixed)
     if template is not None and isinstance(config, ShotOptions):
         return with_shots(questions, config, template, spec=spec, reading=reading)
     return questions

@@ -179,6 +179,7 @@ def test_rows_of_a_countdown_dataset_from_the_hub(tmp_path):
     assert load_dataset(lines(tmp_path, {"question": "Q", "answer": 1})).default_grader is None
     mixed = load_dataset(lines(tmp_path, {"target": 98, "nums": [44, 19, 35]}, {"question": "Q", "answer": 1}))
     assert (mixed.rows, mixed.default_grader) == (2, None)
+    assert mixed.mixed == "1 of 2 rows are Countdown puzzles"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_a_row_that_is_left_out_counts_as_none_of_its_kind(tmp_path, row, grader
     path = lines(tmp_path, *rows, {"id": 2, "question": "Q", "answer": "whole"})
     dataset = load_dataset(path, skip_bad_lines=True)
     assert (dataset.rows, dataset.num_skipped) == (2, len(rows) - 1)
-    assert (dataset.default_grader, dataset.notes) == (grader, [])
+    assert (dataset.default_grader, dataset.mixed, dataset.notes) == (grader, "", [])
 
 
 # Traces

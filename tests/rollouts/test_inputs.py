@@ -1,6 +1,7 @@
 """What a command that samples reads first."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from rlvr_cli.config.discover import DiscoverConfig
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.sft import SftConfig
+from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.rollouts.inputs import check_stops, load_questions
+from rlvr_cli.training.read_traces import read_traces
 from rlvr_cli.training.session import load_eval_dataset, load_inputs
 
 
@@ -42,6 +45,28 @@ def test_questions_for_a_judge_or_an_environment_need_no_answers(tmp_path):
     for config in (EvalConfig(dataset=path), EvalConfig(dataset=path, grader="gsm8k")):
         with pytest.raises(RlvrError, match="no answer"):
             load_questions(config, purpose="eval")
+
+
+def test_a_dataset_of_several_kinds_needs_a_grader(tmp_path, capsys):
+    path = str(tmp_path / "mix.jsonl")
+    rows = [{"question": "Q", "options": options, "answer": "A", "response": "A"} for options in (["a", "b"], None)]
+    (tmp_path / "mix.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = "1 of 2 rows are multiple choice, which have a grader of their own"
+    checks = EvalConfig(dataset=path, check_dataset=True)
+    for read in (
+        lambda: run_eval(checks),
+        lambda: load_eval_dataset(GrpoConfig(eval_dataset=path)),
+        lambda: read_traces(SftConfig(dataset=path, correct_only=True), load_prompt("r1_zero")),
+    ):
+        with pytest.raises(RlvrError, match=said) as caught:
+            read()
+        assert "Split the dataset" in caught.value.hint
+    assert load_questions(replace(checks, limit=1), purpose="eval", limit=1).default_grader == "multiple_choice"
+    load_questions(EvalConfig(dataset=path, grader="mine.py:reward"), purpose="eval")
+    assert said not in capsys.readouterr().err
+    load_questions(EvalConfig(dataset=path, sources={"grader": "resumed run"}), purpose="eval")
+    assert f"warning: {path}: {said}" in capsys.readouterr().err
+    assert len(read_traces(SftConfig(dataset=path), load_prompt("r1_zero"))[1]) == 2, "nothing is graded"
 
 
 def test_questions_whose_truths_are_unit_tests_say_which_grader_runs_them(tmp_path, capsys):
