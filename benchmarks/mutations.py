@@ -566,6 +566,8 @@ WIRING = [
         ("the answer repeats the thinking's draws", '(seed_of_part(requests[c.request_index].seeds[c.sample_index], "answer"),)', "(0,)", "tests/samplers/test_thinking_budget.py -k different"),
         ("a thought that has ended is ended again", "return () if END in thinking.text else", "return", "tests/samplers/test_thinking_budget.py -k unseen"),
         ("the stop sentence is the policy's", "*[False] * len(ending)", "*[True] * len(ending)", "tests/samplers/test_thinking_budget.py"),
+        ("a question that may not think loses its group", "_collecting(refused, self._think(requests, params))", "self._think(requests, params)", "tests/samplers/test_thinking_budget.py -k are_refused"),
+        ("a thought that may not go on loses its group", "_collecting(refused, self._sampler.sample(continued, answer))", "self._sampler.sample(continued, answer)", "tests/samplers/test_thinking_budget.py -k are_refused"),
     ),
     *mutations_of(
         "training/trainer.py",

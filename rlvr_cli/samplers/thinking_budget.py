@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import QuestionsRefused, RlvrError
 from rlvr_cli.samplers.stop_strings import prompt_token_ids, response_text
 from rlvr_cli.samplers.wrapper import SamplerWrapper, mean_entropy, seed_of_part
 from rlvr_cli.types import Completion, Request, Sampler, SamplingParams, Turn
@@ -59,6 +59,7 @@ class BudgetedSampler(SamplerWrapper):
         """Answer every seed of every request: group after group, first those that end while thinking, then the others as they finish.
 
         Raises:
+            QuestionsRefused: some questions were refused; raised after all other completions were yielded.
             RlvrError: no tokens are left for the answer, or what the sampler raises; before anything is sampled, if a prompt is
                 too long for `max_tokens`.
         """
@@ -66,13 +67,19 @@ class BudgetedSampler(SamplerWrapper):
         for _ in self._sampler.sample([replace(request, seeds=()) for request in requests], params):
             pass  # nothing is asked for: the sampler checks the prompts
         size = max(GROUP // max((len(request.seeds) for request in requests), default=1), 1)
+        refused: list[QuestionsRefused] = []
         for start in range(0, len(requests), size):
-            for completion in self._of_group(requests[start : start + size], params, left=left):
+            for completion in self._of_group(requests[start : start + size], params, left=left, refused=refused):
                 yield replace(completion, request_index=start + completion.request_index)
+        if refused:
+            raise QuestionsRefused.joined(refused)
 
-    def _of_group(self, requests: Sequence[Request], params: SamplingParams, *, left: int) -> Generator[Completion]:
+    def _of_group(
+        self, requests: Sequence[Request], params: SamplingParams, *, left: int, refused: list[QuestionsRefused]
+    ) -> Generator[Completion]:
+        """Answer every seed of these requests; what is refused is added to `refused`."""
         begun: list[Completion] = []
-        for completion in self._think(requests, params):
+        for completion in _collecting(refused, self._think(requests, params)):
             if completion.finish_reason == "stop" and (completion.stop_reason != END or END in params.stop):
                 yield completion
             else:
@@ -89,7 +96,7 @@ class BudgetedSampler(SamplerWrapper):
         ]
         fewest = max(params.min_tokens - self._budget, 0)
         answer = replace(params, max_tokens=left, min_tokens=min(fewest, left))
-        for completion in self._sampler.sample(continued, answer) if continued else ():
+        for completion in _collecting(refused, self._sampler.sample(continued, answer)) if continued else ():
             index = completion.request_index
             yield self._joined(begun[index], prefixes[index], completion, stop=params.stop)
 
@@ -138,3 +145,11 @@ class BudgetedSampler(SamplerWrapper):
             response_mask=mask if ending else None,
             turns=tuple(turn for turn in turns if turn.start < turn.end) if ending else None,
         )
+
+
+def _collecting(refused: list[QuestionsRefused], completions: Generator[Completion]) -> Generator[Completion]:
+    """Yield these completions; the error that questions were refused, which comes after them, is added to `refused`."""
+    try:
+        yield from completions
+    except QuestionsRefused as error:
+        refused.append(error)

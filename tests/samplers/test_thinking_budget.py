@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import QuestionsRefused, RlvrError
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.samplers import thinking_budget
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
@@ -164,3 +164,32 @@ def test_groups_are_one_after_the_other(tiny_model, tiny_tokenizer, monkeypatch)
     found = list(budgeted.sample(asked(), PARAMS))
     assert [c.request_index for c in found] == [0, 0, 0, 1, 1, 1]
     assert {(c.request_index, c.sample_index): c.token_ids for c in found} == at_once
+
+
+class Refusing(Scripted):
+    """As an endpoint does, it answers all others first. It refuses "early" to think, and "late" to go on."""
+
+    def sample(self, requests, params):
+        refused = []
+        for completion in super().sample(requests, params):
+            request = requests[completion.request_index]
+            if request.name == ("late" if request.prompt_ids else "early"):
+                refused.append(request.name)
+            else:
+                yield completion
+        if refused:
+            raise QuestionsRefused(f"Refused: {refused}.", "Leave them out.")
+
+
+def test_questions_that_are_refused_keep_no_others_from_being_answered(tiny_tokenizer, monkeypatch):
+    """Nor those of later groups."""
+    monkeypatch.setattr(thinking_budget, "GROUP", 3)
+    refusing = Refusing(tiny_tokenizer, ["1", "2"], ["3", "</answer>"])
+    budgeted = BudgetedSampler(refusing, tiny_tokenizer, budget=2, stop_thinking=ENDING)
+    names = ["early", "late", "a", "b", "early", "c", "d"]
+    found = []
+    with pytest.raises(QuestionsRefused, match=r"\['early'\].*\['late'\].*\['early'\]") as refused:
+        for completion in budgeted.sample([Request("p", (9,), name=name) for name in names], PARAMS):
+            found.append(completion.request_index)
+    assert refused.value.hint == "Leave them out."
+    assert [names[index] for index in found] == ["a", "b", "c", "d"]
