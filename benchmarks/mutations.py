@@ -1102,6 +1102,9 @@ MATHEMATICS = [
         ("what comes goes to whoever has least to do", "own if own in working else min", "min", "tests/samplers/parallel/test_several.py -k who_gave_it"),
         ("what comes and is lost with a member is forgotten", "missing |= {(len(asked), j)", "missing & {(len(asked), j)", "tests/samplers/parallel/test_several.py -k of_what_comes"),
         ("what comes has the indices of a member", "request_index=i, sample_index=samples[", "request_index=completion.request_index, sample_index=samples[", "tests/samplers/parallel/test_several.py -k who_gave_it"),
+        ("who refuses a question is left out", "if isinstance(item, QuestionsRefused):", "if False:", "tests/samplers/parallel/test_several.py -k one_refuses"),
+        ("what was not taken counts as refused", "self.places[: self._taken]", "self.places", "tests/samplers/parallel/test_several.py -k have_been_refused"),
+        ("what comes after all have refused something is forgotten", "if more and not missing else ()", "if False else ()", "tests/samplers/parallel/test_several.py -k have_been_refused"),
         ("what has come is seen when something else has", "more.notify(lambda: found.put(None))", "pass", "tests/samplers/parallel/test_several.py -k seen_at_once"),
     ),
     *mutations_of(

@@ -189,7 +189,6 @@ def test_questions_that_are_refused_keep_no_others_from_being_answered(tiny_toke
     names = ["early", "late", "a", "b", "early", "c", "d"]
     found = []
     with pytest.raises(QuestionsRefused, match=r"\['early'\].*\['late'\].*\['early'\]") as refused:
-        for completion in budgeted.sample([Request("p", (9,), name=name) for name in names], PARAMS):
-            found.append(completion.request_index)
+        found.extend(budgeted.sample([Request("p", (9,), name=name) for name in names], PARAMS))
     assert refused.value.hint == "Leave them out."
-    assert [names[index] for index in found] == ["a", "b", "c", "d"]
+    assert [names[completion.request_index] for completion in found] == ["a", "b", "c", "d"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import QuestionsRefused, RlvrError
 from rlvr_cli.process import stoppable
 from rlvr_cli.types import Completion, MoreRequests, Request, SamplingParams
 
@@ -38,6 +38,8 @@ Member = TypeVar("Member", bound=Answering)
 class SeveralSamplers(Generic[Member]):
     """Samplers that divide the requests. A sampler that raises an RlvrError is left out; the last one's error is raised, and any `OfAll`.
 
+    One that refuses questions stays: these are not asked of another.
+
     Attributes:
         members: the samplers that are not left out, by name.
         left_out: which ones were left out, and why, one sentence each.
@@ -61,12 +63,19 @@ class SeveralSamplers(Generic[Member]):
                 of `requests`.
 
         Raises:
+            QuestionsRefused: some questions were refused; raised after all other completions were yielded.
             RlvrError: that of the last sampler.
         """
         self.settle()
+        refused: list[QuestionsRefused] = []
         asked, missing = [*requests], {(i, j) for i, request in enumerate(requests) for j in range(len(request.seeds))}
         while missing:  # what one left unanswered
-            yield from self._answers(asked, missing, params, more)
+            yield from self._answers(asked, missing, params, more, refused)
+            for request in more.take(wait=True) if more and not missing else ():  # all have refused something
+                missing.update((len(asked), j) for j in range(len(request.seeds)))
+                asked.append(request)
+        if refused:
+            raise QuestionsRefused.joined(refused)
 
     def settle(self) -> None:
         """Wait until nobody works on earlier requests: of a call that was closed, samplers finish what they are at."""
@@ -86,13 +95,19 @@ class SeveralSamplers(Generic[Member]):
         logger.warning(text)
 
     def _answers(
-        self, asked: list[Request], missing: set[Key], params: SamplingParams, more: MoreRequests | None
+        self,
+        asked: list[Request],
+        missing: set[Key],
+        params: SamplingParams,
+        more: MoreRequests | None,
+        refused: list[QuestionsRefused],
     ) -> Iterator[Completion]:
         """Ask each sampler for its share. One that fails is left out; the last one's error, and any that is not its own, is raised.
 
         Args:
             asked: all requests; those that come are added.
-            missing: of them; what is answered is removed.
+            missing: of them; what is answered or refused is removed.
+            refused: what samplers say of that is added.
         """
         found: queue.SimpleQueue[tuple[str, Completion] | tuple[str, Exception | None] | None] = queue.SimpleQueue()
         shares = {name: _Asked(share) for name, share in divide(missing, list(self.members)).items() if share}
@@ -146,14 +161,17 @@ class SeveralSamplers(Generic[Member]):
                     yield item
                     continue
                 working.remove(name)
-                if isinstance(item, RlvrError) and not isinstance(item, OfAll):
+                if isinstance(item, QuestionsRefused):
+                    refused.append(item)
+                    missing -= shares[name].give_up()
+                elif isinstance(item, RlvrError) and not isinstance(item, OfAll):
                     self.leave_out(name, item)
-                    if more:  # at once: the others' calls go on
-                        for other, share in divide(shares[name].missing, [*working]).items():
-                            for i, samples in share:
-                                shares[other].add(i, samples, of=asked[i])
                 elif item is not None:
                     raise item
+                if more:  # at once: the others' calls go on
+                    for other, share in divide(shares[name].missing, [*working]).items():
+                        for i, samples in share:
+                            shares[other].add(i, samples, of=asked[i])
         finally:
             closing.set()
             for share in shares.values():
@@ -174,6 +192,7 @@ class _Asked:
     def __init__(self, share: Share) -> None:
         self.places = [*share]
         self.missing = {(i, j) for i, samples in share for j in samples}
+        self._taken = len(share)  # of the places
         self._open = len(self.missing)  # what it has taken and not answered
         self._coming: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._notify: Callable[[], None] = lambda: None
@@ -203,6 +222,13 @@ class _Asked:
                 break
             taken.append(request)
             self._open += len(request.seeds)
+        self._taken += len(taken)
+        return taken
+
+    def give_up(self) -> set[Key]:
+        """Remove what the member has taken from `missing`, when its call has ended, and return it."""
+        taken = self.missing & {(i, j) for i, samples in self.places[: self._taken] for j in samples}
+        self.missing -= taken
         return taken
 
     def answered(self, completion: Completion) -> Completion:

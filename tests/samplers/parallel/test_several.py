@@ -1,7 +1,9 @@
 """Several samplers as one: how they divide requests, and what becomes of errors."""
 
+import re
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from following import Following
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import QuestionsRefused, RlvrError
 from rlvr_cli.samplers.parallel.several import OfAll, SeveralSamplers, divide
 from rlvr_cli.types import Completion, Request, SamplingParams
 
@@ -84,6 +86,35 @@ def test_an_error_that_all_would_meet_leaves_no_one_out():
     assert [*several.members] == ["one", "two"]
 
 
+class Refusing(Counting):
+    """It refuses some seeds, and says so when it has answered all others, as an endpoint does."""
+
+    def __init__(self, *refused: int) -> None:
+        super().__init__()
+        self.refused = refused
+
+    def sample(self, requests, params, **more):
+        found = []
+        for completion in super().sample(requests, params, **more):
+            if completion.token_ids[0] in self.refused:
+                found += completion.token_ids
+            else:
+                yield completion
+        if found:
+            raise QuestionsRefused(f"Refused: {found}.", "Leave them out.")
+
+
+def test_a_question_that_one_refuses_is_not_asked_of_another_and_leaves_no_one_out():
+    members, found = {"one": Refusing(2, 4), "two": Refusing(3)}, []
+    several = SeveralSamplers(members)
+    with pytest.raises(QuestionsRefused, match=r"Refused: \[") as refused:
+        found.extend(several.sample(REQUESTS, SamplingParams()))
+    assert {"[2, 4]", "[3]"} == set(re.findall(r"\[.*?\]", refused.value.problem))
+    assert sorted(c.token_ids[0] for c in found) == [1, 5, 6]
+    assert {name: sorted(member.asked) for name, member in members.items()} == {"one": [1, 2, 4, 5, 6], "two": [3]}
+    assert ([*several.members], several.left_out) == (["one", "two"], ())
+
+
 def test_a_call_that_was_closed_does_not_reach_into_the_next():
     several = SeveralSamplers({"one": Counting(), "two": Counting()})
     completions = several.sample(REQUESTS, SamplingParams())
@@ -110,15 +141,20 @@ class Joining(Counting):
             raise self.error
 
 
-def all_of(several, *, turns: int = 3) -> tuple[dict, Following]:
-    """Each answer to a seed below 100 is followed by a request for ten times the seed."""
+def next_of(c: Completion) -> Request:
+    return Request("t", (10 * c.token_ids[0],), after=(c.request_index, c.sample_index))
 
-    def next_of(c: Completion) -> Request:
-        return Request("t", (10 * c.token_ids[0],), after=(c.request_index, c.sample_index))
 
-    more, found = Following(REQUESTS, next_of, turns=turns), {}
+def turns_of(several, more: Following) -> Iterator[Completion]:
     for completion in several.sample(REQUESTS, SamplingParams(), more=more):
         more.add(completion)
+        yield completion
+
+
+def all_of(several) -> tuple[dict, Following]:
+    """Each answer to a seed is followed by a request for ten times the seed, three times."""
+    more, found = Following(REQUESTS, next_of, turns=3), {}
+    for completion in turns_of(several, more):
         assert (completion.request_index, completion.sample_index) not in found
         found[completion.request_index, completion.sample_index] = completion.token_ids[0]
     return found, more
@@ -204,6 +240,34 @@ def test_one_that_fails_a_sample_and_waits_for_more_is_left_out():
     found, _ = all_of(several)
     assert sorted(found.values()) == TURNS
     assert several.left_out == ("The sampler two is left out: A sample failed.",)
+
+
+class RefusingAndJoining(Refusing, Joining):
+    """It says what it has refused when it waits for more."""
+
+
+class Late(RefusingAndJoining):
+    """It says so when it has been given something that it does not take any more."""
+
+    def sample(self, requests, params, *, more):
+        try:
+            yield from super().sample(requests, params, more=more)
+        except QuestionsRefused:
+            given, until = len(more.places), time.monotonic() + 1
+            while len(more.places) == given and time.monotonic() < until:
+                time.sleep(0.001)
+            raise
+
+
+@pytest.mark.parametrize(("one", "of_two"), [(RefusingAndJoining, 3), (Late, 3), (Late, 0)])
+def test_what_comes_is_answered_also_when_questions_have_been_refused(one, of_two):
+    """By others, or in calls of its own where all have refused something."""
+    several, found = SeveralSamplers({"one": one(1), "two": RefusingAndJoining(of_two)}), []
+    with pytest.raises(QuestionsRefused, match=r"Refused: \[1\]"):
+        found.extend(turns_of(several, Following(REQUESTS, next_of, turns=3)))
+    refused = str(1), str(of_two)
+    assert sorted(c.token_ids[0] for c in found) == [seed for seed in TURNS if not str(seed).startswith(refused)]
+    assert ([*several.members], several.left_out) == (["one", "two"], ())
 
 
 def test_a_call_that_was_closed_leaves_nobody_waiting():
