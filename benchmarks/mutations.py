@@ -1073,6 +1073,7 @@ MATHEMATICS = [
         "samplers/parallel/servers.py",
         ("a server whose engine died ends the run", "and server.lives():", "and True:", "tests/samplers/parallel/test_servers.py -k engine_is_gone"),
         ("a server is asked for the base, not the adapter", "self._adapter = self._sampler.model = name", "self._adapter = name", "tests/samplers/parallel/test_servers.py -k under_a_name"),
+        ("servers sample at another temperature", "        check_temperature(params)\n", "", "tests/samplers/parallel/test_servers.py -k would_change"),
         ("what is probed is penalized", ', **WHOLE_DISTRIBUTION},', "},", "tests/samplers/parallel/test_servers.py -k whatever_the_models_files"),
         ("a slow response drops a server that lives", "            if not self.lives():\n                raise\n            raise OfAll", "            raise\n            raise OfAll", "tests/samplers/parallel/test_servers.py -k slow_response"),
         ("training waits ten minutes for a server's response", "timeout=settings.request_timeout,", "", "tests/samplers/parallel/test_servers.py -k training_waits", "request_timeout"),

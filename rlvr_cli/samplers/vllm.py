@@ -198,16 +198,7 @@ class VllmSampler:
             raise RlvrError(
                 f"The engine's weights are in doubt: {self._weights_error}", "Load the weights again, or restart."
             )
-        if params.temperature > HIGHEST_TEMPERATURE:
-            raise RlvrError(
-                f"vLLM samples at temperatures up to {HIGHEST_TEMPERATURE}, not at {params.temperature}.",
-                "Lower --sampling-temperature, or use --engine transformers.",
-            )
-        if 0 < params.temperature < LOWEST_TEMPERATURE:
-            raise RlvrError(
-                f"vLLM samples at {LOWEST_TEMPERATURE} when asked for temperature {params.temperature}.",
-                f"Use 0 (greedy) or at least {LOWEST_TEMPERATURE}.",
-            )
+        check_temperature(params)
         questions, number = self._questions(requests, params), len(requests)
 
         def coming(*, wait: bool) -> list[_Question]:
@@ -447,6 +438,20 @@ class VllmSampler:
     def _reset_prefix_cache(self) -> None:
         if not self.llm.reset_prefix_cache():  # else old keys and values are used
             raise RlvrError("vLLM did not reset its prefix cache.")
+
+
+def check_temperature(params: SamplingParams) -> None:
+    """Raise RlvrError if vLLM would refuse the temperature, or change it."""
+    if params.temperature > HIGHEST_TEMPERATURE:
+        raise RlvrError(
+            f"vLLM samples at temperatures up to {HIGHEST_TEMPERATURE}, not at {params.temperature}.",
+            "Lower --sampling-temperature, or use --engine transformers.",
+        )
+    if 0 < params.temperature < LOWEST_TEMPERATURE:
+        raise RlvrError(
+            f"vLLM samples at {LOWEST_TEMPERATURE} when asked for temperature {params.temperature}.",
+            f"Use 0 (greedy) or at least {LOWEST_TEMPERATURE}.",
+        )
 
 
 def _vllm_params(params: SamplingParams, seed: int, *, ignore_eos: bool) -> Any:

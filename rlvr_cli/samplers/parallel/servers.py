@@ -35,6 +35,7 @@ from rlvr_cli.samplers.openai import CHECK_SECONDS, FRAME_BYTES, WHOLE_DISTRIBUT
 from rlvr_cli.samplers.openai_answer import Unreadable, error_message, read_answer
 from rlvr_cli.samplers.parallel.several import OfAll, SeveralSamplers
 from rlvr_cli.samplers.stop_strings import as_every_engine, continued, prompt_token_ids
+from rlvr_cli.samplers.vllm import check_temperature
 from rlvr_cli.samplers.weight_check import Probe, probe_prompts, take_probe, verify_weights
 from rlvr_cli.text import printable
 from rlvr_cli.types import Completion, MoreRequests, Request, SamplingParams
@@ -122,8 +123,10 @@ class ServersSampler(SeveralSamplers["_Server"]):
             more: requests that are sent as they come; they have the indices after those of `requests`.
 
         Raises:
-            RlvrError: no server is left, one refused the requests, or one that lives took longer than a sample may.
+            QuestionsRefused: some questions were refused; raised after all other completions were yielded.
+            RlvrError: no server is left, one that lives took longer than a sample may, or vLLM would change the temperature.
         """
+        check_temperature(params)
         prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=None)
         exact = [replace(r, prompt_ids=tuple(ids)) for r, ids in zip(requests, prompts, strict=True)]
         return super().sample(exact, params, more=more)

@@ -203,6 +203,15 @@ def test_log_probabilities_are_of_the_distribution_sampled_from(servers, policy)
         assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
+@pytest.mark.parametrize(("temperature", "said"), [(0.001, "at 0.01 when asked for"), (3.0, "up to 2.0, not at 3.0")])
+def test_a_temperature_that_vllm_would_change_is_refused(servers, policy, temperature, said):
+    sampler = sampler_of(servers, policy)
+    with pytest.raises(RlvrError, match=said):
+        answers(sampler, policy, replace(PARAMS, temperature=temperature))
+    assert (len(sampler.members), sampler.notes) == (2, ())
+    assert temperature not in {body.get("temperature") for server in servers for body in server.endpoint.bodies}
+
+
 def test_servers_are_asked_for_the_whole_distribution_whatever_the_models_files_say(servers, policy):
     """vLLM takes what a request lacks from generation_config.json. Probes, too: their log-probabilities are compared."""
     sampler = sampler_of(servers, policy)
