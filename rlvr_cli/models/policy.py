@@ -214,8 +214,11 @@ class Policy:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Every id that ends a response: the tokenizer's EOS and those of the model's generation config, ascending."""
-        return end_tokens(self.tokenizer, self.model.generation_config)
+        """Every id that ends a response: the tokenizer's EOS and those of the model's generation config, ascending.
+
+        An id that the model does not have is left out: it is never drawn.
+        """
+        return tuple(i for i in end_tokens(self.tokenizer, self.model.generation_config) if i < self.vocabulary_size)
 
     @property
     def is_decoder(self) -> bool:

@@ -175,11 +175,14 @@ def configured_context(config: Any) -> int | None:
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, generation_config: Any) -> tuple[int, ...]:
-    """Return every id that ends a response: the tokenizer's EOS and those of the generation config, ascending."""
+    """Return every id that ends a response: the tokenizer's EOS and those of the generation config, ascending.
+
+    A negative one, with which some configs say that there is none, is left out.
+    """
     configured: Any = getattr(generation_config, "eos_token_id", None)
     own: Any = tokenizer.eos_token_id
     ids = {own, *(configured if isinstance(configured, list | tuple) else [configured])}
-    return tuple(sorted(i for i in ids if i is not None))
+    return tuple(sorted(i for i in ids if i is not None and i >= 0))
 
 
 def write_pretrained(

@@ -502,8 +502,11 @@ def test_an_engine_and_a_trainer_stay_within_the_context_that_rows_do_not_share(
         check_lengths([example], [[1] * 8], [[1] * 9], **limit)
 
 
-@pytest.mark.parametrize(("configured", "expected"), [(None, (0,)), (5, (0, 5)), ([7, 0, 3], (0, 3, 7))])
-def test_every_eos_counts(tiny_model, tiny_tokenizer, configured, expected):
+@pytest.mark.parametrize(
+    ("configured", "expected"),
+    [(None, (0,)), (5, (0, 5)), ([7, 0, 3], (0, 3, 7)), (-1, (0,)), ([0, 319, 320, 5000], (0, 319))],
+)
+def test_every_eos_counts_that_the_model_can_draw(tiny_model, tiny_tokenizer, configured, expected):
     tiny_model.generation_config.eos_token_id = configured
     assert Policy(tiny_model, tiny_tokenizer).eos_token_ids == expected
 

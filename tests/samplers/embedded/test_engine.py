@@ -421,6 +421,15 @@ def test_min_tokens_bars_eos_and_renormalizes(tiny_model, tiny_tokenizer):
         torch.testing.assert_close(torch.tensor(c.logprobs), expected, atol=1e-4, rtol=0)
 
 
+def test_an_end_that_the_model_does_not_have_ends_nothing(tiny_model, tiny_tokenizer, sampler):
+    params = SamplingParams(temperature=4.0, max_tokens=30, min_tokens=3, stop=())
+    without = collect(sampler, requests(samples=8), params)
+    assert any(len(tiny_tokenizer) - 1 in c.token_ids[:-1] for c in without.values())
+    tiny_model.generation_config.eos_token_id = [tiny_tokenizer.eos_token_id, -1, 5000]
+    other = TransformersSampler(Policy(tiny_model, tiny_tokenizer))
+    assert collect(other, requests(samples=8), params) == without
+
+
 def test_text_is_the_decoding_of_all_ids(tiny_tokenizer, sampler):
     texts = []
     for c in sampler.sample(requests(samples=10), FREE):
