@@ -16,6 +16,8 @@ EOS. A grader that looks for `</answer>` needs the difference, so nothing is gue
 - If a response ends with "stop", without a stop string in its text or a report of the match, it is requested again
   without stop strings, and so are all later ones: responses run to EOS or to the limit, and are cut here after the
   first stop string. That costs tokens, and gives exactly the text that every other engine gives.
+- A response that goes on after a stop string shows that the endpoint does not heed them; all are then cut here. Where it may
+  have had to go on, within `min_tokens`, it is requested once more without that minimum, which decides.
 """
 
 import asyncio
@@ -28,7 +30,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from http.client import HTTPException
@@ -169,6 +171,7 @@ class OpenAISampler:
         self._refused = leaves_out  # of OPTIONAL_FIELDS
         self._length_field = "max_tokens"
         self._sends_stop = True
+        self._heeds_stop = processed_logprobs  # whether it is known to; it may nevertheless not say so
         self._knows_endpoint = processed_logprobs
         self._listed: dict[str, Any] | None = None  # the endpoint's entry of the model; None: it has not been asked
         # Fields of every request, `WHOLE_DISTRIBUTION` or none; None: not decided.
@@ -394,10 +397,11 @@ class OpenAISampler:
         path = "/completions" if self.endpoint == "completions" else "/chat/completions"
         most_bytes = FRAME_BYTES + PROMPT_BYTES * len(item.prompt) + TOKEN_BYTES * params.max_tokens
         refused = self._refused
+        asked, doubtful = params, None
         while True:
             refused |= self._refused
             sends_stop, length_field = self._sends_stop and "stop" not in refused, self._length_field
-            fields = self._fields(item, params, refused)
+            fields = self._fields(item, asked, refused)
             try:
                 answer = await client.post(path, fields, deadline=deadline, most_bytes=most_bytes)
             except Refused as refusal:
@@ -424,10 +428,31 @@ class OpenAISampler:
                 )
             if answer.text and not answer.num_tokens:
                 self._note("The endpoint does not count tokens: responses are stored with a length of 0.")
+            ignores_stop = sends_stop and self._ignores_stop(answer, params.stop, least=fields.get("min_tokens", 0))
+            if ignores_stop is None:
+                doubtful, asked = answer, replace(params, min_tokens=0)
+                continue
+            answer, doubtful, asked = doubtful or answer, None, params
+            if ignores_stop:
+                self._cut_here_from_now_on("The endpoint does not heed stop strings")
+                sends_stop = False
             if answer.is_ambiguous(params.stop) and sends_stop and params.stop:
                 self._cut_here_from_now_on("The endpoint does not say which stop string ended a response")
                 continue
             return _completion(item, answer, params, cut_here=not sends_stop)
+
+    def _ignores_stop(self, answer: Answer, stop: Sequence[str], *, least: int) -> bool | None:
+        """Return whether an answer shows that the endpoint does not heed stop strings; None: it may have had to go on.
+
+        Args:
+            least: the `min_tokens` of the request.
+        """
+        self._heeds_stop |= answer.matched in stop
+        protected = _protected(answer, least)
+        found = first_stop(answer.text, stop, start=protected)
+        if self._heeds_stop or found is None or found[1] == len(answer.text):
+            return False
+        return True if protected or not least else None
 
     def _fields(self, item: _Item, params: SamplingParams, refused: frozenset[str]) -> dict[str, Any]:
         """Return the fields of a request."""

@@ -241,6 +241,53 @@ def test_an_endpoint_that_does_not_say_what_stopped_is_no_longer_asked_to_stop(e
     assert "does not say which stop string" in sampler.notes[0]
 
 
+RUN_ON = ["x ", "<answer>", "5", "</", "answer>", " User:"]
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "says", "requests"),
+    [
+        (4, {"logprobs": {"tokens": RUN_ON, "token_logprobs": [-1.0] * 6}}, 2),
+        (0, {"finish": "length"}, 2),
+        (0, {"stop_reason": None}, 2),
+        (4, {"stop_reason": None}, 3),  # it may have had to go on: asked once without a minimum
+    ],
+)
+def test_an_endpoint_that_does_not_heed_stop_strings_is_no_longer_asked_to_stop(endpoint, min_tokens, says, requests):
+    endpoint.answer = lambda body: completion("".join(RUN_ON), **says)
+    sampler = open_sampler(endpoint)
+    params = SamplingParams(min_tokens=min_tokens)
+    completions = list(sampler.sample([Request("2+2=", (1, 2))], params))
+    assert {(c.text, c.finish_reason, c.stop_reason) for c in completions} == {
+        ("x <answer>5</answer>", "stop", "</answer>")
+    }
+    assert [body.get("stop") for body in endpoint.bodies] == [["</answer>"]] * (requests - 1) + [None]
+    assert "does not heed stop strings" in sampler.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("reports", "finish", "minima"),
+    [
+        (True, "length", [4, 0, 4]),
+        (False, "length", [4, 0, 4, 0]),
+        (False, "stop", [4, 0, 4, 4]),  # what ended it is not said: asked again, without stop strings
+    ],
+)
+def test_an_endpoint_that_has_to_go_on_after_a_stop_string_heeds_them(endpoint, reports, finish, minima):
+    def heeds(body):
+        if not body["min_tokens"]:
+            return completion("\n\n", stop_reason="\n\n") if reports else completion("\n\n")
+        return completion("\n\nSo it is 4.", finish, **({"stop_reason": None} if reports else {}))
+
+    endpoint.answer = heeds
+    sampler = open_sampler(endpoint)
+    params = SamplingParams(min_tokens=4, stop=("\n\n",))
+    texts = {c.text for c in sampler.sample([Request("2+2=", (1, 2))], params)}
+    assert [body["min_tokens"] for body in endpoint.bodies] == minima
+    if finish == "length":
+        assert (texts, sampler.notes) == ({"\n\nSo it is 4."}, ())
+
+
 def test_a_response_that_is_cut_here_keeps_the_tokens_up_to_the_cut(endpoint):
     tokens = ["4", " </", "answer>", " User", ":"]
     logprobs = {"tokens": tokens, "token_logprobs": [-1.0, -2.0, -3.0, -4.0, -5.0]}
