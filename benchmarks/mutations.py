@@ -1150,6 +1150,11 @@ MATHEMATICS = [
         ("an error repeats the key", 'problem = hide_key(f"{status} {said}", self._key)', 'problem = f"{status} {said}"', "tests/samplers/test_openai.py -k key_appears_nowhere"),
     ),
     *mutations_of(
+        "config/shared/endpoint.py",
+        ("an option of an endpoint is taken without one", "(bool(config.base_url), \"--base-url\")", "(True, \"\")", "tests/config/test_config.py -k another_place"),
+        ("an option of a model on this machine is taken without one", "if servers and name in given:", "if False:", "tests/config/test_config.py -k another_place"),
+    ),
+    *mutations_of(
         "samplers/openai_answer.py",
         ("a response that was broken off counts as whole", "if finish in _BROKEN_OFF:", "if False:", "tests/samplers/parallel/test_servers.py -k odd_completions"),
         ("a whole float is no count", "_value(usage, name, int, float)", "_value(usage, name, int)", "tests/samplers/test_openai.py -k whole_float"),

@@ -74,8 +74,8 @@ class EvalConfig(EndpointOptions, RunOptions, EpisodeOptions, ShotOptions, Quest
     def __post_init__(self) -> None:
         if is_partial(self):
             return
-        check_endpoint(self, chat=self.chat and not self.plays_episodes)  # whose tokens an endpoint gets
         check_values(self)
+        check_endpoint(self, chat=self.chat and not self.plays_episodes)  # whose tokens an endpoint gets
         check_prompt(self)
         check_sampling(self)
         check_episodes(self)

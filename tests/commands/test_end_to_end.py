@@ -303,7 +303,9 @@ def test_a_plan_of_an_evaluation_says_what_would_be_sampled_and_writes_nothing(t
     (tmp_path / "runs/taken").mkdir(parents=True)
     assert "exists already" in rlvr(tmp_path, "eval", "--dry-run", "--run", "taken", status=1).err
     words = "eval --dataset arithmetic:6 --thinking-budget 8,20,40 --sampling-max-tokens {} --dry-run"
-    assert "18 responses of up to 300 tokens" in rlvr(tmp_path, *words.format(300).split()).err
+    done = rlvr(tmp_path, *words.format(300).split(), "--max-model-len", "400")
+    assert "18 responses of up to 300 tokens" in done.err
+    assert ("note: --max-model-len has no effect" in done.err) == ("engine   transformers" in done.err)
     for asked in (words, words.removesuffix(" --dry-run")):
         assert "leave none for the answer" in rlvr(tmp_path, *asked.format(41).split(), status=1).err
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["taken"]

@@ -10,12 +10,13 @@ import pytest
 
 from rlvr_cli.cli import COMMANDS
 from rlvr_cli.config import config_of
+from rlvr_cli.config.discover import DiscoverConfig
 from rlvr_cli.config.dpo import DpoConfig
 from rlvr_cli.config.ei import EiConfig
 from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.grpo import GrpoConfig, LossType
 from rlvr_cli.config.parsing.command_line import values_of
-from rlvr_cli.config.parsing.options import FileFunction, flag, knob, options, read_value, value_type
+from rlvr_cli.config.parsing.options import FileFunction, NoEffect, flag, knob, options, read_value, value_type
 from rlvr_cli.config.parsing.sources import CONFIGURED, resolve, resume
 from rlvr_cli.config.parsing.synonyms import SYNONYMS, suggested_options
 from rlvr_cli.config.sft import SftConfig
@@ -504,6 +505,35 @@ def test_chat_options_that_would_do_nothing_are_refused(config, values, hint):
     config(**{"chat": True} | {name: value for name, value in values.items() if name != "base_url"})
     if "base_url" in values:
         config(**values, environment="calculator")  # whose turns become tokens here
+
+
+AT_AN_ENDPOINT = {"base_url": "http://localhost:8000/v1", "model": "m"}
+AT_SERVERS = {"sampler_urls": "http://localhost:8000"}
+
+
+@pytest.mark.parametrize(
+    ("option", "without_effect", "with_effect"),
+    [
+        ({"endpoint": "chat"}, {}, [AT_AN_ENDPOINT]),
+        ({"api_key_env": "MY_KEY"}, AT_SERVERS, [AT_AN_ENDPOINT]),
+        ({"endpoint_concurrency": 3}, AT_SERVERS, [AT_AN_ENDPOINT]),
+        ({"request_timeout": 5.0}, {}, [AT_AN_ENDPOINT, AT_SERVERS]),
+        ({"dtype": "float16"}, AT_AN_ENDPOINT, [{}]),
+        ({"max_batch_size": 3}, AT_AN_ENDPOINT, [{}]),
+        ({"cuda_graphs": False}, AT_SERVERS, [{}]),
+        ({"gpu_memory_utilization": 0.5}, AT_SERVERS, [{}]),
+        ({"gpu_memory_utilization": 0.5}, {"engine": "transformers"}, [{"engine": "vllm"}]),
+    ],
+)
+@pytest.mark.parametrize("config", [EvalConfig, DiscoverConfig])
+def test_an_option_of_another_place_of_the_model_is_refused(config, option, without_effect, with_effect):
+    sources = dict.fromkeys(option, "flag")
+    with pytest.raises(NoEffect, match="has no effect with") as caught:
+        config(**option, **without_effect, sources=sources)
+    assert caught.value.option in option
+    for others in with_effect:
+        config(**option, **others, sources=sources)
+    config(**option, **without_effect, sources=dict.fromkeys(option, "c.toml"))  # a file is of several commands
 
 
 def test_a_rejected_key_is_not_suggested(tmp_path):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr_cli.config.eval import EvalConfig
+from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.data.datasets import Dataset
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.models.identity import model_line
@@ -57,6 +58,9 @@ def say_inputs(
         console.say(f"prompt   {chat_line(facts['prompt'])}")
     console.say(f"model    {model_line(facts['model'])}")
     console.say(f"engine   {engine.name} ({engine.reason})")
+    for name in ("max_model_len", "gpu_memory_utilization"):
+        if engine.name == "transformers" and config.sources.get(name) == "flag":
+            console.say(f"note: {flag(name)} has no effect: it is of vLLM")
     if len(devices) > 1:
         console.say(f"devices  {', '.join(dict.fromkeys(devices))} for {len(devices)} processes")
     if config.base_url:

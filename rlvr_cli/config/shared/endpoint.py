@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.parsing.options import LONGEST, knob
+from rlvr_cli.config.parsing.options import LONGEST, NoEffect, check_effects, flag, knob
 from rlvr_cli.config.shared.addresses import KEY_ENV, check_address, check_key_name
 from rlvr_cli.config.shared.engine import EngineOptions
 from rlvr_cli.config.shared.model import ModelOptions
@@ -63,3 +63,24 @@ def check_endpoint(config: EndpointOptions, *, chat: bool) -> None:
         )
     if (config.base_url or config.engine == "openai") and not config.model:
         raise RlvrError("An endpoint needs the name of its model.", "Name it: --model NAME")
+    _check_effects(config)
+
+
+def _check_effects(config: EndpointOptions) -> None:
+    """Raise NoEffect for an option of the command line that is of another place of the model than the one it has."""
+    needs = dict.fromkeys(("endpoint", "api_key_env", "endpoint_concurrency"), (bool(config.base_url), "--base-url"))
+    servers = bool(config.base_url or config.sampler_urls)
+    check_effects(config, needs | {"request_timeout": (servers, "--base-url or --sampler-urls")})
+    given = [name for name, source in config.sources.items() if source == "flag"]
+    for name in ("dtype", "max_batch_size", "cuda_graphs", "gpu_memory_utilization"):
+        if servers and name in given:
+            where = "--base-url" if config.base_url else "--sampler-urls"
+            raise NoEffect(
+                f"{flag(name)} has no effect with {where}: no model is loaded here.", "Leave it out.", option=name
+            )
+    if config.engine == "transformers" and "gpu_memory_utilization" in given:
+        raise NoEffect(
+            "--gpu-memory-utilization has no effect with --engine transformers: it is vLLM's share of a GPU.",
+            "Leave it out.",
+            option="gpu_memory_utilization",
+        )
