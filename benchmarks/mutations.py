@@ -1164,6 +1164,7 @@ MATHEMATICS = [
         ("a question that is refused has no name", "if request.name else f\"Prompt {i}\"", "if False else f\"Prompt {i}\"", "tests/samplers/test_openai.py -k yielded_before"),
         ("an endpoint that refuses all is asked on", "if not skipped and all(", "if all(", "tests/samplers/test_openai.py -k nothing_ever"),
         ("a refusal of all is taken for one of a question", "and not each.concerns_all for", "for", "tests/samplers/test_openai.py -k token_ids_of_a_request"),
+        ("log-probabilities that are not asked for are not noted", "if not self._gets_logprobs(params):", "if False:", "tests/samplers/test_openai.py -k distribution_sampled_from"),
         ("an endpoint that heeds no stop strings is asked on", "            if ignores_stop:\n", "            if False:\n", "tests/samplers/test_openai.py -k heed"),
         ("a stop string within the minimum must end a response", "return True if protected or not least else None", "return True", "tests/samplers/test_openai.py -k heed"),
         ("the answer that was asked for without a minimum is kept", "doubtful or answer, None, params", "answer, None, params", "tests/samplers/test_openai.py -k heed"),

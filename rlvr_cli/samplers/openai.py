@@ -239,6 +239,10 @@ class OpenAISampler:
             return
         if self._whole is None:
             self._whole = WHOLE_DISTRIBUTION if self._fills_in() else {}
+        if not self._gets_logprobs(params):
+            self._note(
+                "No log-probabilities are stored: most endpoints compute them at temperature 1 and top-p 1, and this run samples at others."
+            )
         outbox: queue.SimpleQueue[Completion | _Item | _Word | BaseException] = queue.SimpleQueue()
         coming: asyncio.Queue[_Item | None] = asyncio.Queue()
         loop = asyncio.new_event_loop()
@@ -472,12 +476,16 @@ class OpenAISampler:
             fields["messages"] = [{"role": "user", "content": item.prompt}]
         else:
             fields["prompt"] = item.prompt
-        if self._processed_logprobs or (params.temperature in (0, 1) and params.top_p == 1):
+        if self._gets_logprobs(params):
             fields["logprobs"] = True if chat else 1
         if params.stop and self._sends_stop and "stop" not in refused:
             fields["stop"] = list(params.stop)
             fields["include_stop_str_in_output"] = True
         return {name: value for name, value in fields.items() if name not in refused & _may_lack(fields)}
+
+    def _gets_logprobs(self, params: SamplingParams) -> bool:
+        """Whether an endpoint's log-probabilities are of the distribution that is sampled from."""
+        return self._processed_logprobs or (params.temperature in (0, 1) and params.top_p == 1)
 
     def _leave_out(self, refused: frozenset[str]) -> None:
         """Leave these fields out from now on: the request succeeded without them."""

@@ -122,8 +122,10 @@ def test_folded_seeds_fit_and_differ(a, b):
     ("temperature", "top_p", "asked"), [(1.0, 1.0, True), (0.0, 1.0, True), (0.7, 1.0, False), (1.0, 0.9, False)]
 )
 def test_logprobs_are_asked_for_where_they_are_of_the_distribution_sampled_from(endpoint, temperature, top_p, asked):
-    one(endpoint, SamplingParams(temperature=temperature, top_p=top_p))
+    sampler = open_sampler(endpoint)
+    assert [*sampler.sample([Request("2+2=", (1,))], SamplingParams(temperature=temperature, top_p=top_p))]
     assert ("logprobs" in endpoint.bodies[0]) == asked
+    assert [note.startswith("No log-probabilities are stored") for note in sampler.notes] == [True] * (not asked)
 
 
 @pytest.mark.parametrize(
