@@ -1149,6 +1149,7 @@ MATHEMATICS = [
         ("the time limit is not kept", "asyncio.timeout_at(deadline)", "asyncio.timeout_at(deadline + 3)", "tests/samplers/test_openai.py -k hangs_meets"),
         ("an error repeats the key", 'problem = hide_key(f"{status} {said}", self._key)', 'problem = f"{status} {said}"', "tests/samplers/test_openai.py -k key_appears_nowhere"),
     ),
+    Mutation("a temperature of evaluations may be no float32", "config/shared/evaluation.py", 'check_temperature(config, "eval_temperature")', "pass", "tests/config/test_config.py -k temperature_is_0"),
     *mutations_of(
         "config/shared/endpoint.py",
         ("an option of an endpoint is taken without one", "(bool(config.base_url), \"--base-url\")", "(True, \"\")", "tests/config/test_config.py -k another_place"),

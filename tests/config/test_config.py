@@ -477,6 +477,19 @@ def test_a_run_does_not_choose_which_secret_is_sent(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("config", "name"),
+    [(EvalConfig, "sampling_temperature"), (GrpoConfig, "sampling_temperature"), (GrpoConfig, "eval_temperature")],
+)
+def test_a_temperature_is_0_or_one_that_logits_can_be_divided_by(config, name):
+    for wrong in (1e-42, 9e-7):
+        with pytest.raises(
+            RlvrError, match=rf"--{name.replace('_', '-')} is {wrong}\.\nIt must be at least 1e-06, or 0"
+        ):
+            config(**{name: wrong})
+    config(**{name: 1e-6})
+
+
+@pytest.mark.parametrize(
     ("config", "values"),
     [
         (EvalConfig, {"sampling_min_tokens": 5, "sampling_max_tokens": 4}),

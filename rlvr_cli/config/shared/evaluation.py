@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from rlvr_cli.config.parsing.options import knob
-from rlvr_cli.config.shared.sampling import SamplingOptions
+from rlvr_cli.config.shared.sampling import SamplingOptions, check_temperature
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import SamplingParams
 
@@ -69,6 +69,7 @@ class EvaluationSamplingOptions(SamplingOptions):
 
 
 def check_evaluation_sampling(config: EvaluationSamplingOptions) -> None:
+    check_temperature(config, "eval_temperature")
     held_out = config.eval_sampling_params
     if held_out.min_tokens > held_out.max_tokens:
         raise RlvrError(

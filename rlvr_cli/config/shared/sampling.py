@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
-from rlvr_cli.config.parsing.options import Provenance, knob
+from rlvr_cli.config.parsing.options import Provenance, flag, knob
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.types import SamplingParams
+
+LEAST_TEMPERATURE = 1e-6  # above 0: logits that are divided by much less are no float32 any more
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,16 @@ class SamplingOptions(Provenance):
         return self.sampling_params
 
 
+def check_temperature(config: SamplingOptions, name: str) -> None:
+    if 0 < (getattr(config, name) or 0) < LEAST_TEMPERATURE:
+        raise RlvrError(
+            f"{flag(name)} is {getattr(config, name)}.",
+            f"It must be at least {LEAST_TEMPERATURE:g}, or 0, which takes the most probable token.",
+        )
+
+
 def check_sampling(config: SamplingOptions) -> None:
+    check_temperature(config, "sampling_temperature")
     if not 0 < config.sampling_top_p <= 1:
         raise RlvrError(f"--sampling-top-p is {config.sampling_top_p}.", "It must be above 0 and at most 1.")
     if config.sampling_min_tokens > config.sampling_max_tokens:
