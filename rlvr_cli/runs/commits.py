@@ -19,6 +19,7 @@ from rlvr_cli.runs.storage.files import (
     open_private,
     os_errors_as_user_errors,
     read_regular,
+    shown,
     write_all,
 )
 from rlvr_cli.runs.storage.parquet import to_parquet
@@ -43,12 +44,15 @@ class OpenManifest:
         entries: one per complete line.
         size: length of the complete lines in bytes.
         had_incomplete_line: whether the file ended with an incomplete line, which was removed.
+        unsettled: whether the last line announces metrics that may not be in place. Recovery settles that only of a last line, so
+            none may follow.
     """
 
     def __init__(self, run: Path) -> None:
         """Open the manifest and remove an incomplete last line. Raises RlvrError if it is missing or damaged."""
         self.path = run / MANIFEST
         entries, self.size = read_manifest(run)
+        self.unsettled = False
         self.entries = Entries(entries)
         with os_errors_as_user_errors(self.path):
             self._file = open_private(self.path, os.O_RDWR)
@@ -61,6 +65,11 @@ class OpenManifest:
 
     def append(self, entry: Entry) -> None:
         """Append a line durably; if this raises, the manifest is truncated to its previous content."""
+        if self.unsettled:
+            raise RlvrError(
+                f"{shown(self.path)} ends with a line whose file may not have been written.",
+                "Open the run again, for instance with --resume: that settles it.",
+            )
         line = line_of(entry)
         half = len(line) // 2
         with os_errors_as_user_errors(self.path):
@@ -85,7 +94,7 @@ class OpenManifest:
     def remove_last(self) -> None:
         """Remove the last line."""
         with os_errors_as_user_errors(self.path):
-            lines = read_regular(self.path.parent, MANIFEST)[: self.size]
+            lines = os.pread(self._file, self.size, 0)
             self._cut(lines.rfind(b"\n", 0, -1) + 1)
         self.entries.remove_last()
 
@@ -116,19 +125,28 @@ class MetricsFile:
 
         Raises:
             RlvrError: the file cannot be written. If only the fsync of the directory failed, the new table is in place;
-                otherwise the old table stays, and the new announcement is removed.
+                otherwise the old table stays, and the new announcement is removed. If the run was moved meanwhile, the
+                announcement stays, for recovery, and is the last line that the manifest takes.
         """
         table = table.combine_chunks()
         data = to_parquet(table)
         entry = new_entry(METRICS, data, rows=table.num_rows, phase=phase, step=step)
         self._manifest.append(entry)
+        self._manifest.unsettled = True
         try:
             atomic_write(self._run / METRICS, data)
         except BaseException:
-            with suppress(RlvrError):  # recovery repairs it when the run is next opened
-                if os.path.lexists(self._run / METRICS) and matches(entry, read_regular(self._run, METRICS)):
-                    self.table = table
-                else:
-                    self._manifest.remove_last()
+            if os.path.lexists(self._run):
+                with suppress(RlvrError):  # recovery repairs it when the run is next opened
+                    self._settle(entry, table)
             raise
+        self._manifest.unsettled = False
         self.table = table
+
+    def _settle(self, entry: Entry, table: "pa.Table") -> None:
+        """Remove the announcement of a table, unless the table is in place."""
+        if os.path.lexists(self._run / METRICS) and matches(entry, read_regular(self._run, METRICS)):
+            self.table = table
+        else:
+            self._manifest.remove_last()
+        self._manifest.unsettled = False

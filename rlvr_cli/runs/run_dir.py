@@ -560,6 +560,11 @@ class RunDir:
         if self._upload is not None:
             self._upload.check()
         assert os.getpid() == self._process, "a forked child may not write its parent's run"
+        if not os.path.lexists(self.path):
+            raise RlvrError(
+                f"{shown(self.path)} was moved or deleted while it was being written.",
+                "If it was moved, go on where it is now, with --resume, and leave it there while a command writes it.",
+            )
         return self._manifest
 
     def _check_record(self) -> RlvrError | None:

@@ -305,6 +305,44 @@ def test_an_announcement_of_metrics_without_its_file_is_removed(finished: Path):
         RunDir.resume(finished)
 
 
+@pytest.mark.parametrize("moment", ["between commits", "before the rename", "after the rename"])
+def test_a_run_that_is_moved_while_it_is_written_goes_on_where_it_is(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, moment: str
+):
+    new, rename = run.path.with_name("moved"), os.replace
+    for step in (0, 1):
+        run.commit_metrics(step, "train", {"loss": 1.0})
+
+    def moved(source: Path, target: Path) -> None:
+        if moment == "before the rename":
+            run.path.rename(new)
+        rename(source, target)
+        run.path.rename(new)
+
+    if moment == "between commits":
+        run.path.rename(new)
+    else:
+        monkeypatch.setattr(os, "replace", moved)
+        with pytest.raises(RlvrError, match=r"Cannot write .*metrics\.parquet"):
+            run.commit_metrics(2, "train", {"loss": 1.0})
+        monkeypatch.undo()
+    for step in (2, 3):
+        with pytest.raises(RlvrError, match="a-run was moved or deleted while it was being written") as caught:
+            run.commit_metrics(step, "train", {"loss": 1.0})
+    assert "--resume" in caught.value.hint
+    new.rename(run.path)
+    if moment != "between commits":
+        with pytest.raises(RlvrError, match=r"manifest\.jsonl ends with a line whose file may not have been written"):
+            run.commit_rollouts("train", 2, some_rollouts(run, step=2))
+    run.path.rename(new)
+    run.close()
+    assert findings(new) == []
+    assert {step for step, *_ in metrics_of(new)} == ({0, 1, 2} if moment == "after the rename" else {0, 1})
+    with RunDir.resume(new) as resumed:
+        resumed.commit_metrics(2, "train", {"loss": 1.0})
+    assert findings(new) == []
+
+
 # A disk that is full, read-only, or limited
 
 
