@@ -37,6 +37,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.models.policy import Policy, distinct_tensors, first_not_finite
 from rlvr_cli.models.pretrained import follow_umask, rust_errors_as_os_errors
+from rlvr_cli.runs.readers import read_metadata
 from rlvr_cli.runs.storage.files import (
     atomic_write,
     fsync_directory,
@@ -95,7 +96,8 @@ def save_checkpoint(
         step: updates done so far.
         policy: in one of the precisions that `load_policy` reads.
         optimizer: over parameters of `policy`.
-        state: loaded as JSON: keys become strings, tuples become lists.
+        state: loaded as JSON: keys become strings, tuples become lists. `run_created_at` says of which run the checkpoint is:
+            in no other one is it loaded.
         tensors: loaded bit for bit, on the CPU.
         keep: how many checkpoints to keep, including this one.
 
@@ -149,8 +151,8 @@ def load_checkpoint(
         optimizer: over the policy's parameters; its state is replaced.
 
     Returns:
-        The checkpoint, or None if no checkpoint is intact; and one notice for the user per newer, damaged checkpoint,
-        which names the damaged file.
+        The checkpoint, or None if no checkpoint is intact; and one notice for the user per newer checkpoint that is damaged or
+        another run's, which names the file.
 
     Raises:
         RlvrError: the checkpoint is of another model or precision (then `policy` and `optimizer` are unchanged), or the
@@ -189,7 +191,7 @@ def newest_position(run: Path) -> tuple[int, dict[str, int]]:
 
 
 def check_checkpoints(run: Path) -> tuple[int, list[str]]:
-    """Read every byte of the checkpoints. Returns the number of intact checkpoints' files, and one problem per damaged one.
+    """Read every byte of the checkpoints. Returns the number of intact checkpoints' files, and one problem per other one.
 
     Safe while the run is being written: a checkpoint that is pruned meanwhile is ignored.
     """
@@ -427,7 +429,7 @@ def _newest_intact(run: Path) -> tuple[tuple[Path, dict[str, Any]] | None, list[
 
 
 def _record(run: Path, path: Path, *, step: int) -> tuple[dict[str, Any], bytes]:
-    """Return the state.json of a checkpoint, and its bytes. Raises RlvrError if it is damaged."""
+    """Return the state.json of a checkpoint, and its bytes. Raises RlvrError if it is damaged or another run's."""
     data = read_regular(run, f"{_FOLDER}/{path.name}/{_STATE}")
     try:
         record = json.loads(data)
@@ -441,14 +443,24 @@ def _record(run: Path, path: Path, *, step: int) -> tuple[dict[str, Any], bytes]
         raise _damaged(path / _STATE, "it is not as it was written")
     if record["schema_version"] < 1 or record["step"] != step:
         raise _damaged(path / _STATE, "its schema_version or step is not the one that belongs here")
+    owner, own = record["state"].get("run_created_at"), _created_at(run)
+    if None not in (owner, own) and owner != own:
+        raise RlvrError(f"{shown(path)} is a checkpoint of another run, which was created at {shown(str(owner))}.")
     return record, data
+
+
+def _created_at(run: Path) -> str | None:
+    """What tells a run from all others, wherever it is moved or copied to; None if run.json is damaged, which others report."""
+    with suppress(RlvrError):
+        return read_metadata(run)["created_at"]
+    return None
 
 
 def _verified(run: Path, path: Path, *, step: int) -> dict[str, Any]:
     """Return the state.json of a checkpoint, after comparing every file with its checksum.
 
     Raises:
-        RlvrError: a file is damaged, missing or unexpected; names it.
+        RlvrError: a file is damaged, missing or unexpected, or the checkpoint is another run's; names it.
     """
     within = f"{_FOLDER}/{path.name}"
     record, data = _record(run, path, step=step)

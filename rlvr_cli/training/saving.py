@@ -67,7 +67,7 @@ class Saver:
                 step=updates,
                 policy=trainers.policy,
                 optimizer=optimizer,
-                state={"position": cursor, **state},
+                state={"position": cursor, "run_created_at": self._run.metadata["created_at"], **state},
                 tensors=tensors,
             )
         self._saved, self._saved_at = (updates, cursor), time.monotonic()

@@ -23,6 +23,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.models.tokens.tokenization import collate
+from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.storage.schemas import NewerVersion
 from rlvr_cli.training import checkpoints
 from rlvr_cli.training.checkpoints import check_space_for_training, checkpoint_bytes, load_checkpoint, save_checkpoint
@@ -396,6 +397,26 @@ def test_a_checkpoint_under_the_name_of_another_step(run: Path, trainer: Trainer
     loaded, (notice,) = trainer.load(run)
     assert loaded.step == 1
     assert "step-000009/state.json" in notice
+
+
+def test_a_checkpoint_of_another_run_is_not_used(run: Path, trainer: Trainer, tmp_path: Path):
+    """Wherever the run is now; those that do not say whose they are, as of older versions, are."""
+    own, other = tmp_path / "own", tmp_path / "other"
+    state = {}
+    for path in (own, other):
+        with RunDir.create(tmp_path, "grpo", name=path.name, metadata={}) as made:
+            state[path] = {"position": {}, "run_created_at": made.metadata["created_at"]}
+    shutil.copytree(run / "checkpoints", own / "checkpoints")
+    assert trainer.load(own)[0].step == 2
+    trainer.save(own, 3, state=state[own])
+    path = own.rename(tmp_path / "renamed") / "checkpoints/step-000004"
+    trainer.save(other, 4, state=state[other]).rename(path)
+    loaded, notices = trainer.load(tmp_path / "renamed")
+    assert loaded.step == 3
+    problem = f"{path} is a checkpoint of another run, which was created at {state[other]['run_created_at']}."
+    assert notices == [f"{problem} Training goes on from step-000003 instead."]
+    assert checkpoints.check_checkpoints(tmp_path / "renamed")[1] == [problem]
+    assert checkpoints.newest_position(tmp_path / "renamed") == (3, {})
 
 
 def rewrite_version(path: Path, version: int) -> None:

@@ -521,7 +521,9 @@ def test_without_an_intact_checkpoint_training_starts_over_from_the_stored_rollo
     stored = {p.name: (p.stat().st_ino, p.read_bytes()) for p in (cut / "rollouts").iterdir()}
     damage(cut / "checkpoints/step-000006/model/model.safetensors", "flipped")
     damage(cut / "checkpoints/step-000004/state.json", "deleted")
+    shutil.copytree(whole.run / "checkpoints/step-000008", cut / "checkpoints/step-000008")
     done = go_on(forks, cut, GRPO)
+    assert "step-000008 is a checkpoint of another run" in done.said
     assert "training starts over from the stored rollouts" in done.said
     now = {p.name: (p.stat().st_ino, p.read_bytes()) for p in (cut / "rollouts").iterdir()}
     assert stored.items() <= now.items()
