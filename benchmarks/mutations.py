@@ -1070,6 +1070,8 @@ MATHEMATICS = [
         ("a run that goes on forgets that it had no seeds", '"none" if stored.get("seeding") == "none" else sampler.seeding', "sampler.seeding", "tests/reliability/test_endpoints.py -k refusal_that_concerns_all"),
     ),
     Mutation("the space for weights that lag is not asked for", "training/trainer.py", "lagging=bool(config.async_steps)", "lagging=False", "tests/commands/test_grpo.py -k outlives", ("async_steps",)),
+    Mutation("training starts over without a word", "training/trainer.py", "not notices and self._was_trained()", "False", "tests/training/test_resume.py -k between_two_updates"),
+    Mutation("a new run is said to start over", "training/trainer.py", "not notices and self._was_trained()", "not notices", "tests/training/test_resume.py -k between_two_updates"),
     Mutation("a checkpoint does not say whose it is", "training/saving.py", '"run_created_at": self._run.metadata["created_at"], ', "", "tests/training/test_resume.py -k without_an_intact"),
     Mutation("a checkpoint of another run is used", "training/checkpoints.py", "and owner != own:", "and False:", "tests/training/test_checkpoints.py -k another_run_is_not"),
     Mutation("another user cannot read a checkpoint", "training/checkpoints.py", "    follow_umask(path.parent)\n", "", "tests/training/test_checkpoints.py -k a_damaged_file_is_named"),

@@ -5,6 +5,7 @@ optimizer, and writes the run's metrics, checkpoints and final model. It uses `w
 `evaluation`, `saving`, `time_limit` and `divergence`.
 """
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -27,7 +28,7 @@ from rlvr_cli.models.policy import Policy
 from rlvr_cli.process import StopRequest
 from rlvr_cli.runs.metrics_log import MetricsLog
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.runs.storage.files import typed
+from rlvr_cli.runs.storage.files import shown, typed
 from rlvr_cli.samplers.episodes.open import played
 from rlvr_cli.terminal import console
 from rlvr_cli.training.checkpoints import check_space_for_training, load_checkpoint
@@ -127,6 +128,9 @@ class Trainer:
         if self.evaluator is not None:
             _ = self.sampler  # an engine that cannot sample from this model says so now
         checkpoint, notices = load_checkpoint(self.run.path, policy=self.policy, optimizer=replica.optimizer)
+        if checkpoint is None and not notices and self._was_trained():
+            folder = shown(self.run.path / "checkpoints")
+            notices.append(f"{folder} holds no checkpoint: training starts over from the stored rollouts.")
         if replica.kernels_note:
             notices.append(replica.kernels_note)
         measured: dict[str, Any] = {}
@@ -165,6 +169,10 @@ class Trainer:
         )
         self.divisions = Divisions(self.run, updates=self.updates)
         return notices
+
+    def _was_trained(self) -> bool:
+        """Whether there are metrics of an update."""
+        return any("update/tokens" in values for _, _, values in self.run.metrics_before(sys.maxsize))
 
     def _check(self) -> None:
         """Before each micro-batch: the work moves, unless a signal has arrived."""

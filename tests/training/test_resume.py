@@ -47,7 +47,8 @@ from teachers import write_teacher
 @pytest.fixture(scope="module")
 def whole(forks: Forks, tmp_path_factory) -> Whole:
     root = tmp_path_factory.mktemp("whole")
-    forks.run(*GRPO, "--run", "whole", cwd=root, status=0)
+    begun = forks.run(*GRPO, "--run", "whole", cwd=root, status=0)
+    assert "starts over" not in begun.said
     forks.run(*GRPO, "--run", "cut", cwd=root, fault="update:7", status=-signal.SIGKILL)
     whole, cut = root / "runs/whole", root / "runs/cut"
     assert checkpoints_of(cut) == ["step-000004", "step-000006"]
@@ -378,7 +379,9 @@ def test_grpo_stopped_in_each_phase_goes_on_to_the_same_end(
 
 def test_a_checkpoint_is_saved_when_training_is_stopped_between_two_updates(forks: Forks, cut: Path):
     shutil.rmtree(cut / "checkpoints")
-    assert_stopped(go_on(forks, cut, GRPO, fault="update:2:term", status=130), cut)
+    done = go_on(forks, cut, GRPO, fault="update:2:term", status=130)
+    assert f"{cut / 'checkpoints'} holds no checkpoint: training starts over from the stored rollouts" in done.said
+    assert_stopped(done, cut)
     assert checkpoints_of(cut) == ["step-000001"]
 
 
@@ -524,7 +527,7 @@ def test_without_an_intact_checkpoint_training_starts_over_from_the_stored_rollo
     shutil.copytree(whole.run / "checkpoints/step-000008", cut / "checkpoints/step-000008")
     done = go_on(forks, cut, GRPO)
     assert "step-000008 is a checkpoint of another run" in done.said
-    assert "training starts over from the stored rollouts" in done.said
+    assert done.said.count("training starts over from the stored rollouts") == 1
     now = {p.name: (p.stat().st_ino, p.read_bytes()) for p in (cut / "rollouts").iterdir()}
     assert stored.items() <= now.items()
     assert_ended_as(whole.run, cut)
