@@ -436,7 +436,7 @@ WIRING = [
         ("a run goes on with other ends than it began with", 'return began_with(config).get("other_ends", [])', "pass", "tests/commands/test_sft.py -k another_token_ended"),
         ("a run has the splits of a dataset", 'if traces.rewards is not None and "split" in', 'if False and "split" in', "tests/commands/test_sft.py -k it_rewarded"),
         ("what a run has rewarded is graded again", "if traces.rewards is not None and chooses_by_reward(config, traces):", "if False:", "tests/commands/test_sft.py -k it_rewarded"),
-        ("a run goes on with more conversations than it began with", "return bool(config.resume) and", "return False and", "tests/commands/across/test_chat_episodes.py -k other_messages"),
+        ("a run goes on with more conversations than it began with", 'return began_with(config).get("told_apart_by") if config.resume else BY_TURNS', "return BY_TURNS", "tests/commands/across/test_chat_episodes.py -k other_messages"),
         ("a run goes on with other traces than it began with", "return not config.resume or began", "return True or began", "tests/commands/test_sft.py -k it_rewarded"),
     ),
     *mutations_of(
@@ -1549,6 +1549,7 @@ EPISODES = [
         ("the questions of a run are unknown", 'prompts.question_of(r) or ""', '""', "tests/data/test_traces.py -k evaluations_are_no"),
         ("a run that has evaluations alone is traces", "if phases and phase not in phases:", "if False:", "tests/data/test_traces.py -k evaluations_alone"),
         ("episodes that were cut off are traces", 'row["episode"]["ended_by"] in CUT_OFF', "False", "tests/data/test_traces.py -k were_cut_off"),
+        ("who says what may change before a run goes on", "_fingerprint(dataset) if told_apart_by == BY_TURNS else dataset.fingerprint,", "dataset.fingerprint,", "tests/data/test_traces.py -k who_says_what"),
         ("a conversation is graded as a whole", 'return example.conversation.messages[-1]["content"]', "return None", f"{IN_A_CHAT} as_it_is_written"),
     ),
     *mutations_of(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlvr_cli.config.parsing.options import nearest
-from rlvr_cli.data.datasets import UnknownDataset, dataset_names, load_dataset
+from rlvr_cli.data.datasets import Dataset, UnknownDataset, dataset_names, load_dataset
 from rlvr_cli.data.prompts import PromptTemplate, after, opens_thinking, prompt_of, stored_prompts
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import multiple_choice
@@ -22,6 +22,7 @@ from rlvr_cli.runs.storage.files import shown
 from rlvr_cli.types import ENVIRONMENT, Example, Graders, Phase
 
 CUT_OFF = ("turns", "error")  # what ends an episode in its middle: of its `ended_by`
+BY_TURNS = "turns"  # of `load_traces`: how runs tell traces apart now
 _TRAIN = ("sft", "ei", "grpo", "ppo", "dpo", "distill")  # the commands whose evaluations are of held-out questions
 
 
@@ -58,13 +59,14 @@ def load_traces(
     answer_field: str = "",
     skip_bad_lines: bool = False,
     runs_dir: str = "runs",
-    by_text: bool = False,
+    told_apart_by: str | None = BY_TURNS,
 ) -> Traces:
     """Load traces from a run (one per rollout) or from a dataset that `load_dataset` can read.
 
     Args:
         spec: a run's directory or its name in `runs_dir`, or a dataset; a built-in dataset precedes a run of that name.
-        by_text: whether conversations are told apart by their text alone, as in runs of earlier versions.
+        told_apart_by: by what conversations are, and what the fingerprint is of. "turns": all that they are made of. In runs of
+            earlier versions: "messages", with a fingerprint of their text alone, or None: both by the text.
 
     Raises:
         RlvrError: nothing to train on, or what `load_dataset` raises.
@@ -83,7 +85,7 @@ def load_traces(
             )
         source = Traces(
             dataset.name,
-            dataset.fingerprint,
+            _fingerprint(dataset) if told_apart_by == BY_TURNS else dataset.fingerprint,
             dataset.examples,
             dataset.default_grader,
             [f"skipped: {reason}" for reason in dataset.skipped] + dataset.notes,
@@ -94,7 +96,7 @@ def load_traces(
     with_prompts = [replace(e, prompt=prompt_of(e, template)) for e in source.examples]
     worked = sum(e.solution is not None for e in with_prompts)
     with_prompts = [replace(e, response=e.response or response_from_solution(e)) for e in with_prompts]
-    by_key = {(e.prompt, e.response, "" if by_text else _messages_of(e)): e for e in with_prompts if e.response}
+    by_key = {(e.prompt, e.response, _messages_of(e) if told_apart_by else ""): e for e in with_prompts if e.response}
     unique = list(by_key.values())
     messages = list(source.messages)
     if worked:
@@ -122,6 +124,15 @@ def told_as_run_too(name: str, runs_dir: str) -> Iterator[None]:
 def _messages_of(example: Example) -> str:
     """All that a conversation is made of, as JSON; empty if it is none."""
     return json.dumps(example.conversation, default=str) if example.conversation is not None else ""
+
+
+def _fingerprint(dataset: Dataset) -> str:
+    """The dataset's, with what its text does not show: who says what, and the system messages and tools of conversations."""
+    digest = hashlib.sha256(dataset.fingerprint.encode())
+    talks = [e for e in dataset.examples if e.turns is not None or e.conversation is not None]
+    for e in talks:
+        digest.update(json.dumps([e.id, e.turns, _messages_of(e)]).encode() + b"\n")
+    return digest.hexdigest() if talks else dataset.fingerprint
 
 
 def _last_turn(example: Example) -> str | None:

@@ -12,7 +12,7 @@ from rlvr_cli.config.parsing.command_line import typed_options
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.order import epoch_order
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
-from rlvr_cli.data.traces import Traces, choose_examples, keep_correct, keep_rewarded, load_traces
+from rlvr_cli.data.traces import BY_TURNS, Traces, choose_examples, keep_correct, keep_rewarded, load_traces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.identity import model_path
 from rlvr_cli.models.pretrained import load_end_tokens, load_tokenizer
@@ -35,7 +35,7 @@ def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, Se
         answer_field=config.answer_field,
         skip_bad_lines=config.skip_bad_lines,
         runs_dir=config.runs_dir,
-        by_text=goes_by_text(config),
+        told_apart_by=told_apart_by(config),
     )
     if traces.rewards is not None and "split" in typed_options(config):
         raise RlvrError(
@@ -70,20 +70,20 @@ def recorded(
     config: SftConfig, traces: Traces, examples: Sequence[Example], other_ends: Sequence[int]
 ) -> dict[str, Any]:
     """What run.json says of the traces. Runs of earlier versions lack the last three, and go on as they began."""
-    talks = any(e.conversation for e in traces.examples)
+    apart_by = told_apart_by(config)
     return {
         "name": traces.name,
         "rows": len(examples),
         "fingerprint": traces.fingerprint,
         **({"chosen_by": "reward"} if chooses_by_reward(config, traces) else {}),
-        **({"told_apart_by": "messages"} if talks and not goes_by_text(config) else {}),
+        **({"told_apart_by": apart_by} if apart_by else {}),
         **({"other_ends": other_ends} if other_ends else {}),
     }
 
 
-def goes_by_text(config: SftConfig) -> bool:
-    """Whether conversations are told apart by their text alone: where the run that is resumed began so."""
-    return bool(config.resume) and "told_apart_by" not in began_with(config)
+def told_apart_by(config: SftConfig) -> str | None:
+    """By what conversations are told apart, as for `load_traces`: a run that is resumed goes on as it began."""
+    return began_with(config).get("told_apart_by") if config.resume else BY_TURNS
 
 
 def chooses_by_reward(config: SftConfig, traces: Traces) -> bool:

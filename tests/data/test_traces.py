@@ -40,6 +40,31 @@ def test_formatted_prompts_are_kept_and_duplicates_dropped(tmp_path):
     assert any("1 trace" in m or "1 traces" in m for m in traces.messages)
 
 
+TALK = {"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]}
+SYSTEM = {"role": "system", "content": "Be brief."}
+EPISODE = {"prompt": "P", "turns": [{"role": "policy", "text": "a"}, {"role": "calc", "text": "b"}]}
+
+
+@pytest.mark.parametrize(
+    ("row", "changed"),
+    [
+        (EPISODE, EPISODE | {"turns": [EPISODE["turns"][0], {"role": "policy", "text": "b"}]}),
+        (EPISODE, {"prompt": "P", "response": "ab"}),
+        (TALK, {"messages": [SYSTEM, *TALK["messages"]]}),
+        (TALK, TALK | {"tools": [{"type": "function"}]}),
+    ],
+)
+def test_the_fingerprint_is_also_of_who_says_what_and_of_tools(tmp_path, row, changed):
+    """That of earlier versions, with which their runs go on, was of the text alone; without turns and messages it is the same."""
+    before, after = (write(tmp_path / f"{name}.jsonl", [{"id": "a", **r}]) for name, r in (("b", row), ("c", changed)))
+    prints = [load_traces(path, TEMPLATE).fingerprint for path in (before, before, after)]
+    assert prints[0] == prints[1] != prints[2]
+    for told in ("messages", None):
+        assert len({load_traces(path, TEMPLATE, told_apart_by=told).fingerprint for path in (before, after)}) == 1
+    plain = write(tmp_path / "p.jsonl", [{"prompt": "P", "response": "ab"}])
+    assert load_traces(plain, TEMPLATE).fingerprint == load_dataset(plain, purpose="traces").fingerprint
+
+
 def test_generated_traces_get_the_template():
     traces = load_traces("arithmetic:20:3", TEMPLATE)
     assert len(traces.examples) == 20

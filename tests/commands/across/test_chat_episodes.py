@@ -300,18 +300,27 @@ def test_conversations_with_other_messages_or_tools_are_other_traces(place, tmp_
     system = {"role": "system", "content": "Be brief."}
     rows = [{"messages": said}, {"messages": [system, *said]}, {"messages": said, "tools": []}, {"messages": said}]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, began in (("before", {}), ("after", {"told_apart_by": "messages"})):
+    for name, began in (
+        ("before", {}),
+        ("between", {"told_apart_by": "messages"}),
+        ("after", {"told_apart_by": "turns"}),
+    ):
         with RunDir.create(tmp_path, "sft", name=name, metadata={"facts": {"dataset": began}}):
             pass
     template = load_prompt("question_only")
     own = {"dataset": str(tmp_path / "t.jsonl"), "model": str(place / "qwen3"), "chat": True}
-    for resume, count in (("", 3), ("after", 3), ("before", 1)):
+    fingerprints = []
+    for resume, count in (("", 3), ("after", 3), ("between", 3), ("before", 1)):
         config = SftConfig(**own, resume=resume, runs_dir=str(tmp_path))
         traces, examples = sft.read_traces(config, template)
         facts = {"prompt": {"name": template.name, "text": template.text}}
         facts["dataset"] = sft.recorded(config, traces, examples, [])
         assert len(examples) == count
         assert traces_of(StoredRun(tmp_path, "sft", asdict(config), "auto", facts, [], {}))[1] == examples
+        fingerprints.append(traces.fingerprint)
+    first, same, text, older = fingerprints
+    assert first == same != text == older, "earlier versions knew that of the text alone"
+    assert facts["dataset"].keys() == {"name", "rows", "fingerprint"}
 
 
 def test_the_last_turn_alone_decides_whether_a_conversation_is_correct(place, tmp_path):
