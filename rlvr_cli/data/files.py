@@ -149,6 +149,10 @@ class _Unusable(ValueError):
     """JSON that is refused: nested too deeply, or with a key twice in one object."""
 
 
+class Moment:
+    """A date, a time or a duration of Parquet, which no row is read for: Python cannot hold all of them."""
+
+
 class Number(str):
     """A number of JSON, as it is written: exact at any length."""
 
@@ -256,13 +260,19 @@ def _parquet_rows(path: Path) -> Generator[Row | BadRow]:
             keys = file.schema_arrow.names
             if len(set(keys)) != len(keys):
                 raise RlvrError(f"{path}: two columns have the same name: {join_names(keys)}.")
+            moments = [place for place, column in enumerate(file.schema_arrow) if pa.types.is_temporal(column.type)]
             number = 0
             for batch in file.iter_batches(batch_size=1024):
+                for place in moments:
+                    batch = batch.set_column(place, keys[place], batch.column(place).is_valid())
                 for values in batch.to_pylist():
                     number += 1
+                    values |= {keys[place]: Moment() if values[keys[place]] else None for place in moments}
                     yield Row(f"{path}: row {number}", number, values, keys)
     except (pa.ArrowException, UnicodeDecodeError) as e:
         raise RlvrError(f"{path} is not a readable Parquet file: {e}.", "Is it complete?") from e
+    except (ValueError, OverflowError) as e:
+        raise RlvrError(f"{path} has values that cannot be read: {e}", "Leave out the column that has them.") from e
 
 
 def text_of(row: Row, key: str) -> str | None:
@@ -287,6 +297,8 @@ def text_of(row: Row, key: str) -> str | None:
             kind = "a list"
         case dict():
             kind = "an object"
+        case Moment():
+            kind = "a date or a time"
         case _:
             kind = type(value).__name__
     hint = "Name another field, flatten it, or write it as JSON text."

@@ -292,9 +292,39 @@ def test_types_of_a_parquet_file(tmp_path):
         (pa.array([True]), "a truth value"),
         (pa.array([float("nan")]), "nan"),
         (pa.array([b"x"]), "bytes"),
+        (pa.array([0], pa.date32()), "a date or a time"),
     ):
         pq.write_table(pa.table({"question": ["Q"], "answer": answers}), path)
         assert f"{path}: row 1: 'answer' should be text or a number; it is {kind}." in problem(str(path)).problem
+
+
+@pytest.mark.parametrize(
+    ("far", "kind"),
+    [
+        (10**9, pa.date32()),
+        (10**18, pa.timestamp("us")),
+        (1, pa.timestamp("ns")),
+        (1, pa.duration("ns")),
+        (1, pa.time64("ns")),
+    ],
+)
+def test_dates_and_times_beside_what_is_read_may_be_any(tmp_path, far, kind):
+    columns = {"made": pa.array([far, None], kind), "question": ["P", "Q"], "answer": ["1", "2"]}
+    pq.write_table(pa.table(columns), tmp_path / "data.parquet")
+    dataset = load_dataset(str(tmp_path / "data.parquet"))
+    assert dataset.examples == [Example("data-1", "P", "1"), Example("data-2", "Q", "2")]
+
+
+def test_values_of_a_parquet_file_that_python_cannot_hold(tmp_path):
+    path = tmp_path / "data.parquet"
+    twice = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
+    far = pa.array([[10**18]], pa.list_(pa.timestamp("us")))
+    for column, said in ((twice, "duplicate field names"), (far, "date value out of range")):
+        pq.write_table(pa.table({"question": ["Q"], "answer": ["1"], "other": column}), path)
+        error = problem(str(path), skip_bad_lines=True)
+        assert error.problem.startswith(f"{path} has values that cannot be read: ")
+        assert said in error.problem
+        assert error.hint == "Leave out the column that has them."
 
 
 def test_faults_of_a_parquet_file(tmp_path):
