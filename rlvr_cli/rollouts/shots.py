@@ -21,6 +21,7 @@ from rlvr_cli.data.traces import response_from_solution
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.multiple_choice import subject_of
 from rlvr_cli.runs.storage.spilled import spilled
+from rlvr_cli.terminal import console
 from rlvr_cli.types import Example
 
 
@@ -68,7 +69,7 @@ def with_shots(
     Args:
         template: of --prompt, in the chat template with --chat.
         spec: of the dataset.
-        reading: the fields of its rows, as for `load_dataset`; not those of --shots-dataset.
+        reading: the fields of its rows, which are not those of --shots-dataset, and `skip_bad_lines`, as for `load_dataset`.
 
     Raises:
         RlvrError: there are no traces, or too few; or a question comes with a prompt of its own.
@@ -108,8 +109,9 @@ def load_shots(config: ShotOptions, *, spec: str, reading: Mapping[str, Any]) ->
         split="dev" if by_subject else None,
         limit=None if by_subject else config.shots + 1,  # one of them may be the question
         purpose="traces",
-        **({} if config.shots_dataset else reading),
+        **({"skip_bad_lines": reading["skip_bad_lines"]} if config.shots_dataset else reading),
     )
+    console.report_skipped_lines(found.num_skipped, found.skipped)
     traces: dict[str, list[tuple[str, str]]] = {}
     for example in found.examples:
         traces.setdefault(subject_of(example.ground_truth) if by_subject else "", []).append(

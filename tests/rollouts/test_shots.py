@@ -139,6 +139,18 @@ def test_a_question_is_not_among_its_own_shots_where_prompts_are_formatted(folde
     assert "1 of the 2 evaluation questions are also trained on" in capsys.readouterr().err
 
 
+def test_bad_lines_of_the_shots_are_skipped_where_that_is_asked_for(folder, capsys):
+    traces = write(folder / "t.jsonl", {"a": 1}, {"prompt": "b", "response": " c"})
+    questions = write(folder / "q.jsonl", {"text": "d", "answer": "e"})
+    config = EvalConfig(dataset=questions, question_field="text", prompt="prompt", shots=1, shots_dataset=traces)
+    with pytest.raises(RlvrError, match=r"t\.jsonl:1: no response"):
+        load_questions(config, purpose="eval", template=load_prompt("prompt"))
+    config = replace(config, skip_bad_lines=True)
+    (example,) = load_questions(config, purpose="eval", template=load_prompt("prompt")).examples
+    assert example.prompt == "b c\n\nd\nAnswer:"
+    assert f"skipped 1 bad line:\n  {traces}:1: " in capsys.readouterr().err
+
+
 def test_training_and_its_evaluations_ask_with_shots(folder):
     traces = write(
         folder / "t.jsonl", {"prompt": "Say {question}:", "response": " nothing"}, {"prompt": "b", "response": " c"}

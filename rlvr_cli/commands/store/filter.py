@@ -44,11 +44,11 @@ def run(config: FilterConfig) -> None:
     for path in filter(None, (out, control, meta)):
         if path.exists() and not config.overwrite and path not in left_over:
             raise RlvrError(f"{shown(path)} exists already.", "Choose another --out, or replace it with --overwrite.")
-    evaluation = [
-        question
-        for spec in config.decontaminate_against
-        for question in bare_questions(load_dataset(spec, purpose="eval"))
-    ]
+    evaluation: list[str] = []
+    for spec in config.decontaminate_against:
+        held_out = load_dataset(spec, skip_bad_lines=config.skip_bad_lines, purpose="eval")
+        console.report_skipped_lines(held_out.num_skipped, held_out.skipped)
+        evaluation += bare_questions(held_out)
     of_runs = any(is_run(source, config.runs_dir) or is_pattern(source) for source in config.source)
     with ExitStack() as opened:
         selected, rows_of, described = (

@@ -31,6 +31,9 @@ class FilterConfig(Provenance):
         "", "Field of the dataset that holds the question. Empty: detected by name.", group="Data"
     )
     answer_field: str = knob("", "Field of the dataset that holds the answer. Empty: detected by name.", group="Data")
+    skip_bad_lines: bool = knob(
+        False, "Skip and count unreadable lines of the datasets instead of stopping.", group="Data"
+    )
     runs_dir: str = knob("runs", "Directory that holds the runs, or s3://BUCKET/PREFIX.", group="Data", path=True)
     where: str = knob(
         "", "SQL condition on the columns of rollouts, or on a dataset's id, question and ground_truth.", group="Filter", common=True

@@ -565,6 +565,22 @@ def test_a_dataset(tmp_path, call):
     assert len(found) == 10
 
 
+def test_bad_lines_of_each_dataset_are_skipped_and_counted_where_that_is_asked_for(tmp_path, call, capsys):
+    rows = [{"question": q, "answer": "7"} for q in ("What is 3 + 4?", "What is 5 + 2?")]
+    source, held_out = write(tmp_path / "d.jsonl", [*rows, {"a": 1}]), write(tmp_path / "h.jsonl", [rows[0], {"a": 1}])
+    with pytest.raises(RlvrError) as raised:
+        call(source, emit="questions")
+    assert raised.value.hint.endswith("To leave such rows out: --skip-bad-lines")
+    given = {"decontaminate_against": (held_out,), "out": str(tmp_path / "out.jsonl"), "skip_bad_lines": True}
+    capsys.readouterr()
+    filter_run(resolve(FilterConfig, flags={"source": (source,), **given}, command="filter"))
+    said = capsys.readouterr().err
+    assert [row["question"] for row in rows_of(tmp_path / "out.jsonl")] == ["What is 5 + 2?"]
+    assert said.count("skipped 1 bad line:") == 2
+    assert f"{source}:3: " in said
+    assert f"{held_out}:2: " in said
+
+
 def test_responses_of_a_dataset_stay(tmp_path, call):
     rows = [{"prompt": "P", "response": r, "ground_truth": "1"} for r in (" a", " A", " b")]
     found, stages = call(write(tmp_path / "d.jsonl", rows), dedup=True)
@@ -793,6 +809,7 @@ def test_contamination_finds_every_planted_run_of_words():
         ({"pairs_per_question": 2}, "--pairs-per-question has no effect without --emit pairs"),
         ({"split": "test"}, "--split is an option of datasets, and "),
         ({"answer_field": "solution"}, "--answer-field is an option of datasets, and "),
+        ({"skip_bad_lines": True}, "--skip-bad-lines is an option of datasets, and "),
         ({"out": "x.txt"}, "has an unknown file type"),
         ({"out": ""}, "--out is missing"),
         ({"source": ()}, "needs a run or a dataset"),

@@ -138,9 +138,11 @@ def from_dataset(config: FilterConfig, evaluation: Sequence[str]) -> tuple[Selec
             split=config.split,
             question_field=config.question_field,
             answer_field=config.answer_field,
+            skip_bad_lines=config.skip_bad_lines,
             purpose="train",
             keeps_traces=True,
         )
+    console.report_skipped_lines(dataset.num_skipped, dataset.skipped)
     _check_responses(dataset, rules=thinking_rules(config).names)
     with open_examples(dataset.examples, timeout_seconds=config.timeout_seconds) as database:
         condition = database.condition(config.where, table="dataset") if config.where else "true"
@@ -198,7 +200,8 @@ def _check_questions_are_known(questions: Mapping[str, Question], infos: Sequenc
 
 
 def _check_options_of_runs(config: FilterConfig) -> None:
-    for name in ("split", "question_field", "answer_field"):
+    of_datasets = ("split", "question_field", "answer_field")
+    for name in of_datasets if config.decontaminate_against else (*of_datasets, "skip_bad_lines"):
         if name in typed_options(config):
             raise RlvrError(
                 f"{flag(name)} is an option of datasets, and {config.source[0]} is a run: its questions are those that it asked.",
