@@ -69,6 +69,13 @@ class Markers:
         named = _replaced(rendered, self._names)
         return self._renamed.encode(self.shown(named), add_special_tokens=False).ids
 
+    def ids_behind(self, before: str, rendered: str) -> list[int]:
+        """As `ids`, of a part that stands behind another one: without what a tokenizer puts in front of a text, such as `▁`."""
+        starts = [found.start() for found in _pattern(self._names).finditer(before)]
+        before = before[starts[-1] if starts else 0 :]  # its last marker splits a text, so what precedes it matters not
+        ids, whole = self.ids(before), self.ids(before + rendered)
+        return whole[len(ids) :] if whole[: len(ids)] == ids else self.ids(rendered)
+
     def in_order(self, rendered: str) -> list[str]:
         """The markers of a conversation that are tokens."""
         return _pattern(self._names).findall(rendered)

@@ -144,7 +144,7 @@ class NextTurn:
         end = self._first_end(turn)
         if end is None:
             raise RlvrError(f"The chat template of {self.chat.name} does not end an assistant's turn.", _HINT)
-        return self.markers.ids(turn[: sum(end)])
+        return self.markers.ids_behind(begun, turn[: sum(end)])
 
     def _with_end(self, text: str) -> str:
         """An assistant's text whose end tokens are to be read as text, but for the first of those at its end, as some datasets have it."""

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 TEMPLATES = Path(__file__).parents[2] / "fixtures/chat_templates"
@@ -33,6 +33,17 @@ MISTRAL_TEMPLATE = """{%- set last = namespace(user=0) -%}
 {{- raise_exception("Only user, assistant and tool") -}}
 {%- endif -%}
 {%- endfor -%}"""
+
+# As Llama 2 has it, and Mistral 7B v0.1: its markers are text.
+LLAMA_2_TEMPLATE = """{{ bos_token }}{% for message in messages %}{% if message.role == 'user' -%}
+{{ '[INST] ' + message.content + ' [/INST]' }}{% else %}{{ ' ' + message.content + eos_token }}{% endif %}{% endfor %}"""
+# As Zephyr has it, and TinyLlama: a line break follows its markers, which are text.
+ZEPHYR_TEMPLATE = """{% for message in messages %}
+{{ '<|' + message.role + '|>\n' + message.content + eos_token }}
+{% endfor %}
+{% if add_generation_prompt %}
+{{ '<|assistant|>' }}
+{% endif %}"""
 
 
 class ChatModel(NamedTuple):
@@ -122,3 +133,29 @@ def write_chat_model(directory: Path, name: str, *, likely: tuple[str, ...] = ()
     ids = [tokenizer.convert_tokens_to_ids(text) for text in kind.ends]
     GenerationConfig(eos_token_id=ids).save_pretrained(directory)
     return directory
+
+
+def sentencepiece_tokenizer(template: str, *, prepends: bool) -> PreTrainedTokenizerFast:
+    """A tokenizer whose words begin with `▁`, which it puts in front of every text, too.
+
+    Args:
+        prepends: with a normalizer, as Llama 2 and Zephyr; else with a pre-tokenizer, as newer conversions.
+    """
+    vocab = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", *map(chr, range(33, 127))]
+    bpe = Tokenizer(
+        models.BPE(
+            vocab={text: i for i, text in enumerate([*vocab, "It", "▁It"])},
+            merges=[("I", "t"), ("▁", "It")],
+            byte_fallback=True,
+            unk_token="<unk>",
+        )
+    )
+    if prepends:
+        bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    bpe.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    bpe.add_special_tokens(vocab[:3])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template=template
+    )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chat_models import CHAT_MODELS, write_chat_model
+from chat_models import CHAT_MODELS, LLAMA_2_TEMPLATE, ZEPHYR_TEMPLATE, sentencepiece_tokenizer, write_chat_model
 from marks import slow
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.pretrained import load_end_tokens, load_tokenizer
@@ -348,6 +348,22 @@ def test_a_given_conversation_is_the_templates_and_its_assistants_tokens_are_mas
     call = '<tool_call>\n{"name": "calc", "arguments": {"expression": "1+1"}}\n</tool_call>'
     assert own == f"{call}<|im_end|>It is 2.<|im_end|>Yes.<|im_end|>"
     assert prompt.count(turns.markers.ids_of["<|im_end|>"]) == 2
+
+
+@pytest.mark.parametrize("prepends", [True, False])
+@pytest.mark.parametrize(("template", "first"), [(LLAMA_2_TEMPLATE, "▁It"), (ZEPHYR_TEMPLATE, "It")])
+def test_a_turn_begins_with_the_token_of_the_template_where_a_tokenizer_puts_a_space_before_texts(
+    template, first, prepends
+):
+    tokenizer = sentencepiece_tokenizer(template, prepends=prepends)
+    turns = NextTurn(ChatTemplate("sp", tokenizer=tokenizer), ends=[tokenizer.eos_token_id])
+    said = {"role": "assistant", "content": "It is 2."}
+    messages = [{"role": "user", "content": "1 + 1?"}, said, {"role": "user", "content": "Sure?"}, said]
+    prompt, ids, mask = turns.conversation(messages)
+    whole = tokenizer.apply_chat_template(messages, return_dict=False)[: len(prompt + ids)]
+    assert [*prompt, *ids] == whole
+    begun = [i for i, own, before in zip(ids, mask, [False, *mask], strict=False) if own and not before]
+    assert tokenizer.convert_ids_to_tokens(begun) == [first] * 2
 
 
 @pytest.mark.parametrize("name", [name for name in CHAT_MODELS if name != "deepseek_r1_distill"])
