@@ -12,6 +12,7 @@ from rlvr_cli.text import storable, with_texts
 from rlvr_cli.types import Conversation
 
 _SHAPE = 'Write {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]}.'
+_TOOLS = 'Leave them out, or write [{"type": "function", "function": {"name": "...", "parameters": {...}}}, ...].'
 
 
 def conversation_of(row: Row) -> Conversation | None:
@@ -25,8 +26,11 @@ def conversation_of(row: Row) -> Conversation | None:
     messages, tools = (with_texts(row.values.get(key), _read) for key in ("messages", "tools"))
     if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
         raise BadRow(row.where, "its messages are not a list of {role, content}.", _SHAPE)
-    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        raise BadRow(row.where, "its tools are not a list of JSON schemas.", "Leave them out, or write a list.")
+    if not all(_is_named(call) for message in messages for call in message.get("tool_calls") or []):
+        raise BadRow(row.where, "a call in its messages has no name.", 'Write {"function": {"name": "...", ...}}.')
+    tools = [_wrapped(tool) for tool in tools] if isinstance(tools, list) else tools
+    if tools is not None and not (isinstance(tools, list) and all(map(_is_named, tools))):
+        raise BadRow(row.where, "its tools are not a list of JSON schemas with names.", _TOOLS)
     roles = [message["role"] for message in messages]
     own = [place for place, role in enumerate(roles) if role == "assistant"]
     if "user" not in roles[: own[0] if own else 0] or roles[-1] != "assistant":
@@ -45,9 +49,25 @@ def _is_message(message: object) -> bool:
     if not isinstance(message, dict) or message.get("role") not in ("system", "user", "assistant", "tool"):
         return False
     calls = message.get("tool_calls") or []
-    known = isinstance(calls, list) and all(isinstance(c, dict) and isinstance(c.get("function"), dict) for c in calls)
     spoken = isinstance(message.get("content") or "", str) and (message["role"] == "assistant" or not calls)
-    return known and spoken and bool(message.get("content") is not None or calls)
+    return isinstance(calls, list) and spoken and bool(message.get("content") is not None or calls)
+
+
+def _is_named(tool: object) -> bool:
+    """Whether a tool, or a call, names its function."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return isinstance(name, str) and bool(name)
+
+
+def _wrapped(tool: Any) -> Any:
+    """A tool as chat templates read it, where it is the bare schema of a function."""
+    if not isinstance(tool, dict) or tool.get("function") is not None or not isinstance(tool.get("name"), str):
+        return tool
+    return {
+        "type": "function",
+        "function": {key: value for key, value in tool.items() if key not in ("type", "function")},
+    }
 
 
 def _readable(message: dict[str, Any]) -> dict[str, Any]:

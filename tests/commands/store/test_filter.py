@@ -609,7 +609,7 @@ CALL = {"function": {"name": "add", "arguments": '{"a": 3, "b": 4}'}}
                 {"role": "user", "content": "q"},
                 {"role": "assistant", "tool_calls": [CALL], "content": None},
             ],
-            "tools": [{"n": 2}],
+            "tools": [{"function": {"name": "add", "n": 2}}],
         },
     ],
 )
