@@ -1540,8 +1540,10 @@ EPISODES = [
         ("a call gets the result of another one", "for call in json.loads(turn):", "for call in json.loads(turn)[::-1]:", f"{CHAT_TURNS} in_their_order"),
         ("a chat model's tool has the name of its function", '    schema["function"]["name"] = name\n', "", f"{CHAT_TURNS} in_their_order"),
     ),
+    Mutation("rows of Parquet have the fields of other rows", "data/files.py", ", nulls_fill=True", "", "tests/data/test_conversations.py -k other_rows"),
     *mutations_of(
         "data/conversations.py",
+        ("fields of other rows are in a conversation", "    if row.nulls_fill:\n", "    if False:\n", "tests/data/test_conversations.py -k other_rows"),
         ("numbers in a call are texts", "return json.loads(text) if", "return str(text) if", f"{IN_A_CHAT} as_it_is_written"),
     ),
     *mutations_of(

@@ -24,6 +24,8 @@ def conversation_of(row: Row) -> Conversation | None:
     if row.values.get("messages") is None:
         return None
     messages, tools = (with_texts(row.values.get(key), _read) for key in ("messages", "tools"))
+    if row.nulls_fill:
+        messages, tools = _without_nulls(messages), _without_nulls(tools)
     if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
         raise BadRow(row.where, "its messages are not a list of {role, content}.", _SHAPE)
     if not all(_is_named(call) for message in messages for call in message.get("tool_calls") or []):
@@ -43,6 +45,13 @@ def conversation_of(row: Row) -> Conversation | None:
 def _read(text: str) -> Any:
     """A text of a row; a number is a number, since a tool's argument 2 is not the text "2"."""
     return json.loads(text) if isinstance(text, Number) else storable(text)
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value of JSON whose objects have no fields that are null."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _is_message(message: object) -> bool:

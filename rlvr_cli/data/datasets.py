@@ -442,7 +442,7 @@ def _hub_rows(name: str, configs: Sequence[str | None], *, split: str) -> Genera
             for number, values in enumerate(fetch(name, config, split=split), start=1):  # which decodes the row
                 row_name = f"{config}-{number}" if len(configs) > 1 else number
                 where = f"{name}{f':{config}' if config else ''} {split} row {number}"
-                yield Row(where, row_name, dict(values), list(values))
+                yield Row(where, row_name, dict(values), list(values), nulls_fill=True)
         except (OSError, ValueError, ImportError, RuntimeError, DatasetsError) as e:
             which = f"{name} ({config})" if config else name
             why = f"{unreachable}, and its cache does not have it" if unreachable else ""

@@ -34,6 +34,7 @@ class Row:
     number: int | str  # ends the id of a row without an id
     values: Mapping[str, Any]
     keys: Sequence[str]  # all keys of the row, also unused ones
+    nulls_fill: bool = False  # all rows have the same fields, objects in them too: those that a row lacks are null
 
 
 class BadRow(Exception):
@@ -268,7 +269,7 @@ def _parquet_rows(path: Path) -> Generator[Row | BadRow]:
                 for values in batch.to_pylist():
                     number += 1
                     values |= {keys[place]: Moment() if values[keys[place]] else None for place in moments}
-                    yield Row(f"{path}: row {number}", number, values, keys)
+                    yield Row(f"{path}: row {number}", number, values, keys, nulls_fill=True)
     except (pa.ArrowException, UnicodeDecodeError) as e:
         raise RlvrError(f"{path} is not a readable Parquet file: {e}.", "Is it complete?") from e
     except (ValueError, OverflowError) as e:
