@@ -1540,6 +1540,7 @@ EPISODES = [
         ("a call gets the result of another one", "for call in json.loads(turn):", "for call in json.loads(turn)[::-1]:", f"{CHAT_TURNS} in_their_order"),
         ("a chat model's tool has the name of its function", '    schema["function"]["name"] = name\n', "", f"{CHAT_TURNS} in_their_order"),
     ),
+    Mutation("rows of the hub have the fields of other rows", "data/datasets.py", ", nulls_fill=True", "", "tests/data/test_datasets.py -k any_dataset_of_the_hub"),
     Mutation("rows of Parquet have the fields of other rows", "data/files.py", ", nulls_fill=True", "", "tests/data/test_conversations.py -k other_rows"),
     *mutations_of(
         "data/conversations.py",
@@ -1930,6 +1931,7 @@ EPISODES = [
     ),
     *mutations_of(
         "training/traces.py",
+        ("a conversation that cannot be written has no name", 'f"Trace {name}: {error.problem}"', "error.problem", "tests/training/test_traces.py"),
         ("all traces are tokenized at once", "_AT_ONCE = 100", "_AT_ONCE = 10**9", "tests/commands/test_sft.py -k four_bytes"),
         ("what a tool said is trained on", 'mask += [role == "policy"] * len(own)', "mask += [True] * len(own)", f"{IN_A_RUN} traces_with_turns"),
     ),

@@ -43,7 +43,8 @@ def encode_traces(
         The prompts' ids, the responses' ids, 4 bytes each, and the responses' masks (`collate`).
 
     Raises:
-        RlvrError: as `encode`; or a response has tokens that the policy did not sample, and its ids are another tokenizer's.
+        RlvrError: as `encode`; a chat template cannot write a conversation; or a response has tokens that the policy did not sample, and
+            its ids are another tokenizer's.
     """
     prompts: list[array[int]] = []
     responses: list[array[int]] = []
@@ -54,8 +55,7 @@ def encode_traces(
             own, learned = _of_turns(example.turns, tokenizer, append_eos=append_eos)
         if example.conversation is not None:
             assert chat is not None, "a conversation without a chat template"
-            turns = chat(example.conversation)
-            before, own, learned = turns.conversation(example.conversation.messages)
+            before, own, learned = _of_conversation(example.id, example.conversation, chat)
         sampled = token_ids.get(example.id, SampledIds([], [], None))
         prompt, response, mask, _ = sampled
         known = prompt and (prompt == before or tokenizer.decode(prompt) == example.prompt)
@@ -97,6 +97,20 @@ def _is_spelled(text: str, sampled: SampledIds, tokenizer: Any) -> bool:
 
     whole = [(len(sampled.response), len(text))]
     return any(spelled(ends) for ends in (whole, sampled.ends) if ends)
+
+
+def _of_conversation(
+    name: str, conversation: Conversation, chat: Callable[[Conversation], Any]
+) -> tuple[list[int], list[int], list[bool]]:
+    """As `NextTurn.conversation`; its errors name the trace."""
+    turns = chat(conversation)
+    try:
+        return turns.conversation(conversation.messages)
+    except RlvrError as error:
+        raise RlvrError(
+            f"Trace {name}: {error.problem}",
+            "Remove or change the row, such as into `turns`, or `prompt` and `response`: this chat template cannot write it.",
+        ) from error
 
 
 def _of_turns(turns: Sequence[tuple[str, str]], tokenizer: Any, *, append_eos: bool) -> tuple[list[int], list[bool]]:

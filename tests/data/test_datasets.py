@@ -534,6 +534,11 @@ def test_any_dataset_of_the_hub(hub):
     put(hub, "org/name", "two", "test", [{"problem": "P", "final_answer": 5}])
     assert load_dataset("hf:org/name:two").examples == [Example("name-test-1", "P", "5")]
     assert load_dataset("hf:org/name:one").default_grader == "countdown"
+    said = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A", "name": None}]
+    put(hub, "org/said", "one", "train", [{"messages": said}])
+    (example,) = load_dataset("hf:org/said:one", purpose="traces").examples
+    assert example.conversation is not None
+    assert "name" not in example.conversation.messages[1], "a null stands for what other rows have"
     error = problem("hf:org/name")
     assert "one" in error.problem
     assert "two" in error.problem
