@@ -159,6 +159,24 @@ def tool_call(name: str, arguments: dict[str, Any], number: int) -> dict[str, An
     return {"id": f"{number:09d}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def with_call_ids(messages: Sequence[Message]) -> list[Message]:
+    """Messages whose calls have ids, and whose answers those of the calls in their order: where one is missing, that of an episode."""
+    found: list[Message] = []
+    ids: list[str] = []  # of the calls that are still to be answered
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            ids = [call.get("id") or f"{number:09d}" for number, call in enumerate(calls)]
+            named = [
+                call if call.get("id") else {"id": i, **call} | {"id": i} for i, call in zip(ids, calls, strict=True)
+            ]
+            message = message | {"tool_calls": named}
+        elif message["role"] == "tool" and ids:
+            own = ids.pop(0)
+            message = message | {"tool_call_id": message.get("tool_call_id") or own}
+        found.append(message)
+    return found
+
+
 def num_shared(one: Sequence[object], other: Sequence[object]) -> int:
     """How many characters or ids two sequences have in common at their beginning."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

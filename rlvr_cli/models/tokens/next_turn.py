@@ -12,7 +12,7 @@ from itertools import chain, pairwise
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.tokens.calls import Call, form_of, spoken
-from rlvr_cli.models.tokens.chat import ChatTemplate, Message, num_shared, tool_call, tool_message
+from rlvr_cli.models.tokens.chat import ChatTemplate, Message, num_shared, tool_call, tool_message, with_call_ids
 from rlvr_cli.models.tokens.markers import Markers
 from rlvr_cli.models.tokens.renderer import Renderer
 from rlvr_cli.text import with_texts
@@ -107,11 +107,12 @@ class NextTurn:
         the latter which are the assistant's.
 
         Args:
-            messages: they end with a turn of the assistant, and no two of these follow each other.
+            messages: they end with a turn of the assistant, and no two of these follow each other. Calls without an id get one.
 
         Raises:
             RlvrError: the chat template fails, or writes a turn elsewhere than where the generation prompt ends.
         """
+        messages = with_call_ids(messages)
         start = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
         _, prompt = self.prompt(messages[:start])
         ids: list[int] = []

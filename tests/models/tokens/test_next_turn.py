@@ -27,6 +27,7 @@ SCHEMA = {
         },
     },
 }
+QUESTION = {"role": "user", "content": "1 + 1?"}
 WITH_TOOLS = [name for name, model in CHAT_MODELS.items() if model.knows_tools]
 DIFFERENCE = "the next turn is the difference of two renderings"
 
@@ -348,6 +349,28 @@ def test_a_given_conversation_is_the_templates_and_its_assistants_tokens_are_mas
     call = '<tool_call>\n{"name": "calc", "arguments": {"expression": "1+1"}}\n</tool_call>'
     assert own == f"{call}<|im_end|>It is 2.<|im_end|>Yes.<|im_end|>"
     assert prompt.count(turns.markers.ids_of["<|im_end|>"]) == 2
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_calls_of_a_given_conversation_may_lack_ids(next_turn, name):
+    turns = next_turn(name, tools=True)
+
+    def conversation(*, calls, answers):
+        asked = {"role": "assistant", "content": "", "tool_calls": calls}
+        return turns.conversation([QUESTION, asked, *answers, {"role": "assistant", "content": "It is 2."}])
+
+    number = 1 + (name != "llama3_2")  # of calls in a turn
+    calls = [tool_call("calc", {"expression": f"1+{i}"}, i) for i in range(number)]
+    answers = [tool_message("calc", str(1 + i), i) for i in range(number)]
+    bare = [call | {"id": None} for call in calls[:1]] + [{"function": call["function"]} for call in calls[1:]]
+    said = [{"role": "tool", "content": answer["content"]} for answer in answers]
+    assert conversation(calls=bare, answers=said) == conversation(calls=calls, answers=answers)
+    own = [call | {"id": f"call{i:05d}"} for i, call in enumerate(calls)]
+    given = [answer | {"tool_call_id": call["id"]} for answer, call in zip(answers, own, strict=True)]
+    assert conversation(calls=own, answers=said) == conversation(calls=own, answers=given)
+    _, ids, _ = conversation(calls=own, answers=given[::-1])
+    shown = turns.chat.tokenizer.decode(ids)
+    assert [shown.count(call["id"]) for call in own] == [2 * (name == "mistral")] * number
 
 
 @pytest.mark.parametrize("prepends", [True, False])
