@@ -1508,6 +1508,7 @@ EPISODES = [
         ("markers in a message are special tokens", '{"content": self.markers.hide(message["content"])}', '{"content": message["content"]}', f"{NEXT_TURN} markers_in_a_text"),
         ("what an assistant's text has behind an end marker is lost", "self.markers.hide(said, only=self._ends)", "said", f"{NEXT_TURN} end_marker"),
         ("a call ends at an end marker in its arguments", "lambda text: self.markers.hide(text, only=self._ends)", "lambda text: text", f"{NEXT_TURN} end_marker"),
+        ("calls of tools that nobody was told of cannot be written", "if not self.chat.tools:  # a given", "if False:  # a given", f"{NEXT_TURN} may_lack_ids"),
         ("calls of a given conversation lack ids", "messages = with_call_ids(messages)", "messages = list(messages)", f"{NEXT_TURN} may_lack_ids"),
         ("a turn begins with what the tokenizer puts before texts", "self.markers.ids_behind(begun, turn", "self.markers.ids(turn", f"{NEXT_TURN} space_before"),
         ("the end of a turn comes twice", "own = self._ids_after(hidden)[ended:]", "own = self._ids_after(hidden)", f"{NEXT_TURN} conversation_is_that"),

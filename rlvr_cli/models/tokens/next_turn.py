@@ -194,7 +194,7 @@ class NextTurn:
             raise RlvrError(f"The chat template of {self.chat.name} leaves out or repeats an assistant's turn.", _HINT)
         rest = rendered.partition(self._place)[2]
         end = self._first_end(rest)
-        if end is None or (rest[: end[0]].strip() and not self._calls):
+        if end is None or (rest[: end[0]].strip() and not self._holds_calls(messages)):
             raise RlvrError(
                 f"The chat template of {self.chat.name} does not end an assistant's turn with a token that ends the model's responses: "
                 f"it goes on with {self.markers.shown(rest)[:40]!r}, and these are {', '.join(sorted(self._ends)) or 'none'}.",
@@ -210,10 +210,14 @@ class NextTurn:
     def _begun(self, messages: Sequence[Message]) -> list[Message]:
         """A conversation whose last turn is the assistant's, with the placeholder."""
         turn: Message = {"role": "assistant", "content": self._place}
-        if self._calls and messages[0]["role"] == "tool":
+        if self._holds_calls(messages):
             calls = [tool_call(self._place if m is messages[-1] else "f", {}, i) for i, m in enumerate(messages)]
             turn = {"role": "assistant", "content": "", "tool_calls": calls}
         return [*self.chat.with_system([_QUESTION]), turn]
+
+    def _holds_calls(self, messages: Sequence[Message]) -> bool:
+        """Whether the assistant's turn before these messages is written with calls."""
+        return self._calls and messages[0]["role"] == "tool"
 
     def _check(self) -> None:
         """Raise RlvrError unless the chat template goes on after an assistant's turn, and the ids so far stay as they are."""
@@ -242,6 +246,11 @@ class NextTurn:
         later = [*self._begun(one), *one, self._begun(one)[-1], *one]
         if self.chat.render(later).rpartition(self._place)[2] != rendered.rpartition(self._place)[2]:
             raise RlvrError(f"The chat template of {self.chat.name} writes other text after a later turn.", _HINT)
+        if not self.chat.tools:  # a given conversation may have calls of tools that nobody was told of
+            try:
+                self._after([tool_message("f", "2", 0)])
+            except RlvrError:
+                self._calls = True
 
     def _disagreement(self) -> str:
         """Why `renderers` is not used for this model though it knows it; empty: it is, or does not."""

@@ -351,9 +351,11 @@ def test_a_given_conversation_is_the_templates_and_its_assistants_tokens_are_mas
     assert prompt.count(turns.markers.ids_of["<|im_end|>"]) == 2
 
 
+@pytest.mark.parametrize("tools", [True, False])
 @pytest.mark.parametrize("name", WITH_TOOLS)
-def test_calls_of_a_given_conversation_may_lack_ids(next_turn, name):
-    turns = next_turn(name, tools=True)
+def test_calls_of_a_given_conversation_may_lack_ids(next_turn, name, tools):
+    """And the model need not be told of its tools."""
+    turns = next_turn(name, tools=tools)
 
     def conversation(*, calls, answers):
         asked = {"role": "assistant", "content": "", "tool_calls": calls}
