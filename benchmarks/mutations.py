@@ -2358,6 +2358,7 @@ SUPPLEMENT = [
         ("an option's place counts from 1", "answer == str(place)]", "answer == str(place + 1)]", MULTIPLE_CHOICE),
         ("a number is the text of an option", "        with_text = []", "        pass", f"{MULTIPLE_CHOICE} -k place_among_texts"),
         ("the first of two options that an answer names is right", "if len(named) == 1:", "if named:", f"{MULTIPLE_CHOICE} -k names_two"),
+        ("padding of options is an option", "options and options[-1] is None:", "False:", f"{MULTIPLE_CHOICE} -k padding"),
         ("options are not shown", "[self.question(row, question_field), *lines]", "[self.question(row, question_field)]", MULTIPLE_CHOICE),
         ("a wall in a unit test begins the answer", "(_is_tests(text) or _is_json(text))", "False", "tests/data/test_datasets.py -k inside_of_unit_tests"),
         ("multiple choice has no grader of its own", ', "multiple_choice": "multiple choice"}', "}", MULTIPLE_CHOICE),

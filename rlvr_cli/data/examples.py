@@ -195,8 +195,12 @@ class RowReader:
     def choice(self, row: Row, question_field: str | None, options_field: str) -> tuple[str, str]:
         """The question with its options, one a line, and the ground truth of `graders.multiple_choice`."""
         options = row.values[options_field]
+        while isinstance(options, list) and options and options[-1] is None:  # the padding of a column
+            options = options[:-1]
         if not isinstance(options, list) or not 2 <= len(options) <= len(LETTERS):
             raise BadRow(row.where, f"its {options_field!r} are not a list of 2 to {len(LETTERS)} options.")
+        if None in options:
+            raise BadRow(row.where, f"its {options_field!r} have a null before the last option.")
         texts = [storable(str(option)) for option in options]
         answer_field = self.answer_field or self.found_answer_field or _first(ANSWER_FIELDS, row.keys)
         letter = _right_letter(row, answer_field, options, texts)
@@ -343,14 +347,16 @@ def _right_letter(row: Row, answer_field: str | None, options: Sequence[object],
     A number, not in quotes, among options that are texts is always a place: all rows of a dataset are read in one way.
 
     Raises:
-        BadRow: the answer names no option, or may be one or another.
+        BadRow: there is no answer, it names no option, or may be one or another.
     """
     answer = ((text_of(row, answer_field) if answer_field else None) or "").strip()
     if answer in tuple(LETTERS[: len(texts)]):
         return answer
+    if answer_field is None or not answer:
+        raise _nothing(row, "answer", answer_field, ANSWER_FIELDS, found=answer_field)
     at_place = [place for place in range(len(texts)) if answer == str(place)]
-    with_text = [place for place, text in enumerate(texts) if answer and answer == text]
-    is_place = answer_field and _is_number(row.values[answer_field]) and not any(map(_is_number, options))
+    with_text = [place for place, text in enumerate(texts) if answer == text]
+    is_place = _is_number(row.values[answer_field]) and not any(map(_is_number, options))
     if is_place:
         with_text = []
     named = sorted({*at_place, *with_text})
@@ -362,7 +368,7 @@ def _right_letter(row: Row, answer_field: str | None, options: Sequence[object],
             f"the answer {answer[:40]!r} may be the option {' or '.join(LETTERS[place] for place in named)}.",
             "Give the letter of the right one.",
         )
-    what = f"the answer {answer[:40] if is_place else repr(answer[:40])}" if answer_field else "no answer"
+    what = f"the answer {answer[:40] if is_place else repr(answer[:40])}"
     hint = "Give its letter, its place from 0, or its text."
     if is_place:
         hint = "A number is a place, from 0: write texts in quotes, or give letters."
@@ -410,8 +416,8 @@ def is_prompt(field_name: str | None) -> bool:
 
 
 def _filled(row: Row) -> list[str]:
-    """The keys of a row whose values are not null: in a Parquet file each row has the columns of all."""
-    return [key for key in row.keys if row.values.get(key) is not None]
+    """The keys of a row whose values are neither null nor empty: in a Parquet file each row has the columns of all."""
+    return [key for key in row.keys if row.values.get(key) not in (None, "")]
 
 
 def _turns(row: Row) -> tuple[tuple[str, str], ...] | None:

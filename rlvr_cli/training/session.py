@@ -89,9 +89,10 @@ def load_inputs(
     eval_dataset = load_eval_dataset(config, template)
     warn_of_shared_questions(dataset.examples, eval_dataset, template)
     pool = grader_pool(config, dataset.default_grader)
-    if eval_dataset is not None and grader_pool(config, eval_dataset.default_grader).spec != pool.spec:
+    other = grader_pool(config, eval_dataset.default_grader) if eval_dataset else pool
+    if eval_dataset and other.spec != pool.spec:
         raise RlvrError(
-            f"{dataset.name} is graded by {pool.spec}, and {eval_dataset.name} by {eval_dataset.default_grader}.",
+            f"{dataset.name} is graded by {pool.spec}, and {eval_dataset.name} by {other.spec}.",
             "Set one grader for both with --grader, or evaluate on questions of the same kind.",
         )
     engine = choose_engine(
@@ -264,12 +265,14 @@ def load_eval_dataset(config: TrainingConfig, template: PromptTemplate | None = 
         "answer_field": None if named else config.answer_field,
         "skip_bad_lines": config.skip_bad_lines,
     }
-    questions = load_dataset(
-        spec,
-        limit=limit,
-        **reading,
-        needs_answers=needs_answers(config),
-    )
+    try:
+        questions = load_dataset(spec, limit=limit, **reading, needs_answers=needs_answers(config))
+    except RlvrError as error:
+        missing = [n for n in ("question_field", "answer_field") if f"looked for {reading[n]};" in error.problem]
+        if not missing:
+            raise
+        hint = f"{flag(missing[0])} counts for --eval-dataset, too: give the field that name there."
+        raise RlvrError(error.problem, hint) from error
     console.report_skipped_lines(questions.num_skipped, questions.skipped)
     for note in questions.notes:
         console.say(note)

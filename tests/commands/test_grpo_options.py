@@ -407,9 +407,17 @@ def test_a_missing_language_detector_is_named_before_anything_is_made(tmp_path, 
     assert not (tmp_path / "runs").exists()
 
 
-def test_training_and_evaluation_have_one_grader(tmp_path):
-    with pytest.raises(RlvrError, match=r"arithmetic:32:0 is graded by r1_zero, and countdown by countdown"):
-        grpo.run(GrpoConfig(**{**FEW, "eval_dataset": "countdown", "runs_dir": str(tmp_path)}))
+@pytest.mark.parametrize(
+    ("dataset", "eval_dataset", "said"),
+    [
+        ("arithmetic:32", "countdown", "arithmetic:32:0 is graded by r1_zero, and countdown by countdown."),
+        ("countdown:32", "arithmetic", "countdown:32:0 is graded by countdown, and arithmetic by r1_zero."),
+    ],
+)
+def test_training_and_evaluation_have_one_grader(tmp_path, dataset, eval_dataset, said):
+    own = FEW | {"dataset": dataset, "eval_dataset": eval_dataset, "runs_dir": str(tmp_path)}
+    with pytest.raises(RlvrError, match=said):
+        grpo.run(GrpoConfig(**own))
 
 
 def test_a_loss_type_that_is_neither_a_name_nor_a_file(tmp_path):

@@ -239,6 +239,14 @@ def test_a_trace_needs_a_response(tmp_path):
     assert traces("arithmetic", limit=3).examples == arithmetic(3)
 
 
+def test_an_empty_response_is_none_as_a_null_is(tmp_path):
+    row = {"question": "Q", "answer": "work #### 5"}
+    for empty in ("", None):
+        (example,) = traces(lines(tmp_path, {**row, "response": empty, "options": empty})).examples
+        assert (example.response, example.solution) == (None, "work")
+    assert traces(lines(tmp_path, {**row, "response": "", "completion": " 5"})).examples[0].response == " 5"
+
+
 # Final answers
 
 

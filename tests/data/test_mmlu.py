@@ -67,6 +67,24 @@ def test_any_file_with_options(tmp_path, field, answer):
     assert dataset.default_grader == "multiple_choice"
 
 
+def test_nulls_after_the_last_option_are_padding(tmp_path):
+    path = tmp_path / "quiz.parquet"
+    pq.write_table(pa.Table.from_pylist([{"question": "Q", "options": ["x", "y", None, None], "answer": "y"}]), path)
+    (example,) = load_dataset(str(path)).examples
+    assert example.question == "Q\nA. x\nB. y"
+
+
+def test_a_right_option_in_another_field_is_named_by_an_option(tmp_path):
+    path = tmp_path / "aqua.jsonl"
+    path.write_text(json.dumps({"question": "Q", "options": ["x", "y"], "correct": "A"}) + "\n")
+    with pytest.raises(RlvrError, match=r"no answer: looked for .*; the keys are question, options, correct") as raised:
+        load_dataset(str(path))
+    assert raised.value.hint.startswith("Name its field: --answer-field.")
+    with pytest.raises(RlvrError, match="no answer: looked for right; the keys are"):
+        load_dataset(str(path), answer_field="right")
+    assert json.loads(load_dataset(str(path), answer_field="correct").examples[0].ground_truth)["answer"] == "A"
+
+
 def quiz(tmp_path, options, answer):
     """The letter that a row is read as."""
     path = tmp_path / "quiz.jsonl"
@@ -127,6 +145,9 @@ def test_an_answer_that_names_two_options_is_an_error(tmp_path, options, answer,
         ({"answer": "1" * 5000}, "names none of its 3 options"),
         ({"options": ["one"]}, "not a list of 2 to 10 options"),
         ({"options": "one"}, "not a list of 2 to 10 options"),
+        ({"options": ["one", None, None]}, "not a list of 2 to 10 options"),
+        ({"options": [None, "two", "three"]}, "its 'options' have a null before the last option"),
+        ({"answer": None}, "no answer: its field answer is empty"),
     ],
 )
 def test_options_that_cannot_be_used_are_an_error(tmp_path, change, message):

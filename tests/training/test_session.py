@@ -4,6 +4,7 @@ import json
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from rlvr_cli.replay.run import GAP, replay_run
 from rlvr_cli.replay.stored import read_stored
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.training.session import load_inputs
 
 FEW = {
     "dataset": "arithmetic:8",
@@ -45,6 +47,22 @@ def million(tiny_model_dir, tmp_path_factory):
         torch.manual_seed(0)
         Qwen2ForCausalLM(config).save_pretrained(directory)
     return directory
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize(("option", "row"), [("question_field", {"answer": 1}), ("answer_field", {"question": "Q"})])
+def test_a_field_that_the_evaluation_questions_lack_is_said_to_be_theirs_too(tmp_path, option, row, skip):
+    for name, of_both in (("train", {"own": "1"}), ("eval", {"text": "1"})):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row | of_both) + "\n")
+    files: dict[str, Any] = {"dataset": str(tmp_path / "train.jsonl"), "eval_dataset": str(tmp_path / "eval.jsonl")}
+    with pytest.raises(RlvrError, match=r"eval\.jsonl:1: no .*: looked for own") as raised:
+        load_inputs(GrpoConfig(**files, **{option: "own"}, skip_bad_lines=skip), questions_per_batch=1)
+    flag = f"--{option.replace('_', '-')}"
+    assert raised.value.hint == f"{flag} counts for --eval-dataset, too: give the field that name there."
+    (tmp_path / "eval.jsonl").write_text("{")
+    with pytest.raises(RlvrError) as raised:
+        load_inputs(GrpoConfig(**files, **{option: "own"}, skip_bad_lines=skip), questions_per_batch=1)
+    assert "counts for" not in raised.value.hint
 
 
 def multiplies_bfloat16(instructions: bool, patch: pytest.MonkeyPatch) -> None:
