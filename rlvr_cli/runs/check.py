@@ -99,7 +99,7 @@ def check_run(path: Path | str, *, seed_of: SeedOf | None = None) -> Check:
                 f"{shown(path)} has grades by {grader} of {phase} step {step} for rollouts that are not in it, first for "
                 f"{shown(missing[0])}."
             )
-    trained = [(folder, *file) for folder, key in MODELS.items() for file in (metadata.get(key) or {}).items()]
+    trained = [(folder, *file) for folder, key in MODELS.items() for file in metadata.get(key, {}).items()]
     for folder, name, sha256 in trained:
         try:
             check_model_file(path, name, sha256, folder=folder)
@@ -134,7 +134,7 @@ def check_trained_model(directory: Path) -> None:
     run = directory.parent
     if directory.name in MODELS and (run / RUN_FILE).is_file():
         refuse_links(run, directory.name)
-        sums = read_metadata(run).get(MODELS[directory.name]) or {}
+        sums = read_metadata(run).get(MODELS[directory.name], {})
         check_sums(run, {f"{directory.name}/{_plain(run, name)}": sha256 for name, sha256 in sums.items()})
 
 

@@ -235,7 +235,7 @@ def of_a_stranger(draw: random.Random) -> Case:
         "run_id", "schema_version", "updates", "facts.dataset", "facts.model", "facts.model.name", "facts.prompt", "facts.prompt.text",
         "facts.prompt.name", "facts.grader", "facts.engine", "facts.dataset.fingerprint", "config.model", "config.seed", "config.stop",
         "config.num_samples", "config.prompt", "config.dataset", "config.grader", "config.api_key_env", "config.base_url", "config.limit",
-        "environment.argv", "environment.packages", "environment.gpus", "sampler.notes", "committed", "sha256",
+        "environment.argv", "environment.packages", "environment.gpus", "sampler.notes", "committed", "sha256", "model_files",
     )  # fmt: skip
     changes = [(draw.choice(paths), draw.choice(values)) for _ in range(draw.choice((1, 1, 2)))]
     words = draw.choice((

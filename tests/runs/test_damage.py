@@ -143,6 +143,8 @@ def test_a_missing_or_broken_index_is_named(finished: Path, name: str, content: 
         {"config": None},
         {"facts": [1]},
         {"sampler": "x"},
+        {"model_files": [1]},
+        {"merged_model_files": 5},
         {"wall_seconds": "1"},
         {"wall_seconds": float("inf")},
         {"facts": {"x": [float("nan")]}},
@@ -150,7 +152,7 @@ def test_a_missing_or_broken_index_is_named(finished: Path, name: str, content: 
 )
 def test_an_invalid_run_json_is_rejected(finished: Path, change: dict):
     file = finished / "run.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    file.write_text(json.dumps(read_metadata(finished) | change))  # without a sha256, which would be the problem
     with pytest.raises(RlvrError, match=re.escape(str(finished))):
         read_run(finished)
 
