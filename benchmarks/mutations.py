@@ -335,6 +335,7 @@ WIRING = [
     Mutation("of servers, a stop string across the border is not seen", "samplers/parallel/servers.py", "if begun else completion", "if False else completion", "tests/samplers/parallel/test_servers.py -k has_begun"),
     Mutation("of servers, a continuation has a minimum of its own", "samplers/openai.py", "max(params.min_tokens - item.begun, 0)", "params.min_tokens", "tests/samplers/parallel/test_servers.py -k has_begun"),
     Mutation("seeds of responses that began earlier count as wrong", "runs/check.py", 'steps = table["policy_version"].to_pylist() if begun else', "steps =", f"{PARTIAL} -k segments_say"),
+    Mutation("unlisted parts are adopted folder by folder", "runs/recovery.py", "listed), key=_commit_order)", "listed), key=str)", "tests/runs/test_run_dir.py -k order_of_their_commits"),
     Mutation("a step without a group that ended is an alarm", "analysis/statistics/alarms.py", "if value and step not in going_on]", "if value]", f"{PARTIAL} -k say_what"),
     Mutation("questions sampled ahead are others", "commands/sources/ahead.py", "start=place.asked)", "start=place.asked + 1)", f"{GRPO} -k lags_one_batch", ("async_steps",), "what was sampled ahead and is not asked for is dropped and sampled again: only time is lost"),
     *mutations_of(

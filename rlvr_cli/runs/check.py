@@ -75,7 +75,7 @@ def check_run(path: Path | str, *, seed_of: SeedOf | None = None) -> Check:
     except RlvrError as error:
         problems.append(error.problem)
     held: dict[tuple[str, str, str, int], KeyBits] = {}
-    newest: dict[str, Entry] = {}  # by phase
+    newest: dict[tuple[str, str], Entry] = {}  # by folder and phase
     unread = False  # whether a part cannot be read
     for entry in entries:
         name = part_name(entry.path)
@@ -87,10 +87,10 @@ def check_run(path: Path | str, *, seed_of: SeedOf | None = None) -> Check:
             problems.append(error.problem)
             unread = True
         if not name.grader:
-            before = newest.setdefault(entry.phase, entry)
+            before = newest.setdefault((entry.folder, entry.phase), entry)
             if entry.step < before.step:
                 problems.append(f"{shown(path / entry.path)} was committed after {shown(before.path)}, a later step.")
-            newest[entry.phase] = entry
+            newest[entry.folder, entry.phase] = entry
     for (_, grader, phase, step), keys in held.items():
         sampled = held.get((ROLLOUTS, "", phase, step), {})
         graded = {who[0]: bits for who, bits in keys.items()} if grader else {}

@@ -116,8 +116,8 @@ def read_metadata(run: Path) -> dict[str, Any]:
 
 def _check_values(path: Path, metadata: dict[str, Any]) -> None:
     """Raise RlvrError if a field that every command may have written has another type: the file may come from someone else."""
-    objects = ("config", "sources", "facts", "environment", "sampler", "policy", "start", "model_files", "merged_model_files")
-    for name in objects:
+    models = ("model_files", "merged_model_files")
+    for name in ("config", "sources", "facts", "environment", "sampler", "policy", "start", *models):
         if not isinstance(metadata.get(name, {}), dict):
             raise damaged_file(path, f"its {name} is not an object")
     if type(metadata.get("wall_seconds", 0.0)) not in (int, float):

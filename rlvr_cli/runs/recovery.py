@@ -9,7 +9,17 @@ from pathlib import Path
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.commits import MetricsFile, OpenManifest, new_entry
-from rlvr_cli.runs.manifest import FOLDERS, METRICS, ROLLOUTS, Entry, grader_slug, matches, part_name
+from rlvr_cli.runs.manifest import (
+    FOLDERS,
+    GRADES,
+    METRICS,
+    ROLLOUTS,
+    SEGMENTS,
+    Entry,
+    grader_slug,
+    matches,
+    part_name,
+)
 from rlvr_cli.runs.readers import check_part, parsed_table, present_parts, row_type_of
 from rlvr_cli.runs.storage.files import fsync_directory, os_errors_as_user_errors, read_regular, refuse_links, shown
 from rlvr_cli.runs.storage.keys import CommittedKeys, bits_of_keys, merge, overlap
@@ -50,7 +60,7 @@ def recover(run: Path, manifest: OpenManifest, keys: CommittedKeys, *, run_id: s
         check_part(run, entry)
     check_sums(run, {entry.path: entry.sha256 for entry in parts})
     listed = {e.path for e in manifest.entries}
-    for relative in (p for p in present_parts(run) if p not in listed):
+    for relative in sorted((p for p in present_parts(run) if p not in listed), key=_commit_order):
         try:
             entry = _verified(run, relative, keys, run_id=run_id)
         except NewerVersion:
@@ -61,6 +71,14 @@ def recover(run: Path, manifest: OpenManifest, keys: CommittedKeys, *, run_id: s
         manifest.append(entry)
         notices.append(f"{shown(relative)} was written just before the run was interrupted, and has been adopted.")
     return metrics
+
+
+def _commit_order(relative: str) -> tuple[str, int, int, int, str]:
+    """Sorts parts as they were committed: a step's segments before its rollouts, and these before their grades."""
+    name = part_name(relative)
+    if name is None:
+        return "", 0, 0, 0, relative
+    return name.phase, name.step, (SEGMENTS, ROLLOUTS, GRADES).index(name.folder), name.number, relative
 
 
 def _settled_metrics(run: Path, manifest: OpenManifest, notices: list[str]) -> MetricsFile:

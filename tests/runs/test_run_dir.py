@@ -42,7 +42,7 @@ from rlvr_cli.runs.storage.parquet import to_rollouts
 from rlvr_cli.runs.storage.schemas import rollout_schema
 from rlvr_cli.text import storable
 from rlvr_cli.types import SCHEMA_VERSION, Rollout, Turn
-from stores import a_rollout, metrics_of, some_rollouts, tree
+from stores import a_rollout, as_killed, metrics_of, some_rollouts, tree
 
 SOURCE = Path(rlvr_cli.__file__).parents[1]
 
@@ -751,6 +751,24 @@ def test_segments_that_a_kill_left_unlisted_are_adopted(tmp_path: Path):
     for read in (read_run, RunDir.resume):
         with pytest.raises(RlvrError, match=r"segments/train-000003-0000\.parquet is damaged"):
             read(tmp_path / "r")
+
+
+def test_unlisted_parts_are_adopted_in_the_order_of_their_commits(tmp_path: Path):
+    """As in a copy that was made while the run was written: its manifest is older than its parts."""
+    with RunDir.create(tmp_path, "grpo", name="r", metadata={}) as run:
+        for step in (0, 1):
+            run.commit_segments(step, [factories.a_segment(run_id="r", step=step, policy_version=step)])
+            run.commit_rollouts("train", step, some_rollouts(run, step=step))
+    manifest = tmp_path / "r/manifest.jsonl"
+    lines = manifest.read_text().splitlines(keepends=True)
+    manifest.write_text("")
+    as_killed(run.path)
+    with RunDir.resume(run.path) as run:
+        assert len(run.notices) == 4
+    assert manifest.read_text() == "".join(lines)
+    as_killed(run.path)
+    manifest.write_text("".join(lines[i] for i in (1, 3, 0, 2)))  # as an earlier version adopted them: folder by folder
+    assert findings(run.path) == []
 
 
 def test_the_short_name_of_a_file_has_no_ending():
