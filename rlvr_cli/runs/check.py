@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.manifest import METRICS, ROLLOUTS, RUN_FILE, Entry, matches, part_name
 from rlvr_cli.runs.readers import (
+    ENDED,
     parsed_table,
     part_tables,
     read_index,
@@ -23,6 +24,7 @@ from rlvr_cli.runs.readers import (
 from rlvr_cli.runs.storage.files import damaged_file, read_regular, refuse_links, shown
 from rlvr_cli.runs.storage.keys import KeyBits, bits_of_keys, merge, overlap
 from rlvr_cli.runs.storage.parquet import keys_of, version_of
+from rlvr_cli.runs.storage.schemas import metrics_schema
 from rlvr_cli.runs.storage.spilled import SpillingDict
 from rlvr_cli.runs.storage.sums import check_sums
 from rlvr_cli.runs.turns import broken_turns
@@ -47,9 +49,8 @@ class Check:
     files: int  # number of files with a sum: rollouts, segments, grades, metrics, the final model and a search's points
     rows: int  # rollouts
     problems: list[str]  # files that are missing, differ from what was committed, or say what cannot be
-    pending: list[
-        str
-    ]  # what an interrupted commit leaves, such as a part that the manifest does not list; not an error
+    # No errors: what an interrupted commit leaves, such as a part that the manifest does not list, and lost metrics.
+    pending: list[str]
 
 
 def check_run(path: Path | str, *, seed_of: SeedOf | None = None) -> Check:
@@ -57,7 +58,8 @@ def check_run(path: Path | str, *, seed_of: SeedOf | None = None) -> Check:
 
     Of each part: sha256, page checksums, columns, schema version, number of rows, owner and phase and step of its rows,
     keys that occur once, versions of the policy that are not newer than the step, and seeds. Of the manifest: that the
-    steps of a phase never go back. Of the metrics: keys that occur once, and a metric of each update.
+    steps of a phase never go back. Of the metrics: keys that occur once, and a metric of each update. Those before the
+    first and after the last one in the file are `pending`, since a resumed run starts metrics over that are missing.
 
     Args:
         seed_of: the seed that a sample must have, from the run's seed and its key; None: seeds are not checked.
@@ -70,8 +72,11 @@ def check_run(path: Path | str, *, seed_of: SeedOf | None = None) -> Check:
     problems: list[str] = []
     try:
         data = read_metrics(path, entries, settled=settled)
+        metrics = metrics_schema().empty_table()
         if data is not None:
-            problems += _metrics_problems(path, parsed_table(data, Metric, path=path / METRICS))
+            metrics = parsed_table(data, Metric, path=path / METRICS)
+        problems += _metrics_problems(path, metrics)
+        pending += _lost_metrics(path, metrics, metadata)
     except RlvrError as error:
         problems.append(error.problem)
     held: dict[tuple[str, str, str, int], KeyBits] = {}
@@ -238,8 +243,25 @@ def _metrics_problems(run: Path, table: "pa.Table") -> list[str]:
     path = shown(run / METRICS)
     keys = list(zip(*(table[name].to_pylist() for name in ("step", "phase", "name")), strict=True))
     problems = [f"{path} has two values of one metric at one step."] if len(set(keys)) < len(keys) else []
-    updates = sorted(step for step, phase, name in keys if (phase, name) == ("train", "update/tokens"))
+    updates = _logged_updates(table)
     if updates and updates != list(range(updates[0], updates[-1] + 1)):
         gap = next(a + 1 for a, b in pairwise(updates) if b != a + 1)
         problems.append(f"{path} has no metrics of update {gap}.")
     return problems
+
+
+def _lost_metrics(run: Path, table: "pa.Table", metadata: dict[str, Any]) -> list[str]:
+    """The updates of an ended run before the first and after the last one with metrics, one sentence each."""
+    logged, done = _logged_updates(table), metadata.get("updates")
+    if metadata["status"] not in ENDED or type(done) is not int:
+        return []
+    first, last = (logged[0], logged[-1]) if logged else (done, done)
+    lost = [(0, first - 1), (last + 1, done - 1)]
+    named = [f"update {a}" if a == b else f"updates {a} to {b}" for a, b in lost if a <= b]
+    return [f"{shown(run / METRICS)} has no metrics of {updates}." for updates in named]
+
+
+def _logged_updates(table: "pa.Table") -> list[int]:
+    """The updates that have metrics, in ascending order."""
+    keys = zip(*(table[name].to_pylist() for name in ("step", "phase", "name")), strict=True)
+    return sorted(step for step, *key in keys if key == ["train", "update/tokens"])

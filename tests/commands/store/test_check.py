@@ -139,6 +139,39 @@ def test_what_the_rows_say_is_checked(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("logged", "done", "status", "lost"),
+    [
+        (range(4), 4, "finished", []),
+        ((), 0, "finished", []),
+        ((2, 3), 4, "finished", ["updates 0 to 1"]),
+        ((1, 2), 4, "diverged", ["update 0", "update 3"]),
+        ((), 10**30, "finished", [f"updates 0 to {10**30 - 1}"]),
+        ((), "4", "finished", []),
+        ((2, 3), 4, "failed", []),  # while the run goes on, it may have fewer
+    ],
+)
+def test_lost_metrics_of_an_ended_run_are_named(tmp_path, logged, done, status, lost):
+    with RunDir.create(tmp_path, "grpo", name="r", metadata={}) as run:
+        for step in logged:
+            run.commit_metrics(step, "train", {"update/tokens": 1.0})
+        run.update(updates=done)
+        run.finish(status)
+    found = check_run(run.path)
+    assert (found.problems, found.pending) == (
+        [],
+        [f"{run.path}/metrics.parquet has no metrics of {of}." for of in lost],
+    )
+
+
+def test_a_finished_run_whose_metrics_started_over(tmp_path, check):
+    run = Path(shutil.copytree(WRITTEN / "grpo", tmp_path / "grpo"))
+    (run / "metrics.parquet").unlink()
+    RunDir.annotate(run).close()
+    result = check(run)
+    assert (result.status, f"{run}/metrics.parquet has no metrics of updates 0 to 2.\n" in result.err) == (0, True)
+
+
 def test_a_manifest_that_disagrees_with_its_parts(run):
     """The sums fit, the numbers beside them do not; the run was killed, so that run.json records nothing."""
     manifest = run / "manifest.jsonl"
