@@ -1,19 +1,24 @@
 """Repair a run that was killed, when it is opened for writing: adopt, truncate or set aside uncommitted files.
 
 Enters: a run directory and its open manifest. Leaves: a directory in which every file is committed, the metrics, and
-one sentence per repair. Each step leaves the directory repairable, so recovery itself may be killed at any point.
+one sentence per repair; and nothing of runs that were killed while they were created. Each step leaves the directory
+repairable, so recovery itself may be killed at any point.
 """
 
 import os
+import re
+from contextlib import suppress
 from pathlib import Path
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.commits import MetricsFile, OpenManifest, new_entry
+from rlvr_cli.runs.lock import LOCK, is_locked
 from rlvr_cli.runs.manifest import (
     FOLDERS,
     GRADES,
     METRICS,
     ROLLOUTS,
+    RUN_NAME,
     SEGMENTS,
     Entry,
     grader_slug,
@@ -27,6 +32,26 @@ from rlvr_cli.runs.storage.parquet import keys_of, version_of
 from rlvr_cli.runs.storage.schemas import NewerVersion, metrics_schema
 from rlvr_cli.runs.storage.sums import check_sums
 from rlvr_cli.types import Metric
+
+_UNMADE = re.compile(rf"\.{RUN_NAME.pattern}\.[0-9]+-[0-9a-f]{{8}}\.tmp")  # `RunDir.create` renames it
+
+
+def remove_unmade(root: Path) -> None:
+    """Delete the directories of runs whose process was killed while it made them (`RunDir.create`). None has a row."""
+    import shutil
+
+    with suppress(OSError):
+        for item in list(os.scandir(root)):
+            if _UNMADE.fullmatch(item.name) and item.is_dir(follow_symlinks=False) and _was_killed(Path(item.path)):
+                shutil.rmtree(item.path, ignore_errors=True)
+
+
+def _was_killed(directory: Path) -> bool:
+    """Whether the process that had the lock ended without giving it back. One that has yet to take it has written nothing there."""
+    try:
+        return (directory / LOCK).stat().st_size > 0 and not is_locked(directory)
+    except OSError:
+        return False
 
 
 def remove_temporaries(run: Path) -> None:

@@ -78,7 +78,7 @@ from rlvr_cli.runs.readers import (
     read_part,
     run_at,
 )
-from rlvr_cli.runs.recovery import recover, remove_temporaries
+from rlvr_cli.runs.recovery import recover, remove_temporaries, remove_unmade
 from rlvr_cli.runs.remote.behind import Upload
 from rlvr_cli.runs.remote.lease import Held
 from rlvr_cli.runs.remote.store import is_address, parsed_address
@@ -224,6 +224,7 @@ class RunDir:
         root = work_folder(str(root)) if address else Path(root)
         with os_errors_as_user_errors(root):
             root.mkdir(parents=True, exist_ok=True)
+        remove_unmade(root)
         made = made_name(command, about)
         for number in count(1):
             run_id = name or (made if number == 1 else f"{made}-{number}")

@@ -22,6 +22,7 @@ import rlvr_cli
 from checks import findings
 from rlvr_cli import faults
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.runs.lock import Lock
 from rlvr_cli.runs.readers import (
     metadata_bytes,
     read_metadata,
@@ -396,6 +397,23 @@ def test_a_run_that_cannot_be_created_leaves_no_files(tmp_path: Path, monkeypatc
             RunDir.create(tmp_path, "eval", name="r", metadata={})
     assert list(tmp_path.iterdir()) == []
     RunDir.create(tmp_path, "eval", name="r", metadata={}).close()
+
+
+def test_directories_of_runs_that_were_killed_as_they_were_made_are_removed(tmp_path: Path):
+    """Those that a process makes at this moment stay, with and without its lock, and so does what has another name."""
+    killed, locked, unlocked = (f".a-b.{pid}-0123abcd.tmp" for pid in (1, 2, 3))
+    others = (".a-b.tmp", ".a b.4-0123abcd.tmp", "a-b.5-0123abcd.tmp")
+    for name in (killed, *others):
+        (tmp_path / name / "rollouts").mkdir(parents=True)
+        (tmp_path / name / ".lock").write_text("{}")  # the killed process had the lock
+    (tmp_path / unlocked).mkdir()
+    (tmp_path / locked).mkdir()
+    lock = Lock(tmp_path / locked)
+    RunDir.create(tmp_path, "eval", name="r", metadata={}).close()
+    assert set(os.listdir(tmp_path)) == {"r", locked, unlocked, *others}
+    lock.release()
+    RunDir.create(tmp_path, "eval", name="r2", metadata={}).close()
+    assert (tmp_path / locked).exists()  # given back: its process removes it, or makes it the run
 
 
 @pytest.mark.parametrize("point", ["write", "write.torn", "rename"])
