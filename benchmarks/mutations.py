@@ -424,6 +424,7 @@ WIRING = [
         ("EOS is never appended", "append_eos=config.append_eos,\n", "append_eos=False,\n", replays("sft-text"), "append_eos"),
         ("EOS is always appended", "append_eos=config.append_eos,\n", "append_eos=True,\n", replays("sft-means"), "append_eos"),
         ("EOS after another token that ends responses", "        other_ends=other_ends,\n", "        other_ends=(),\n", "tests/commands/test_sft.py -k another_token_ended"),
+        ("EOS where a chat template ends turns otherwise (sft)", "        end=end_of_turn(config),\n", "", "tests/commands/across/test_chat.py -k responses_end"),
         ("one epoch (sft)", "config.n_sft_steps or config.sft_epochs * math", "config.n_sft_steps or 1 * math", replays("sft-text"), "sft.sft_epochs"),
         ("as many updates as the epochs need", "num_updates = config.n_sft_steps or config.sft_epochs", "num_updates = config.sft_epochs", replays("sft-means"), "n_sft_steps"),
         ("batches of 4", "batch_size=config.train_batch_size, seed", "batch_size=4, seed", replays("sft-means"), "sft.train_batch_size"),
@@ -439,6 +440,8 @@ WIRING = [
         ("every trace is chosen", "choose_examples(examples, config.num_examples, order=order)", 'choose_examples(examples, "all", order=order)', replays("sft-means"), "num_examples"),
         ("traces are chosen with another seed", "epoch_order(len(examples), seed=config.seed, epoch=-1)", "epoch_order(len(examples), seed=config.seed + 1, epoch=-1)", replays("sft-means"), "seed num_examples"),
         ("a run goes on with other ends than it began with", 'return began_with(config).get("other_ends", [])', "pass", "tests/commands/test_sft.py -k another_token_ended"),
+        ("a run goes on with another end than it began with", 'return began_with(config).get("end_of_turn")', "pass", "tests/commands/across/test_chat.py -k responses_end"),
+        ("the end of traces is not recorded", "        **recorded_end(config),\n", "", "tests/commands/across/test_chat.py -k responses_end"),
         ("a run has the splits of a dataset", 'if traces.rewards is not None and "split" in', 'if False and "split" in', "tests/commands/test_sft.py -k it_rewarded"),
         ("what a run has rewarded is graded again", "if traces.rewards is not None and chooses_by_reward(config, traces):", "if False:", "tests/commands/test_sft.py -k it_rewarded"),
         ("a run goes on with more conversations than it began with", 'return began_with(config).get("told_apart_by") if config.resume else BY_TURNS', "return BY_TURNS", "tests/commands/across/test_chat_episodes.py -k other_messages"),
@@ -447,6 +450,8 @@ WIRING = [
     *mutations_of(
         "commands/dpo.py",
         ("one epoch (dpo)", "epochs=config.dpo_epochs, seed", "epochs=1, seed", preferences("dpo"), "dpo.dpo_epochs"),
+        ("EOS where a chat template ends turns otherwise (dpo)", ", end=end_of_turn(config))", ")", "tests/commands/across/test_chat.py -k responses_end"),
+        ("the end of pairs is not recorded", " | recorded_end(config)", "", "tests/commands/across/test_chat.py -k responses_end"),
         ("batches of 4 pairs", "batch_size=config.train_batch_size, epochs=config.dpo_epochs, seed", "batch_size=4, epochs=config.dpo_epochs, seed", preferences("norm"), "dpo.train_batch_size"),
         ("pairs shuffled with seed 0", "seed=config.seed, number=0", "seed=0, number=0", preferences("dpo"), "seed"),
         ('the reference is not kept', "tensors=encoded.kept,", "", "tests/commands/test_dpo.py -k every_checkpoint"),
@@ -1784,6 +1789,7 @@ EPISODES = [
     ),
     *mutations_of(
         "replay/stored.py",
+        ("a replay ends responses with EOS in any chat template", "end = eos if end is None else end", "end = eos", "tests/commands/across/test_chat.py -k responses_end"),
         ("a replay takes a conversation for its text", "if e.conversation is None", "if True", "tests/commands/across/test_chat_episodes.py -k assistants_tokens_alone"),
         ("a replay runs a user's tools", "(spec.tools or spec.of_verifiers)", "False", "tests/commands/across/test_chat_episodes.py -k assistants_tokens_alone"),
         ("a replay learns what a tool said", 'learned += [role == "policy"] * (', "learned += [True] * (", "tests/replay/test_replay.py -k of_turns_has"),

@@ -30,6 +30,7 @@ from rlvr_cli.training.losses.chosen import own_loss_facts, preference_loss
 from rlvr_cli.training.pairs import EncodedPairs
 from rlvr_cli.training.planning.notes import length_notes
 from rlvr_cli.training.planning.plan import dpo_plan, online_dpo_plan, print_plan
+from rlvr_cli.training.read_traces import end_of_turn, recorded_end
 from rlvr_cli.training.session import inputs_of_traces, load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.updates.tensors import rollout_tensors
@@ -144,7 +145,7 @@ def run_on_pairs(config: DpoConfig) -> None:
         )
     num_pairs = len(pairs.examples) // 2
     num_updates = config.dpo_epochs * math.ceil(num_pairs / config.train_batch_size)
-    dataset = {"name": pairs.name, "rows": num_pairs, "fingerprint": pairs.fingerprint}
+    dataset = {"name": pairs.name, "rows": num_pairs, "fingerprint": pairs.fingerprint} | recorded_end(config)
     inputs = inputs_of_traces(config, template, pairs.examples, dataset=dataset, more_facts=own_loss_facts(config))
     print_plan(dpo_plan(config, inputs.facts, num_updates=num_updates), config, inputs, most_updates=num_updates)
     for note in length_notes(num_updates, more="a smaller --train-batch-size or more --dpo-epochs"):
@@ -179,7 +180,7 @@ def check_effects_on_pairs(config: DpoConfig, *, field_is_shared: bool) -> None:
 def train_on_pairs(config: DpoConfig, trainer: Trainer, pairs: Pairs) -> None:
     """Minimize the loss of the pairs."""
     loss, objective = preference_loss(config)
-    encoded = EncodedPairs(trainer, pairs, append_eos=config.append_eos)
+    encoded = EncodedPairs(trainer, pairs, append_eos=config.append_eos, end=end_of_turn(config))
     updates = update_rows(
         len(encoded), batch_size=config.train_batch_size, epochs=config.dpo_epochs, seed=config.seed, number=0
     )

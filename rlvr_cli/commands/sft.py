@@ -22,7 +22,7 @@ from rlvr_cli.terminal import console
 from rlvr_cli.training.loop import data_loop
 from rlvr_cli.training.planning.notes import sft_notes
 from rlvr_cli.training.planning.plan import print_plan, sft_plan
-from rlvr_cli.training.read_traces import ends_besides_eos, read_traces, recorded
+from rlvr_cli.training.read_traces import end_of_turn, ends_besides_eos, read_traces, recorded
 from rlvr_cli.training.session import inputs_of_traces, open_trainer
 from rlvr_cli.training.traces import (
     Sequences,
@@ -66,6 +66,7 @@ def encode(config: SftConfig, examples: Sequence[Example], traces: Traces, *, ot
         load_tokenizer(model_path(config.model)),
         append_eos=config.append_eos,
         other_ends=other_ends,
+        end=end_of_turn(config),
         chat=lambda conversation: chat_turns(config, tools=conversation.tools),
     )
     if config.loss_on_prompts:  # of joined examples the first token is predicted too: from the end of the one before

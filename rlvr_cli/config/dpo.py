@@ -101,7 +101,8 @@ class DpoConfig(EvaluationSamplingOptions, MicroBatchOptions, TrainingConfig):
     )
     append_eos: bool = knob(
         True,
-        "Append the end-of-sequence token to responses that are given as text; sampled token ids stay as they are.",
+        "Append the end-of-sequence token to responses that are given as text (with --chat, what ends a turn in the chat template, where it "
+        "ends the model's responses, too); sampled token ids stay as they are.",
         group="Optimization",
     )
 

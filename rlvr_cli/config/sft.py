@@ -81,7 +81,10 @@ class SftConfig(MicroBatchOptions, TrainingConfig):
         free_on_resume=True,
     )
     append_eos: bool = knob(
-        True, "Append the end-of-sequence token to each response and train on it.", group="Optimization"
+        True,
+        "Append the end-of-sequence token to each response and train on it; with --chat, what ends a turn in the chat template, "
+        "where it ends the model's responses, too.",
+        group="Optimization",
     )
 
     def __post_init__(self) -> None:

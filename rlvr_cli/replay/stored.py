@@ -327,9 +327,9 @@ def _response(rollout: Rollout, advantages: list[float]) -> Response:
 def _epochs_of_traces(run: StoredRun, tokenizer: Any) -> Iterator[Batch]:
     own = run.options
     traces, examples = traces_of(run)
-    ends = run.facts["dataset"].get("other_ends", ())
+    ends, end = (run.facts["dataset"].get(fact) for fact in ("other_ends", "end_of_turn"))
     responses = [
-        _trace(e, traces, tokenizer, append_eos=own["append_eos"], other_ends=ends)
+        _trace(e, traces, tokenizer, append_eos=own["append_eos"], other_ends=ends or (), end=end)
         if e.conversation is None
         else _conversation(e.conversation, run)
         for e in examples
@@ -405,15 +405,23 @@ def traces_of(run: StoredRun) -> tuple[Traces, Sequence[Example]]:
 
 
 def _trace(
-    example: Example, traces: Traces, tokenizer: Any, *, append_eos: bool, other_ends: Sequence[int] = ()
+    example: Example,
+    traces: Traces,
+    tokenizer: Any,
+    *,
+    append_eos: bool,
+    other_ends: Sequence[int] = (),
+    end: int | None = None,
 ) -> Response:
     """The tokens of a trace: the sampled ones where they are known and this tokenizer's, else those of its text.
 
     Args:
         other_ends: ids besides EOS that end what was sampled.
+        end: what is appended in place of EOS.
     """
     prompt, response = example.prompt or "", example.response or ""
-    end = tokenizer.eos_token_id
+    eos = tokenizer.eos_token_id
+    end = eos if end is None else end
     ids = traces.token_ids.get(example.id)
     (before,) = encode_prompts(tokenizer, [prompt])
     sampled = (
@@ -435,7 +443,7 @@ def _trace(
         for role, text in example.turns:
             tokens += tokenizer(text, add_special_tokens=False, split_special_tokens=role != "policy").input_ids
             learned += [role == "policy"] * (len(tokens) - len(learned))
-    ended = tokens and tokens[-1] in (end, *(other_ends if sampled else ()))
+    ended = tokens and tokens[-1] in (eos, *(other_ends if sampled else [end]))
     if append_eos and (learned[-1] and not ended if tokens else example.turns is None):
         tokens, learned = [*tokens, end], [*learned, True]
     return Response(before, tokens, learned, (), [0.0] * len(tokens))

@@ -25,17 +25,17 @@ class EncodedPairs:
             not compute them again.
     """
 
-    def __init__(self, trainer: Trainer, pairs: Pairs, *, append_eos: bool) -> None:
+    def __init__(self, trainer: Trainer, pairs: Pairs, *, append_eos: bool, end: int | None = None) -> None:
         """
         Args:
-            append_eos: see `encode_traces`.
+            append_eos, end: see `encode_traces`.
 
         Raises:
             RlvrError: a response exceeds the model's context.
         """
         self._trainer = trainer
         self._prompt_ids, self._response_ids, _ = encode_traces(
-            pairs.examples, pairs.token_ids, trainer.tokenizer, append_eos=append_eos, end_sampled=False
+            pairs.examples, pairs.token_ids, trainer.tokenizer, append_eos=append_eos, end_sampled=False, end=end
         )
         policy = trainer.policy
         longest = policy.context_length or math.inf

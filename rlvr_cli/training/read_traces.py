@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlvr_cli.config.parsing.command_line import typed_options
+from rlvr_cli.config.dpo import DpoConfig
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.order import epoch_order
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
@@ -69,7 +70,7 @@ def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, Se
 def recorded(
     config: SftConfig, traces: Traces, examples: Sequence[Example], other_ends: Sequence[int]
 ) -> dict[str, Any]:
-    """What run.json says of the traces. Runs of earlier versions lack the last three, and go on as they began."""
+    """What run.json says of the traces. Runs of earlier versions lack what follows the fingerprint, and go on as they began."""
     apart_by = told_apart_by(config)
     return {
         "name": traces.name,
@@ -78,7 +79,14 @@ def recorded(
         **({"chosen_by": "reward"} if chooses_by_reward(config, traces) else {}),
         **({"told_apart_by": apart_by} if apart_by else {}),
         **({"other_ends": other_ends} if other_ends else {}),
+        **recorded_end(config),
     }
+
+
+def recorded_end(config: SftConfig | DpoConfig) -> dict[str, int]:
+    """What run.json says of the end of responses, among the facts of the dataset: nothing where it is EOS."""
+    end = end_of_turn(config)
+    return {} if end is None else {"end_of_turn": end}
 
 
 def told_apart_by(config: SftConfig) -> str | None:
@@ -93,7 +101,7 @@ def chooses_by_reward(config: SftConfig, traces: Traces) -> bool:
     return not config.resume or began_with(config).get("chosen_by") == "reward"
 
 
-def began_with(config: SftConfig) -> Mapping[str, Any]:
+def began_with(config: SftConfig | DpoConfig) -> Mapping[str, Any]:
     """What the run that is resumed has recorded of its traces."""
     return fact_of(read_metadata(resolve_run(config.resume, config.runs_dir)), "dataset") or {}
 
@@ -107,3 +115,20 @@ def ends_besides_eos(config: SftConfig, traces: Traces) -> list[int]:
     path = model_path(config.model)
     tokenizer = load_tokenizer(path)
     return [end for end in load_end_tokens(path, tokenizer) if end != tokenizer.eos_token_id]
+
+
+def end_of_turn(config: SftConfig | DpoConfig) -> int | None:
+    """The token that --append-eos appends in place of EOS: the one with which a chat template ends an assistant's turn, where it ends
+    responses of the model.
+
+    None: it is EOS, also where the run that is resumed began so, and where the end of a turn in the chat template is not known.
+    """
+    if not config.chat or not config.append_eos:
+        return None
+    if config.resume:
+        return began_with(config).get("end_of_turn")
+    try:
+        turns = chat_turns(config, tools=[])
+    except RlvrError:
+        return None
+    return None if turns.end == turns.chat.tokenizer.eos_token_id else turns.end

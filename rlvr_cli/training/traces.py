@@ -27,6 +27,7 @@ def encode_traces(
     append_eos: bool,
     end_sampled: bool = True,
     other_ends: Collection[int] = (),
+    end: int | None = None,
     chat: Callable[[Conversation], Any] | None = None,
 ) -> tuple[list["array[int]"], list["array[int]"], list[list[bool] | None]]:
     """Token ids of each example: the sampled ids if they are this tokenizer's, else those of its text.
@@ -37,6 +38,7 @@ def encode_traces(
         append_eos: whether a response that does not end with the EOS token gets one; not where it ends with what the policy did not sample.
         end_sampled: whether this is so for sampled ids, too; else they stay as they are.
         other_ends: ids besides EOS that end what the model samples, so that nothing comes after them.
+        end: the token that is appended in place of EOS.
         chat: the `NextTurn` of a conversation; its turns have their own end.
 
     Returns:
@@ -49,10 +51,10 @@ def encode_traces(
     prompts: list[array[int]] = []
     responses: list[array[int]] = []
     masks: list[list[bool] | None] = []
-    for example, before, own in _of_texts(examples, tokenizer, append_eos=append_eos):
+    for example, before, own in _of_texts(examples, tokenizer, append_eos=append_eos, end=end):
         learned = None
         if example.turns is not None:
-            own, learned = _of_turns(example.turns, tokenizer, append_eos=append_eos)
+            own, learned = _of_turns(example.turns, tokenizer, append_eos=append_eos, end=end)
         if example.conversation is not None:
             assert chat is not None, "a conversation without a chat template"
             before, own, learned = _of_conversation(example.id, example.conversation, chat)
@@ -62,7 +64,7 @@ def encode_traces(
         if known and _is_spelled(example.response or "", sampled, tokenizer):
             ended = response[-1] in (tokenizer.eos_token_id, *other_ends)
             ends = not (append_eos and end_sampled) or ended or not (mask or [True])[-1]
-            before, own = prompt, response if ends else [*response, tokenizer.eos_token_id]
+            before, own = prompt, response if ends else [*response, tokenizer.eos_token_id if end is None else end]
             learned = mask if mask is None or ends else [*mask, True]
         if mask is not None and learned is None:
             raise RlvrError(
@@ -76,13 +78,13 @@ def encode_traces(
 
 
 def _of_texts(
-    examples: Sequence[Example], tokenizer: Any, *, append_eos: bool
+    examples: Sequence[Example], tokenizer: Any, *, append_eos: bool, end: int | None
 ) -> Iterator[tuple[Example, list[int], list[int]]]:
     """Each example, with the ids of its prompt and of its response."""
     for start in range(0, len(examples), _AT_ONCE):
         some = examples[start : start + _AT_ONCE]
         texts = [e.prompt or "" for e in some], [e.response or "" for e in some]
-        yield from zip(some, *encode(*texts, tokenizer, append_eos=append_eos, first=start), strict=True)
+        yield from zip(some, *encode(*texts, tokenizer, append_eos=append_eos, end=end, first=start), strict=True)
 
 
 def _is_spelled(text: str, sampled: SampledIds, tokenizer: Any) -> bool:
@@ -113,7 +115,9 @@ def _of_conversation(
         ) from error
 
 
-def _of_turns(turns: Sequence[tuple[str, str]], tokenizer: Any, *, append_eos: bool) -> tuple[list[int], list[bool]]:
+def _of_turns(
+    turns: Sequence[tuple[str, str]], tokenizer: Any, *, append_eos: bool, end: int | None
+) -> tuple[list[int], list[bool]]:
     """The ids of turns, each tokenized alone as in an episode, and which of them are the policy's."""
     ids: list[int] = []
     mask: list[bool] = []
@@ -121,8 +125,8 @@ def _of_turns(turns: Sequence[tuple[str, str]], tokenizer: Any, *, append_eos: b
         own = tokenizer(text, add_special_tokens=False, split_special_tokens=role != "policy")["input_ids"]
         ids += own
         mask += [role == "policy"] * len(own)
-    if append_eos and mask[-1:] == [True] and ids[-1] != tokenizer.eos_token_id:
-        return [*ids, tokenizer.eos_token_id], [*mask, True]
+    if append_eos and mask[-1:] == [True] and ids[-1] not in (tokenizer.eos_token_id, end):
+        return [*ids, tokenizer.eos_token_id if end is None else end], [*mask, True]
     return ids, mask
 
 

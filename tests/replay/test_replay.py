@@ -182,22 +182,23 @@ def test_a_run_that_differs_is_an_error(run):
         check.run(CheckConfig(runs=(str(run),), replay="1"))
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_a_trace_has_the_tokens_that_training_gives_it(own, tiny_tokenizer):
+@pytest.mark.parametrize(("own", "end"), [(True, None), (True, 3), (False, None)])
+def test_a_trace_has_the_tokens_that_training_gives_it(own, end, tiny_tokenizer):
     prompt, response = tiny_tokenizer("Q").input_ids, tiny_tokenizer(" 9, right").input_ids
     example = Example("a", "Q", "9", prompt="Q", response=" 9, right")
     sampled = {"a": SampledIds(prompt, response, [True] * (len(response) - 1) + [own])}
     traces = Traces("t", "", [example], None, [], sampled, {})
-    prompts, responses, masks = encode_traces([example], sampled, tiny_tokenizer, append_eos=True)
-    found = _trace(example, traces, tiny_tokenizer, append_eos=True)
+    prompts, responses, masks = encode_traces([example], sampled, tiny_tokenizer, append_eos=True, end=end)
+    found = _trace(example, traces, tiny_tokenizer, append_eos=True, end=end)
     assert (found.prompt, found.tokens, found.learned) == (list(prompts[0]), list(responses[0]), masks[0])
-    assert (responses[0][-1] == tiny_tokenizer.eos_token_id) == own
+    assert (responses[0][-1] == (end or tiny_tokenizer.eos_token_id)) == own
     ends = {"append_eos": True, "other_ends": response[-1:]}  # nothing comes after it
     assert list(encode_traces([example], sampled, tiny_tokenizer, **ends)[1][0]) == response
     assert _trace(example, traces, tiny_tokenizer, **ends).tokens == response
 
 
-def test_a_trace_of_turns_has_the_tokens_that_training_gives_it(tiny_tokenizer):
+@pytest.mark.parametrize("last", [None, 3])
+def test_a_trace_of_turns_has_the_tokens_that_training_gives_it(last, tiny_tokenizer):
     end, turns = tiny_tokenizer.eos_token, (("policy", " 4?"), ("environment", " no<eos>"), ("policy", " 9"))
     turns = tuple((role, text.replace("<eos>", end)) for role, text in turns)
     example = Example("a", "Q", "9", prompt="Q", response="".join(text for _, text in turns), turns=turns)
@@ -206,9 +207,11 @@ def test_a_trace_of_turns_has_the_tokens_that_training_gives_it(tiny_tokenizer):
     stopped = SampledIds(prompt, longer, [True] * len(longer), [(cut, 3), (len(longer), len(" 4? 9"))])
     plain = replace(example, response=" 4? 9", turns=None)
     for trace, sampled in ((example, {}), (plain, {"a": stopped})):
-        prompts, responses, masks = encode_traces([trace], sampled, tiny_tokenizer, append_eos=True)
-        found = _trace(trace, Traces("t", "", [trace], None, [], sampled, {}), tiny_tokenizer, append_eos=True)
+        ends = {"append_eos": True, "end": last}
+        prompts, responses, masks = encode_traces([trace], sampled, tiny_tokenizer, **ends)
+        found = _trace(trace, Traces("t", "", [trace], None, [], sampled, {}), tiny_tokenizer, **ends)
         assert (found.prompt, found.tokens, found.learned) == (list(prompts[0]), list(responses[0]), masks[0])
+        assert found.tokens[-1] == (last or tiny_tokenizer.eos_token_id)
     assert found.tokens[:-1] == longer
 
 

@@ -73,6 +73,7 @@ def encode(
     tokenizer: PreTrainedTokenizerBase,
     *,
     append_eos: bool = False,
+    end: int | None = None,
     first: int = 0,
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids of prompts and of outputs, each tokenized on its own.
@@ -84,7 +85,8 @@ def encode(
         prompt_strs: the prompts.
         output_strs: as many outputs.
         tokenizer: the model's.
-        append_eos: whether each output that does not end with the EOS token gets one.
+        append_eos: whether each output that does not end with the EOS token, or with `end`, gets one.
+        end: the token that is appended in place of EOS.
         first: the number of the first prompt, for errors.
 
     Returns:
@@ -105,10 +107,11 @@ def encode(
         )
     output_ids = tokenizer(output_strs, add_special_tokens=False).input_ids
     if append_eos:
-        eos = tokenizer.eos_token_id
-        if eos is None:
+        eos: Any = tokenizer.eos_token_id
+        end = eos if end is None else end
+        if end is None:
             raise RlvrError("The tokenizer has no EOS token to append.", "Train without appending EOS.")
-        output_ids = [ids if ids[-1:] == [eos] else [*ids, eos] for ids in output_ids]
+        output_ids = [ids if ids[-1:] in ([eos], [end]) else [*ids, end] for ids in output_ids]
     return prompt_ids, output_ids
 
 

@@ -7,14 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from chat_models import write_chat_model
 from checks import findings
 from llamas import write_byte_level_llama, write_chat_llama, write_chat_qwen
+from rlvr_cli.commands import dpo, sft
+from rlvr_cli.config.dpo import DpoConfig
+from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.prompts import PromptTemplate
 from rlvr_cli.data.traces import load_traces
 from rlvr_cli.models.pretrained import load_tokenizer
 from rlvr_cli.replay.run import replay_run
 from rlvr_cli.replay.stored import read_stored
-from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.runs.readers import fact_of, read_metadata, read_rollouts, read_run
+from rlvr_cli.runs.run_dir import RunDir
+from rlvr_cli.training.read_traces import end_of_turn
 from rlvr_cli.training.traces import encode_traces
 
 GRADER = """
@@ -167,6 +173,30 @@ def test_sft_puts_questions_into_the_chat_template(place, rlvr):
     rlvr(*SFT, "--model", "llama", "--run", "plain")
     chat, plain = (read_stored(place / "runs" / run).logged[0]["loss/objective"] for run in ("s", "plain"))
     assert chat != plain
+
+
+@pytest.mark.parametrize(("command", "config"), [(sft, SftConfig), (dpo, DpoConfig)], ids=["sft", "dpo"])
+def test_responses_end_as_a_turn_of_the_chat_template_does(tmp_path, command, config):
+    """Not with EOS, where the model's responses end so, too. Runs of earlier versions go on with EOS."""
+    model, weights = write_chat_model(tmp_path / "phi3", "phi3"), []
+    end_id = load_tokenizer(model).convert_tokens_to_ids("<|end|>")
+    given = {"model": str(model), "chat": True, "prompt": "question_only", "runs_dir": str(tmp_path)}
+    given |= {"dataset": str(tmp_path / "t.jsonl"), "eval_dataset": "", "train_batch_size": 1}
+    for end, name in (("", "appended"), ("<|end|>", "written")):
+        texts = {"response": "2", "chosen": "2", "rejected": "33"}
+        row = {"question": "1 + 1?"} | {field: text + end for field, text in texts.items()}
+        (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
+        command.run(config(**given, append_eos=not end, run=name))
+        run = tmp_path / name
+        weights.append((run / "model" / "model.safetensors").read_bytes())
+        assert fact_of(read_metadata(run), "dataset", "end_of_turn") == (None if end else end_id)
+        if command is sft:
+            check_replay(run)
+    assert weights[0] == weights[1]
+    with RunDir.create(tmp_path, "sft", name="before", metadata={"facts": {"dataset": {}}}):
+        pass
+    assert [end_of_turn(config(**given, resume=run)) for run in ("", "appended", "before")] == [end_id, end_id, None]
+    assert end_of_turn(config(**given | {"chat": False})) is None
 
 
 @pytest.mark.slow
