@@ -441,6 +441,8 @@ WIRING = [
         ("traces are chosen with another seed", "epoch_order(len(examples), seed=config.seed, epoch=-1)", "epoch_order(len(examples), seed=config.seed + 1, epoch=-1)", replays("sft-means"), "seed num_examples"),
         ("a run goes on with other ends than it began with", 'return began_with(config).get("other_ends", [])', "pass", "tests/commands/test_sft.py -k another_token_ended"),
         ("a run goes on with another end than it began with", 'return began_with(config).get("end_of_turn")', "pass", "tests/commands/across/test_chat.py -k responses_end"),
+        ("a run goes on with another thinking than it began with", 'opened_twice=bool(config.resume) and', "opened_twice=False and", "tests/commands/test_sft.py -k thinking_that_it"),
+        ("that thinking is opened once is not recorded", '        **({"thinking_opened": "once"} if traces.num_opened else {}),\n', "", "tests/commands/test_sft.py -k thinking_that_it"),
         ("the end of traces is not recorded", "        **recorded_end(config),\n", "", "tests/commands/across/test_chat.py -k responses_end"),
         ("a run has the splits of a dataset", 'if traces.rewards is not None and "split" in', 'if False and "split" in', "tests/commands/test_sft.py -k it_rewarded"),
         ("what a run has rewarded is graded again", "if traces.rewards is not None and chooses_by_reward(config, traces):", "if False:", "tests/commands/test_sft.py -k it_rewarded"),
@@ -1789,6 +1791,7 @@ EPISODES = [
     ),
     *mutations_of(
         "replay/stored.py",
+        ("a replay opens thinking once in each run", '"opened_twice": "thinking_opened" not in recorded', '"opened_twice": False', "tests/commands/test_sft.py -k thinking_that_it"),
         ("a replay ends responses with EOS in any chat template", "end = eos if end is None else end", "end = eos", "tests/commands/across/test_chat.py -k responses_end"),
         ("a replay takes a conversation for its text", "if e.conversation is None", "if True", "tests/commands/across/test_chat_episodes.py -k assistants_tokens_alone"),
         ("a replay runs a user's tools", "(spec.tools or spec.of_verifiers)", "False", "tests/commands/across/test_chat_episodes.py -k assistants_tokens_alone"),

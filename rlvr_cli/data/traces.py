@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from rlvr_cli.config.parsing.options import nearest
 from rlvr_cli.data.datasets import Dataset, UnknownDataset, dataset_names, load_dataset
+from rlvr_cli.data.fusion import BEGIN
 from rlvr_cli.data.prompts import PromptTemplate, after, opens_thinking, prompt_of, stored_prompts
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders import multiple_choice
@@ -39,6 +40,7 @@ class Traces:
     graded: Mapping[str, str]  # by example id: what a grader reads of an episode, the last turn of the policy
     rewards: Mapping[str, float | None] | None = None  # by example id, of a run's rollouts; None: it is a dataset
     mixed: str = ""  # as in `Dataset`
+    num_opened: int = 0  # responses without their <think>, since the prompt has it
 
 
 class SampledIds(NamedTuple):
@@ -60,6 +62,7 @@ def load_traces(
     skip_bad_lines: bool = False,
     runs_dir: str = "runs",
     told_apart_by: str | None = BY_TURNS,
+    opened_twice: bool = False,
 ) -> Traces:
     """Load traces from a run (one per rollout) or from a dataset that `load_dataset` can read.
 
@@ -67,6 +70,7 @@ def load_traces(
         spec: a run's directory or its name in `runs_dir`, or a dataset; a built-in dataset precedes a run of that name.
         told_apart_by: by what conversations are, and what the fingerprint is of. "turns": all that they are made of. In runs of
             earlier versions: "messages", with a fingerprint of their text alone, or None: both by the text.
+        opened_twice: whether a response keeps its <think> after a prompt that ends in one, as in runs of earlier versions.
 
     Raises:
         RlvrError: nothing to train on, or what `load_dataset` raises.
@@ -96,16 +100,24 @@ def load_traces(
     with_prompts = [replace(e, prompt=prompt_of(e, template)) for e in source.examples]
     worked = sum(e.solution is not None for e in with_prompts)
     with_prompts = [replace(e, response=e.response or response_from_solution(e)) for e in with_prompts]
+    by_template = [] if opened_twice else [i for i, e in enumerate(source.examples) if e.prompt is None]
+    twice = [i for i in by_template if _opens_again(with_prompts[i])]
+    for i in twice:
+        with_prompts[i] = _opened_once(with_prompts[i])
     by_key = {(e.prompt, e.response, _messages_of(e) if told_apart_by else ""): e for e in with_prompts if e.response}
     unique = list(by_key.values())
     messages = list(source.messages)
     if worked:
         messages.append(f"{worked} responses were made from worked solutions, in the format that the prompt asks for")
+    if twice:
+        messages.append(
+            f"note: {len(twice)} responses begin with <think>, which their prompt has opened: they are trained on without it"
+        )
     if len(unique) < len(with_prompts):
         messages.append(f"{len(with_prompts) - len(unique)} traces were empty or duplicates and are left out")
     if not unique:
         raise RlvrError(f"{spec} holds no response to train on.", "SFT needs rows with a prompt and a response.")
-    return replace(source, examples=unique, messages=messages)
+    return replace(source, examples=unique, messages=messages, num_opened=len(twice))
 
 
 @contextmanager
@@ -158,6 +170,18 @@ def response_from_solution(example: Example) -> str | None:
     if "\\boxed" in solution:
         return solution
     return f"{solution}\nThe answer is $\\boxed{{{example.ground_truth}}}$."
+
+
+def _opens_again(example: Example) -> bool:
+    """Whether a response of one turn begins with the <think> that ends its prompt."""
+    is_one_turn = example.turns is None and example.conversation is None
+    return is_one_turn and opens_thinking(example.prompt or "") and (example.response or "").lstrip().startswith(BEGIN)
+
+
+def _opened_once(example: Example) -> Example:
+    """An example of `_opens_again` whose response goes on where its prompt ends, after the same white space."""
+    prompt, response = example.prompt or "", example.response or ""
+    return replace(example, response=response.lstrip().removeprefix(BEGIN).removeprefix(prompt[len(prompt.rstrip()) :]))
 
 
 def _from_run(path: Path) -> Traces:

@@ -380,7 +380,8 @@ def traces_of(run: StoredRun) -> tuple[Traces, Sequence[Example]]:
     own, recorded = run.options, run.facts["dataset"]
     template = PromptTemplate(run.facts["prompt"]["name"], run.facts["prompt"]["text"])
     reading = {k: own[k] for k in ("split", "question_field", "answer_field", "skip_bad_lines", "runs_dir")}
-    traces = load_traces(own["dataset"], template, **reading, told_apart_by=recorded.get("told_apart_by"))
+    reading |= {"told_apart_by": recorded.get("told_apart_by"), "opened_twice": "thinking_opened" not in recorded}
+    traces = load_traces(own["dataset"], template, **reading)
     if traces.fingerprint != recorded["fingerprint"]:
         raise _cannot(run.path, f"its training data, {own['dataset']}, have changed since")
     examples = traces.examples

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlvr_cli.config.parsing.command_line import typed_options
 from rlvr_cli.config.dpo import DpoConfig
+from rlvr_cli.config.parsing.command_line import typed_options
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.order import epoch_order
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
@@ -37,6 +37,7 @@ def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, Se
         skip_bad_lines=config.skip_bad_lines,
         runs_dir=config.runs_dir,
         told_apart_by=told_apart_by(config),
+        opened_twice=bool(config.resume) and "thinking_opened" not in began_with(config),
     )
     if traces.rewards is not None and "split" in typed_options(config):
         raise RlvrError(
@@ -78,6 +79,7 @@ def recorded(
         "fingerprint": traces.fingerprint,
         **({"chosen_by": "reward"} if chooses_by_reward(config, traces) else {}),
         **({"told_apart_by": apart_by} if apart_by else {}),
+        **({"thinking_opened": "once"} if traces.num_opened else {}),
         **({"other_ends": other_ends} if other_ends else {}),
         **recorded_end(config),
     }

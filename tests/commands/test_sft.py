@@ -278,6 +278,27 @@ def test_a_response_that_another_token_ended_gets_no_eos(tmp_path, tokenizer):
         assert list(response) == (ids if ends else [*ids, own])
 
 
+def test_a_run_goes_on_with_the_thinking_that_it_began_with(tmp_path):
+    """Runs of earlier versions opened it twice, where the prompt ends in <think>. A replay does as the run did."""
+    row = {"question": "1 + 1?", "response": "<think> It is 2. </think> 2"}
+    (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
+    for name, began in (("before", {}), ("after", {"thinking_opened": "once"})):
+        with RunDir.create(tmp_path, "sft", name=name, metadata={"facts": {"dataset": began}}):
+            pass
+    template = load_prompt("r1_zero")
+    for resume, response in (
+        ("", " It is 2. </think> 2"),
+        ("after", " It is 2. </think> 2"),
+        ("before", row["response"]),
+    ):
+        config = SftConfig(dataset=str(tmp_path / "t.jsonl"), resume=resume, runs_dir=str(tmp_path))
+        traces, examples = sft.read_traces(config, template)
+        assert [e.response for e in examples] == [response]
+        facts = {"prompt": {"name": template.name, "text": template.text}}
+        facts["dataset"] = sft.recorded(config, traces, examples, [])
+        assert traces_of(StoredRun(tmp_path, "sft", asdict(config), "auto", facts, [], {}))[1] == examples
+
+
 def test_correct_traces_of_a_run_are_those_that_it_rewarded(tmp_path):
     """Also where its environment or a judge gave the rewards. With --grader, and in runs that began before, they are graded again."""
     right = " </think> <answer> 7 </answer>"

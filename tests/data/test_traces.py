@@ -224,6 +224,34 @@ def test_a_worked_solution_becomes_a_response_in_the_prompts_format(tmp_path, ro
         assert keep_correct(tagged.examples, pool)
 
 
+@pytest.mark.parametrize(
+    ("end", "response", "once"),
+    [
+        ("<think>\n", "<think>\nIt is 2.\n</think>\n\n2", "It is 2.\n</think>\n\n2"),  # DeepSeek-R1-Distill's
+        ("<think>\n", "\n<think>\n\n</think>\n\n2", "\n</think>\n\n2"),
+        ("<think>\n", "<think>It is 2.</think>2", "It is 2.</think>2"),
+        ("<think>", "<think> It is 2. </think> 2", " It is 2. </think> 2"),
+        ("<think>", " It is 2. </think> 2", None),
+        ("\n", "<think>\nIt is 2.\n</think>\n\n2", None),
+    ],
+)
+def test_thinking_is_opened_once(tmp_path, end, response, once):
+    """A prompt of a row's own stays as it is, and so do its response, turns and conversations."""
+    turns = [{"role": "policy", "text": response}]
+    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": response}]
+    rows = [{"question": "Q", "response": response}, {"prompt": f"Q{end}", "response": response}]
+    more = [{"question": "Q", "turns": turns}, {"messages": messages}]
+    found = []
+    for number, some in enumerate((rows[:1], rows[1:], more)):
+        spec = write(tmp_path / f"{number}.jsonl", some)
+        found.append(load_traces(spec, PromptTemplate("t", "{question}" + end)))
+    (trace,) = found[0].examples
+    assert (trace.prompt, trace.response) == (f"Q{end}", once or response)
+    assert ("1 responses begin with <think>" in " ".join(found[0].messages)) == bool(found[0].num_opened) == bool(once)
+    assert {e.response.strip() for traces in found[1:] for e in traces.examples} == {response.strip()}
+    assert not any(traces.num_opened for traces in found[1:])
+
+
 @pytest.mark.parametrize("answer", ["72", "#### 72", "\\boxed{72}"])
 def test_a_bare_answer_is_not_a_trace(tmp_path, answer):
     (tmp_path / "d.jsonl").write_text(json.dumps({"question": "How many?", "answer": answer}) + "\n")
