@@ -178,7 +178,7 @@ def chat_turns(config: EpisodeOptions, *, tools: Sequence[dict[str, Any]] | None
     return _next_turn(config.model, path=path, thinking=config.chat_thinking, system=config.chat_system, tools=told)
 
 
-@cache
+@lru_cache(maxsize=4_096)  # each row of a dataset may have tools of its own
 def _next_turn(model: str, *, path: str, thinking: ChatThinking, system: str, tools: str) -> Any:
     from rlvr_cli.models.tokens.chat import ChatTemplate  # here: endpoints do without transformers
     from rlvr_cli.models.tokens.next_turn import NextTurn

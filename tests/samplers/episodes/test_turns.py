@@ -18,7 +18,7 @@ from rlvr_cli.models.tokens.chat import ChatTemplate, tool_message
 from rlvr_cli.models.tokens.next_turn import NextTurn
 from rlvr_cli.runs.turns import broken_turns
 from rlvr_cli.samplers.episodes.sampler import EpisodeSampler
-from rlvr_cli.samplers.episodes.turns import ChatTurns
+from rlvr_cli.samplers.episodes.turns import ChatTurns, _next_turn
 from rlvr_cli.samplers.stop_strings import response_text
 from rlvr_cli.types import Completion, Example, Request, SamplingParams
 
@@ -63,6 +63,11 @@ def chats(tmp_path_factory):
             chat = ChatTemplate(path, tools=[schema_of("calc", calculate)] * tools)
             made[name, tools] = NextTurn(chat, ends=load_end_tokens(path, chat.tokenizer))
     return made
+
+
+def test_what_is_kept_for_each_set_of_tools_is_bounded():
+    """Each row of a dataset may have its own, and making so many takes long."""
+    assert 0 < (_next_turn.cache_parameters()["maxsize"] or 0) <= 10_000
 
 
 class Scripted:
