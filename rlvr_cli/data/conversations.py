@@ -7,12 +7,13 @@ import json
 from itertools import pairwise
 from typing import Any
 
-from rlvr_cli.data.files import BadRow, Number, Row
+from rlvr_cli.data.files import BadRow, Number, Row, join_names
 from rlvr_cli.text import storable, with_texts
 from rlvr_cli.types import Conversation
 
 _SHAPE = 'Write {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]}.'
 _TOOLS = 'Leave them out, or write [{"type": "function", "function": {"name": "...", "parameters": {...}}}, ...].'
+_ROLES = ("system", "user", "assistant", "tool")
 
 
 def conversation_of(row: Row) -> Conversation | None:
@@ -26,8 +27,9 @@ def conversation_of(row: Row) -> Conversation | None:
     messages, tools = (with_texts(row.values.get(key), _read) for key in ("messages", "tools"))
     if row.nulls_fill:
         messages, tools = _without_nulls(messages), _without_nulls(tools)
+    messages = [_with_text(message) for message in messages] if isinstance(messages, list) else messages
     if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
-        raise BadRow(row.where, "its messages are not a list of {role, content}.", _SHAPE)
+        raise BadRow(row.where, f"its messages are not a list of {{role, content}}{_found(messages)}.", _SHAPE)
     if not all(_is_named(call) for message in messages for call in message.get("tool_calls") or []):
         raise BadRow(row.where, "a call in its messages has no name.", 'Write {"function": {"name": "...", ...}}.')
     tools = [_wrapped(tool) for tool in tools] if isinstance(tools, list) else tools
@@ -55,7 +57,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _is_message(message: object) -> bool:
-    if not isinstance(message, dict) or message.get("role") not in ("system", "user", "assistant", "tool"):
+    if not isinstance(message, dict) or message.get("role") not in _ROLES:
         return False
     calls = message.get("tool_calls") or []
     spoken = isinstance(message.get("content") or "", str) and (message["role"] == "assistant" or not calls)
@@ -95,3 +97,29 @@ def _with_object(function: dict[str, Any]) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError):
         return function
     return function | {"arguments": with_texts(arguments, storable)}
+
+
+def _with_text(message: Any) -> Any:
+    """A message with a text in place of a list of parts that are all texts."""
+    parts = message.get("content") if isinstance(message, dict) else None
+    if not parts or not isinstance(parts, list) or not all(map(_is_text, parts)):
+        return message
+    return message | {"content": "".join(part["text"] for part in parts)}
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _found(messages: object) -> str:
+    """How an error names the first of these messages that is none."""
+    for number, message in enumerate(messages if isinstance(messages, list) else [], start=1):
+        if not isinstance(message, dict) or not message.get("role"):
+            return f": message {number} has no role"
+        if message["role"] not in _ROLES:
+            return f": the role of message {number} is {join_names([message['role']])}, and not {join_names(_ROLES)}"
+        if isinstance(message.get("content"), list):
+            return f": the content of message {number} has parts that are no texts"
+        if not _is_message(message):
+            return f": message {number} has other content, or calls that are none"
+    return ""

@@ -346,9 +346,20 @@ def test_the_last_turn_alone_decides_whether_a_conversation_is_correct(place, tm
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"messages": "hi"}, "its messages are not a list of {role, content}"),
-        ({"messages": [{"role": "user", "content": 1}]}, "its messages are not a list of {role, content}"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "its messages are not a list of {role, content}"),
+        ({"messages": "hi"}, "its messages are not a list of {role, content}."),
+        ({"messages": ["hi"]}, "content}: message 1 has no role."),
+        (
+            {"messages": [{"role": "user", "content": 1}]},
+            "content}: message 1 has other content, or calls that are none.",
+        ),
+        (
+            trace(messages=[{"role": "user", "content": [{"type": "image"}]}]),
+            "the content of message 1 has parts that are no texts.",
+        ),
+        (
+            {"messages": [{"role": "system", "content": "x"}, {"role": "developer", "content": "x"}]},
+            "the role of message 2 is developer, and not system, user, assistant, tool.",
+        ),
         (trace(messages=trace()["messages"][:3]), "its messages do not go from the user to the assistant"),
         (trace(messages=trace()["messages"][1:]), "its messages do not go from the user to the assistant"),
         (trace(messages=[*trace()["messages"], {"role": "assistant", "content": "x"}]), "a turn of its assistant"),
@@ -365,6 +376,8 @@ def test_a_conversation_is_read_as_it_is_written(tmp_path):
     call = {"type": "function", "function": {"name": "calc", "arguments": {"x": 2, "y": 2.5, "z": "2"}}}
     messages = [trace()["messages"][0], {"role": "assistant", "tool_calls": [call]}, *trace()["messages"][2:]]
     other = [*messages[:-1], {"role": "assistant", "content": "No."}]
+    parts = [{"type": "text", "text": "1 + "}, {"type": "text", "text": "1?", "image_url": None}]
+    messages[0] |= {"content": parts}
     rows = [trace(messages=messages, ground_truth="2"), trace(), trace(messages=other)]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     traces = load_traces(str(tmp_path / "t.jsonl"), load_prompt("question_only"))
