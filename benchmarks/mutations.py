@@ -1145,7 +1145,7 @@ MATHEMATICS = [
         ("the mask drops the first response token", "(place[1:] >= start)", "(place[1:] > start)", "tests/models/test_log_probs.py -k collate"),
         ("the mask takes in a padding token", "(place[1:] < end)", "(place[1:] <= end)", "tests/models/test_log_probs.py -k collate"),
         ("a prompt ends with the tokenizer's EOS", "around[: around.index(_A_TEXT)]", "[i for i in around if i != _A_TEXT]", "tests/models/test_log_probs.py -k tokenizers_eos"),
-        ("EOS twice", "ids if ids[-1:] == [eos] else [*ids, eos]", "[*ids, eos]", "tests/models/test_log_probs.py -k eos_is_appended"),
+        ("EOS twice", "ids if ids[-1:] in ([eos], [end]) else [*ids, end]", "[*ids, end]", "tests/models/test_log_probs.py -k eos_is_appended"),
     ),
     *mutations_of(
         "training/losses/distillation.py",
