@@ -114,7 +114,7 @@ class RowReader:
         return usable_rows(rows, self.example, name=name, limit=limit, skip_bad_lines=skip_bad_lines, collect=collect)
 
     def example(self, row: Row) -> Example:
-        response_field = _first(RESPONSE_FIELDS, _filled(row))
+        response_field = first_field(RESPONSE_FIELDS, _filled(row))
         response = text_of(row, response_field) if response_field else None
         turns = _turns(row) if self.traces and response_field is None else None
         if turns is not None:
@@ -122,7 +122,7 @@ class RowReader:
         conversation = conversation_of(row) if self.traces and response_field is None else None
         if conversation is not None:
             response, response_field = conversation.text, "messages"
-        options_field = _first(OPTIONS_FIELDS, _filled(row)) if conversation is None else None
+        options_field = first_field(OPTIONS_FIELDS, _filled(row)) if conversation is None else None
         is_trace = self.traces and response_field is None
         solution = _steps_in(self.answer_with_steps(row)) if is_trace and options_field is None else None
         if self.traces and not (response or "").strip() and not solution and options_field is None:
@@ -131,8 +131,8 @@ class RowReader:
                 f"no response to train on: looked for {join_names(RESPONSE_FIELDS)}; the keys are {join_names(row.keys)}.",
                 "Fine-tuning and few-shot prompts need traces: {prompt, response} rows, or worked solutions that end in #### or \\boxed{}.",
             )
-        question_field = self.question_field or _first(QUESTION_FIELDS, row.keys)
-        numbers_field = _first(NUMBERS_FIELDS, row.keys)
+        question_field = self.question_field or first_field(QUESTION_FIELDS, row.keys)
+        numbers_field = first_field(NUMBERS_FIELDS, row.keys)
         if conversation is not None:
             question, (kind, truth) = conversation.question, self.truth(row)
         elif question_field is None and numbers_field is not None and "target" in row.keys:
@@ -144,7 +144,7 @@ class RowReader:
             question = self.question(row, question_field)
             kind, truth = self.truth(row)
         # A null response, too, says that the prompts of its file are formatted.
-        has_response = (_first(RESPONSE_FIELDS, row.keys) or response_field) is not None and conversation is None
+        has_response = (first_field(RESPONSE_FIELDS, row.keys) or response_field) is not None and conversation is None
         prompt = self.own_prompt(row) if has_response else None
         example_id = self.new_id(row)
         self.kinds[kind] += 1  # after all that may refuse the row
@@ -172,13 +172,13 @@ class RowReader:
 
     def own_prompt(self, row: Row) -> str | None:
         """What is formatted already, of a row with a response; None if there is none, or if it is the question."""
-        prompt_field = None if self.prompt_is_question else _first(["prompt"], row.keys)
+        prompt_field = None if self.prompt_is_question else first_field(["prompt"], row.keys)
         return text_of(row, prompt_field) if prompt_field else None
 
     def truth(self, row: Row) -> tuple[str, str]:
         """The form of the answer, and the answer itself, as `final_answer` gives them; both are empty if none is needed."""
         named = self.answer_field or self.found_answer_field
-        answer_field = named or _first(ANSWER_FIELDS, row.keys)
+        answer_field = named or first_field(ANSWER_FIELDS, row.keys)
         answer = _answer_of(row, answer_field) if answer_field else None
         if answer is None or not answer.strip():
             if self.traces or not self.needs_answers:
@@ -202,7 +202,7 @@ class RowReader:
         if None in options:
             raise BadRow(row.where, f"its {options_field!r} have a null before the last option.")
         texts = [storable(str(option)) for option in options]
-        answer_field = self.answer_field or self.found_answer_field or _first(ANSWER_FIELDS, row.keys)
+        answer_field = self.answer_field or self.found_answer_field or first_field(ANSWER_FIELDS, row.keys)
         letter = _right_letter(row, answer_field, options, texts)
         self.found_answer_field = answer_field
         lines = [f"{name}. {text}" for name, text in zip(LETTERS, texts, strict=False)]
@@ -225,7 +225,7 @@ class RowReader:
     def answer_with_steps(self, row: Row) -> str:
         """The first field with a worked solution, whole: the one that was named goes before `solution`. Empty if there is none."""
         names = (self.answer_field, "solution") if self.answer_field else ("solution", *ANSWER_FIELDS)
-        values = (row.values.get(key) for name in names if (key := _first([name], row.keys)))
+        values = (row.values.get(key) for name in names if (key := first_field([name], row.keys)))
         texts = (storable(value).strip() for value in values if isinstance(value, str))
         return next(filter(_steps_in, texts), "")
 
@@ -241,7 +241,7 @@ class RowReader:
                 found["messages"] = conversation.messages
                 found |= {"tools": conversation.tools} if conversation.tools is not None else {}
         with suppress(BadRow):
-            of_choice = _first(OPTIONS_FIELDS, _filled(row)) is not None
+            of_choice = first_field(OPTIONS_FIELDS, _filled(row)) is not None
             if of_choice and (response := reference_response(truth)):
                 found["solution"] = f"{response}\n#### {letter_of(truth)[0]}"
             elif not of_choice and (worked := self.answer_with_steps(row)):
@@ -401,7 +401,7 @@ def _nothing(row: Row, what: str, given: str | None, names: Sequence[str], *, fo
     return BadRow(row.where, said, f"Name its field: --{what}-field.")
 
 
-def _first(names: Sequence[str], keys: Sequence[str]) -> str | None:
+def first_field(names: Sequence[str], keys: Sequence[str]) -> str | None:
     """The first of `names` among `keys`; failing that, the first that differs in case only."""
     for name in names:
         if name in keys:

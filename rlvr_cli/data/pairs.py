@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlvr_cli.data.examples import QUESTION_FIELDS, SHOWN_BAD_ROWS, usable_rows
+from rlvr_cli.data.examples import QUESTION_FIELDS, SHOWN_BAD_ROWS, first_field, usable_rows
 from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, join_names, stem_of, suffix_of, text_of
 from rlvr_cli.data.prompts import PromptTemplate, StoredPrompts, stored_prompts
 from rlvr_cli.data.traces import SampledIds, phase_to_train_on, was_cut
@@ -242,8 +242,9 @@ def _pair(
             raise BadRow(row.where, f"no {name} response; the keys are {join_names(row.keys)}.", _HINT)
     if texts["chosen"] == texts["rejected"]:
         raise BadRow(row.where, "the chosen and the rejected response are the same.", "Leave the pair out.")
-    formatted = not question_field and bool(text_of(row, "prompt"))
-    field = "prompt" if formatted else question_field or next((f for f in QUESTION_FIELDS if f in row.keys), "")
+    prompt_field = None if question_field else first_field(["prompt"], row.keys)
+    formatted = prompt_field is not None and bool(text_of(row, prompt_field))
+    field = prompt_field if formatted else question_field or first_field(QUESTION_FIELDS, row.keys)
     question = (text_of(row, field) if field else None) or ""
     if not question.strip():
         raise BadRow(

@@ -383,7 +383,9 @@ def traces_of(run: StoredRun) -> tuple[Traces, Sequence[Example]]:
     reading |= {"told_apart_by": recorded.get("told_apart_by"), "opened_twice": "thinking_opened" not in recorded}
     traces = load_traces(own["dataset"], template, **reading)
     if traces.fingerprint != recorded["fingerprint"]:
-        raise _cannot(run.path, f"its training data, {own['dataset']}, have changed since")
+        raise _cannot(
+            run.path, f"its training data, {own['dataset']}, have changed since, or this version reads them otherwise"
+        )
     examples = traces.examples
     if traces.rewards is not None and recorded.get("chosen_by") == "reward":
         examples = [e for e in examples if (traces.rewards[e.id] or 0) > 0.5]

@@ -75,7 +75,7 @@ def check_of_one_kind(config: QuestionOptions, name: str, mixed: str) -> None:
     """
     if not mixed or not isinstance(config, PromptOptions) or config.grader or not needs_answers(config):
         return
-    problem = f"{name}: {mixed}, which have a grader of their own, and the others have not."
+    problem = f"{name}: {mixed}, which have a grader of their own, and no grader is of all rows."
     if isinstance(config, Provenance) and config.sources.get("grader") == "resumed run":
         console.say(f"warning: {problem} Grades of such rows are wrong.")
         return

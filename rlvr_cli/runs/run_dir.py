@@ -561,12 +561,16 @@ class RunDir:
         if self._upload is not None:
             self._upload.check()
         assert os.getpid() == self._process, "a forked child may not write its parent's run"
+        self.assert_in_place()
+        return self._manifest
+
+    def assert_in_place(self) -> None:
+        """Raise RlvrError if the run's directory is no longer where it was opened."""
         if not os.path.lexists(self.path):
             raise RlvrError(
                 f"{shown(self.path)} was moved or deleted while it was being written.",
                 "If it was moved, go on where it is now, with --resume, and leave it there while a command writes it.",
             )
-        return self._manifest
 
     def _check_record(self) -> RlvrError | None:
         """Compare the manifest with the record in run.json.

@@ -579,6 +579,8 @@ def _failed(
         at: the endpoint's host.
         reached: whether it has answered any.
     """
+    if not skipped:  # else the first one is the reason; answers come in any order
+        failures = sorted(failures, key=lambda each: each[0].request_index)
     item, failure = failures[0]
     others = [*dict.fromkeys(each.called for each, _ in failures if each.called != item.called)]
     named = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")

@@ -52,6 +52,11 @@ def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, Se
             f"note: {own} traces have a prompt of their own, which --chat leaves as it is; if it is the question: --question-field prompt"
         )
     examples = traces.examples
+    if told_apart_by(config) != BY_TURNS and any(e.conversation for e in examples):
+        console.say(
+            "note: the run began with an earlier version, which wrote other tokens for some conversations: those of Parquet files with "
+            "several tools, or of tokenizers that put a `▁` in front of texts. It goes on with the new ones."
+        )
     for conversation in (e.conversation for e in examples if e.conversation):
         if not config.chat:
             raise RlvrError(

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from rlvr_cli.config.shared.training import TrainingConfig
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.check import MODELS
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.storage.sums import sums_of
@@ -62,14 +63,18 @@ class Saver:
         """Save a checkpoint. Returns seconds."""
         started = time.perf_counter()
         with self._run.activity.doing("saving a checkpoint"), trainers.state_gathered() as optimizer:
-            save_checkpoint(
-                self._run.path,
-                step=updates,
-                policy=trainers.policy,
-                optimizer=optimizer,
-                state={"position": cursor, "run_created_at": self._run.metadata["created_at"], **state},
-                tensors=tensors,
-            )
+            try:
+                save_checkpoint(
+                    self._run.path,
+                    step=updates,
+                    policy=trainers.policy,
+                    optimizer=optimizer,
+                    state={"position": cursor, "run_created_at": self._run.metadata["created_at"], **state},
+                    tensors=tensors,
+                )
+            except RlvrError:
+                self._run.assert_in_place()  # else the error advises to make its directory
+                raise
         self._saved, self._saved_at = (updates, cursor), time.monotonic()
         self.seconds = time.perf_counter() - started
         return self.seconds

@@ -46,6 +46,7 @@ def test_a_prompt_is_formatted_and_a_question_is_not(written):
         ("b, rejected", "Q: 1+1? A:", " 3"),
     ]
     assert pairs.token_ids == {}
+    assert load(written({"Prompt": "1+1?", "chosen": " 2", "rejected": " 3"})).examples[0].prompt == "1+1?"
     for field, row in (("prompt", ROW), ("q", ROW | {"q": "1+1?"})):
         assert load(written(row), question_field=field).examples[0].prompt == "Q: 1+1? A:"
     both = {"question_field": "q", "field_is_shared": True}  # of evaluation questions, too

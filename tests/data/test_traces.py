@@ -51,7 +51,7 @@ EPISODE = {"prompt": "P", "turns": [{"role": "policy", "text": "a"}, {"role": "c
         (EPISODE, EPISODE | {"turns": [EPISODE["turns"][0], {"role": "policy", "text": "b"}]}),
         (EPISODE, {"prompt": "P", "response": "ab"}),
         (TALK, {"messages": [SYSTEM, *TALK["messages"]]}),
-        (TALK, TALK | {"tools": [{"type": "function"}]}),
+        (TALK, TALK | {"tools": [{"name": "calc"}]}),
     ],
 )
 def test_the_fingerprint_is_also_of_who_says_what_and_of_tools(tmp_path, row, changed):

@@ -51,7 +51,7 @@ def test_a_dataset_of_several_kinds_needs_a_grader(tmp_path, capsys):
     path = str(tmp_path / "mix.jsonl")
     rows = [{"question": "Q", "options": options, "answer": "A", "response": "A"} for options in (["a", "b"], None)]
     (tmp_path / "mix.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = "1 of 2 rows are multiple choice, which have a grader of their own"
+    said = "1 of 2 rows are multiple choice, which have a grader of their own, and no grader is of all rows"
     checks = EvalConfig(dataset=path, check_dataset=True)
     for read in (
         lambda: run_eval(checks),

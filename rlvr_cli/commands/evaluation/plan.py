@@ -59,8 +59,8 @@ def say_inputs(
     console.say(f"model    {model_line(facts['model'])}")
     console.say(f"engine   {engine.name} ({engine.reason})")
     for name in ("max_model_len", "gpu_memory_utilization"):
-        if engine.name == "transformers" and config.sources.get(name) == "flag":
-            console.say(f"note: {flag(name)} has no effect: it is of vLLM")
+        if (engine.name != "vllm" or config.sampler_urls) and config.sources.get(name) == "flag":
+            console.say(f"note: {flag(name)} has no effect: it is of vLLM on this machine")
     if len(devices) > 1:
         console.say(f"devices  {', '.join(dict.fromkeys(devices))} for {len(devices)} processes")
     if config.base_url:

@@ -73,8 +73,11 @@ class Markers:
         """As `ids`, of a part that stands behind another one: without what a tokenizer puts in front of a text, such as `▁`."""
         starts = [found.start() for found in _pattern(self._names).finditer(before)]
         before = before[starts[-1] if starts else 0 :]  # its last marker splits a text, so what precedes it matters not
-        ids, whole = self.ids(before), self.ids(before + rendered)
-        return whole[len(ids) :] if whole[: len(ids)] == ids else self.ids(rendered)
+        for behind in (before, "\n"):  # what precedes may end in a space, which merges with the word that follows
+            ids, whole = self.ids(behind), self.ids(behind + rendered)
+            if whole[: len(ids)] == ids:
+                return whole[len(ids) :]
+        return self.ids(rendered)
 
     def in_order(self, rendered: str) -> list[str]:
         """The markers of a conversation that are tokens."""

@@ -247,10 +247,16 @@ class NextTurn:
         if self.chat.render(later).rpartition(self._place)[2] != rendered.rpartition(self._place)[2]:
             raise RlvrError(f"The chat template of {self.chat.name} writes other text after a later turn.", _HINT)
         if not self.chat.tools:  # a given conversation may have calls of tools that nobody was told of
-            try:
-                self._after([tool_message("f", "2", 0)])
-            except RlvrError:
-                self._calls = True
+            self._calls = not self._writes_answers()
+            self._calls = self._calls and self._writes_answers()
+
+    def _writes_answers(self) -> bool:
+        """Whether the chat template writes what a tool answers."""
+        try:
+            self._after([tool_message("f", "2", 0)])
+        except RlvrError:
+            return False
+        return True
 
     def _disagreement(self) -> str:
         """Why `renderers` is not used for this model though it knows it; empty: it is, or does not."""

@@ -294,7 +294,7 @@ def test_conversations_train_on_the_assistants_tokens_alone_and_replay(place, rl
         replay_run(own, most=None)
 
 
-def test_conversations_with_other_messages_or_tools_are_other_traces(place, tmp_path):
+def test_conversations_with_other_messages_or_tools_are_other_traces(place, tmp_path, capsys):
     """Runs of earlier versions, which told them apart by their text, go on so."""
     said = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
     system = {"role": "system", "content": "Be brief."}
@@ -313,6 +313,7 @@ def test_conversations_with_other_messages_or_tools_are_other_traces(place, tmp_
     for resume, count in (("", 3), ("after", 3), ("between", 3), ("before", 1)):
         config = SftConfig(**own, resume=resume, runs_dir=str(tmp_path))
         traces, examples = sft.read_traces(config, template)
+        assert ("began with an earlier version" in capsys.readouterr().err) == (resume in ("between", "before"))
         facts = {"prompt": {"name": template.name, "text": template.text}}
         facts["dataset"] = sft.recorded(config, traces, examples, [])
         assert len(examples) == count

@@ -391,6 +391,25 @@ def test_a_turn_begins_with_the_token_of_the_template_where_a_tokenizer_puts_a_s
     assert tokenizer.convert_ids_to_tokens(begun) == [first] * 2
 
 
+@pytest.mark.parametrize("prepends", [True, False])
+def test_a_turn_behind_a_space_begins_without_another_one(prepends):
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}USER: {{ m.content }} ASSISTANT: "
+        "{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
+    )
+    tokenizer = sentencepiece_tokenizer(template, prepends=prepends)
+    turns = NextTurn(ChatTemplate("sp", tokenizer=tokenizer), ends=[tokenizer.eos_token_id])
+    prompt, ids, _ = turns.conversation([QUESTION, {"role": "assistant", "content": "It is 2."}])
+    assert tokenizer.convert_ids_to_tokens([prompt[-1], ids[0]]) == ["▁", "It"]
+
+
+def test_why_a_chat_template_writes_no_answer_of_a_tool_is_said_as_it_is(next_turn):
+    turns = next_turn("phi3")
+    asked = {"role": "assistant", "content": "", "tool_calls": [tool_call("calc", {}, 0)]}
+    with pytest.raises(RlvrError, match="leaves out or repeats what answers a turn, of the role tool"):
+        turns.conversation([QUESTION, asked, tool_message("calc", "2", 0), {"role": "assistant", "content": "2"}])
+
+
 @pytest.mark.parametrize("name", [name for name in CHAT_MODELS if name != "deepseek_r1_distill"])
 def test_an_end_marker_in_an_assistants_text_is_text(next_turn, name):
     """But for one at its end, which some datasets write; of several there, the first one."""
