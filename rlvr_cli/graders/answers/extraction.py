@@ -7,7 +7,8 @@ import re
 import textwrap
 from collections.abc import Iterator
 
-from rlvr_cli.graders.answers.notation import BOLD, SURE_THOUSANDS
+from rlvr_cli.graders.answers.notation import BOLD, FUNCTIONS, GREEK, SURE_THOUSANDS
+from rlvr_cli.graders.answers.units import UNITS
 
 OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
 _MAX_CANDIDATE = 2_000  # characters kept of an answer
@@ -23,6 +24,9 @@ _NUMBER = re.compile(
 )
 _IN_NOTATION = re.compile(r"[\^_{]\s*-?[\d.]+|[\d.]+\}")  # an exponent, an index, a part of a command
 _INTRODUCTION = re.compile(r"\bis\b|(?<![<>!])=|(?<=[A-Za-z]):(?=\s)")
+_LABEL = re.compile(r"\s*(?:[-*\u2022]|\([a-j]\))\s+(?=-?[\w$\\(.])")
+_ALONE = re.compile(r"(?:^|[=,:]|[A-Za-z]{2})\s*(-?\$?[\d.,/]{0,20}\d)\s*$")  # the 5 of 5 = x
+_AMOUNT = re.compile(r"[-$\d.,/ ]*\d(?:[mgLl]| an? [a-z]+|%? ([A-Za-z]{2,}))")  # 900m, $5 a day, 8 GB, 5 cm
 _THINKING = re.compile("</?think>")
 _FENCE = re.compile(r"[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([^`\s]*+)[^`]*+")
 _PYTHON = {"python", "py", "python3"}
@@ -165,24 +169,40 @@ def candidates(response: str) -> list[str]:
 
 
 def _stated_in(line: str) -> str | None:
-    """What follows the last `is`, `=` or colon of a line, or else all of it, if it can be read; else, and of a sentence, its last number."""
+    """What follows the last `is`, `=` or colon of a line, or else all of it, if it can be read as mathematics; else its last number."""
     from rlvr_cli.graders.answers.reading.reader import has_prose  # most graders do without
     from rlvr_cli.graders.answers.reading.readings import readings
 
+    line = line[label.end() :] if (label := _LABEL.match(line)) else line
     introduced = _last(_INTRODUCTION, line)
     if introduced is not None:
-        part = _SENTENCE_END.split(line[introduced.end() :], maxsplit=1)[0].strip()
-        if introduced[0] == "is":
-            part = part.rstrip("!")
-        if not all(map(has_prose, readings(part))):
-            return part
+        before, (part, *others) = line[: introduced.start()], _SENTENCE_END.split(line[introduced.end() :])
+        part = part.strip().rstrip("!" if introduced[0] == "is" else "")
+        if introduced[0] == "=" and re.fullmatch("[A-Za-z]", part) and (named := _ALONE.search(before)):
+            return named[1]
+        if not re.search(r"\d", "".join(others)) and not all(map(has_prose, readings(part))):
+            return _number_in(part) if _is_counted(part) else part
     read = readings(line)
-    if not all(map(has_prose, read if "\\" in line else read[:1])):
+    if not _is_counted(line) and not all(map(has_prose, read if "\\" in line else read[:1])):
         return line
-    number = last_number(_IN_NOTATION.sub(" ", SURE_THOUSANDS.sub(",", line)))
-    if number is None:
-        return line if len(line) <= 100 else None
-    mixed = re.search(rf"(?<![\w.,/])\d+ {re.escape(number)}", line) if "/" in number else None
+    return _number_in(line) or (line if len(line) <= 100 else None)
+
+
+def _is_counted(text: str) -> bool:
+    """Whether a text is a number of something in plain words, such as `27 pies`, which are no mathematics."""
+    words = re.findall("[A-Za-z]+", text)
+    if re.search(r"[\\^]|\d (?:or|and|to)\b", text) or not re.search(r"\d", text):
+        return False
+    if any(word == "pi" or word in FUNCTIONS | GREEK - UNITS.keys() for word in words):
+        return False
+    amount = _AMOUNT.fullmatch(text.rstrip(" ."))
+    return any(len(word) > 3 for word in words) or (amount is not None and amount[1] not in UNITS)
+
+
+def _number_in(text: str) -> str | None:
+    """The last number of a text, a mixed one such as `1 1/2` included."""
+    number = last_number(_IN_NOTATION.sub(" ", SURE_THOUSANDS.sub(",", text)))
+    mixed = re.search(rf"(?<![\w.,/])\d+ {re.escape(number)}", text) if number and "/" in number else None
     return number if mixed is None else mixed[0]
 
 
