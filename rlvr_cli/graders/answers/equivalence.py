@@ -29,7 +29,7 @@ from rlvr_cli.graders.answers.formula import (
     same_value,
     to_complex,
 )
-from rlvr_cli.graders.answers.notation import MAX_LENGTH
+from rlvr_cli.graders.answers.notation import MARKUP, MAX_LENGTH
 from rlvr_cli.graders.answers.objects import (
     Group,
     Listing,
@@ -60,7 +60,6 @@ _CHOICE_ANSWER = re.compile(
 _LETTERED = re.compile(r"\(([A-J])\)\s*\S.*", re.S)
 _DECIMAL = re.compile(r"(?:- )?\d*(?:\.(\d+))?(?: \* 10 \^ (\d{1,2}|\{ - \d{1,2} \})|[eE]([+-]?\d{1,2}))?")
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
-_MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|boxed|textit|bf)\b|[${}*]|\\[ ,;!]")
 _LETTERS_IN_ORDER = re.compile(r"[A-Z]{3,}|[IVXL]{2}")  # HHT, IV: no product; AB is a segment, and equals BA
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
@@ -115,10 +114,10 @@ def readable(text: str) -> bool:
 
 def _same_verdict(answer: str, truth: str) -> bool:
     """Whether the truth is yes, no, true or false and the answer starts with it, as in `Yes, because ...`."""
-    plain = _MARKUP.sub(" ", truth).strip(" .").lower()
+    plain = MARKUP.sub(" ", truth).strip(" .").lower()
     return (
         plain in ("yes", "no", "true", "false")
-        and re.match(rf"{plain}\s*[,.:;]", _MARKUP.sub(" ", answer).strip().lower()) is not None
+        and re.match(rf"{plain}\s*[,.:;]", MARKUP.sub(" ", answer).strip().lower()) is not None
     )
 
 
@@ -128,9 +127,9 @@ def _same_choice(answer: str, truth: str) -> bool:
     if match is None or len(truth) > 200:
         return False
     letter, rest = match[1], match[2]
-    if rest is not None and not _LETTERED.match(_MARKUP.sub(" ", truth).strip()):
+    if rest is not None and not _LETTERED.match(MARKUP.sub(" ", truth).strip()):
         return False
-    plain = " ".join(_MARKUP.sub(" ", answer).split()).rstrip(".")
+    plain = " ".join(MARKUP.sub(" ", answer).split()).rstrip(".")
     found = _CHOICE_ANSWER.fullmatch(plain) or _LETTERED.fullmatch(plain)
     if found is None:
         return False

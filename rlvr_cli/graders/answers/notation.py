@@ -70,6 +70,7 @@ _ORDINAL = re.compile(r"(?<=\d)(?:\^?\{?\\(?:text|mathrm|textrm)\{(?:st|nd|rd|th
 
 _NOON = re.compile(r"\b([ap])\.\s*m\b\.?", re.I)
 _DEGREE_LETTER = re.compile(r"(?<=\d)\^\{?[oO]\}?(?![A-Za-z0-9])")
+MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|boxed|textit|bf)\b|[${}*]|\\[ ,;!()\[\]]")
 BOLD = re.compile(r"(?<![\w)\]}])\*\*(?=\S)([^*]+)(?<=\S)\*\*(?![\w(])")
 _STARRED = re.compile(r"(?:^|(?<=[A-Za-z:]\s))\*(?=[^\s*])([^*]*[^\s*])\*(?![\w(])")
 _EMPHASIS = re.compile(r"(\*{1,3}|_{1,2})([^\s*_](?:[^*_]*[^\s*_])?)\1")
