@@ -39,7 +39,7 @@ def same_sequence(answer: str, truth: str) -> bool | None:
 
 
 def _stated(plain: str) -> str:
-    """What follows the last `is`, `was`, `=` or colon, if numbers in order are there; else all of it, also of `1/2/2021 is a week before 1/9/2021`."""
+    """What follows the last `is`, `was`, `=` or colon, if numbers are there; else all, also of `1/2/2021 is a week before 1/9/2021`."""
     introduced = list(_INTRODUCTION.finditer(plain))
     if not introduced or _SEQUENCE.fullmatch(plain[: introduced[-1].start()].strip()):
         return plain
