@@ -1,11 +1,11 @@
 r"""Multiple choice: which option a response chooses.
 
-A letter counts where the response says that it is the answer: in `<answer>` tags or a ``\boxed{}``, alone or before a mark and a text,
-"B. Paris", or its option's own text; else after "answer is", "answer:" or "the correct option is"; else after "option" or "choice",
-unless it is called wrong; else where the response begins with a letter and a mark, "B.", "(B)", or its first line is nothing else. Of
-several places of one kind the last counts. There may be quotes, brackets, Markdown or ``\text{}`` around the letter. Of the thinking only
-tags and boxes count, and only where no letter follows the thinking. Tags or a box that hold the text of an option without a letter choose
-no other one, unless it is stated after the box.
+A letter counts where the response says that it is the answer: in `<answer>` tags or a ``\boxed{}``, alone or before a mark and a text, "B.
+Paris", or its option's own text; else after "answer is", "answer:" or "the correct option is"; else after "option" or "choice", unless it
+is called wrong and not the only one; else where the response begins with a letter and a mark, "B.", "(B)", or its first line is nothing
+else. Of several places of one kind the last counts. There may be quotes, brackets, Markdown or ``\text{}`` around the letter. Of the
+thinking only tags and boxes count, and only where no letter follows the thinking. Tags or a box that hold the text of an option without a
+letter choose no other one, unless it is stated after the box.
 """
 
 import re
@@ -26,10 +26,11 @@ _CORRECT = (
     r"\b(?:the(?:\s+(?:best|most\s+(?:likely|suitable|appropriate|accurate)))?|my|correct|right|final)\s+"
     rf"(?:option|choice)[\s*]+{_IS}(?!{_OPEN}[A-J]\b(?:[^\w]*(?:or|if|and)\b|/[A-J]))"
 )
-_REFUTED = r"(?:[:,]\s*|is\s+)(?:wrong|incorrect|false|not\s+(?:the\s+)?(?:right|correct))\b"
+_REFUTED = r"(?:\([^()\n]{0,200}\)\s*)?(?:[:,]\s*|is\s+)(?:wrong|incorrect|false|not\s+(?:the\s+)?(?:right|correct))\b"
+_NAMED = rf"(?i:\b(?:option|choice))(?![_\[])\s*+:?{_LETTER}"
 _STATED = (  # but not names of a program, such as option_A and answer["A"]
     re.compile(rf"(?i:\banswer(?:[\s*]+{_IS})?|{_CORRECT})(?![_\[])[\s*]*+:?{_LETTER}"),
-    re.compile(rf"(?i:\b(?:option|choice))(?![_\[])\s*+:?{_LETTER}(?!{_CLOSE}{_REFUTED})"),
+    re.compile(rf"{_NAMED}(?!{_CLOSE}{_REFUTED})"),
 )
 _WHOLE = re.compile(rf"{_OPEN}([A-J]){_CLOSE}")
 _FIRST = re.compile(rf"{_OPEN}([A-J])(?:[.):*\]]|{_CLOSE}$)", re.MULTILINE)
@@ -58,6 +59,8 @@ def chosen_letters(response: str, options: Sequence[str]) -> list[str]:
     first = _FIRST.match(answer)
     places = [pattern.findall(answer) for pattern in _STATED]
     places += [[first[1]] if first else [], *([_letter_of(text, options)] for text, _ in _declared(response))]
+    named = re.findall(_NAMED, answer)
+    places.append(named if len(set(named)) == 1 else [])
     known = ([letter for letter in place if letter in letters] for place in places)
     return next(filter(None, known), [])
 

@@ -102,13 +102,13 @@ _SPELLINGS = {
     "\\geqslant": ">=", "\\ne": "!=", "\\neq": "!=", "\\approxeq": "\\approx", "\\simeq": "\\approx", "\\equiv": "\\equiv",
     "\\mid": "|", "\\vert": "|", "\\lvert": "|", "\\rvert": "|", "\\colon": ":", "\\lbrace": "\\{", "\\rbrace": "\\}",
     "\\lbrack": "[", "\\rbrack": "]", "\\lparen": "(", "\\rparen": ")", "\\prime": "'", "\\backslash": "\\setminus",
-    "\\ldots": "...", "\\dots": "...", "\\cdots": "...", "\\dotsc": "...", "\\%": "%", "\\$": "$",
+    "\\ldots": "...", "\\dots": "...", "\\cdots": "...", "\\dotsc": "...", "\\%": "%", "\\$": "$", "\\€": "€", "\\£": "£", "\\₹": "₹", "\\¥": "¥",
     "\\notin": "\\notin", "\\ni": "\\ni", "\\varnothing": "\\emptyset", "\\bigcup": "\\cup", "\\bigcap": "\\cap",
     "\\degree": "\\circ", "\\degrees": "\\circ", "\\lor": "or", "\\vee": "or", "\\land": "and", "\\wedge": "and",
     "\\iff": "\\iff", "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac", "\\dbinom": "\\binom",
     "\\tbinom": "\\binom", "\\varphi": "\\phi", "\\tan": "\\tan",
 }  # fmt: skip
-_OPERATORS = word_set("^ = * / <= >= < > != | : \\{ \\} [ ] ( ) ' % $ ...")
+_OPERATORS = word_set("^ = * / <= >= < > != | : \\{ \\} [ ] ( ) ' % $ € £ ₹ ¥ ...")
 _SPACES = frozenset(
     ["\\,", "\\;", "\\:", "\\>", "\\ ", "\\\n", "\\quad", "\\qquad", "\\enspace", "\\thinspace", "\\space", "\\hfill"]
 )
