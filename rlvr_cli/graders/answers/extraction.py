@@ -26,6 +26,7 @@ _IN_NOTATION = re.compile(r"[\^_{]\s*-?[\d.]+|[\d.]+\}")  # an exponent, an inde
 _INTRODUCTION = re.compile(r"\bis\b|(?<![<>!])=|(?<=[A-Za-z]):(?=\s)")
 _LABEL = re.compile(r"\s*(?:[-*\u2022]|\([a-j]\))\s+(?=-?[\w$\\(.])")
 _ALONE = re.compile(r"(?:^|[=,:]|[A-Za-z]{2})\s*(-?\$?[\d.,/]{0,20}\d)\s*$")  # the 5 of 5 = x
+_FIRST_AMOUNT = re.compile(r"[-$\d.,/ ]*\d(?:(?:[mgLl]|[KMGT][Bb])?\b|%)")
 _AMOUNT = re.compile(r"[-$\d.,/ ]*\d(?:[mgLl]| an? [a-z]+|%? ([A-Za-z]{2,}))")  # 900m, $5 a day, 8 GB, 5 cm
 _THINKING = re.compile("</?think>")
 _FENCE = re.compile(r"[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([^`\s]*+)[^`]*+")
@@ -181,7 +182,10 @@ def _stated_in(line: str) -> str | None:
         if introduced[0] == "=" and re.fullmatch("[A-Za-z]", part) and (named := _ALONE.search(before)):
             return named[1]
         if not re.search(r"\d", "".join(others)) and not all(map(has_prose, readings(part))):
-            return _number_in(part) if _is_counted(part) else part
+            if not _is_counted(part):
+                return part
+            first = None if re.search(r", |\b(?:or|which)\b", part) else _FIRST_AMOUNT.match(part)
+            return _number_in(part if first is None else first[0])  # 104 games after 3 years; 4.2, which rounds to 4
     read = readings(line)
     if not _is_counted(line) and not all(map(has_prose, read if "\\" in line else read[:1])):
         return line
@@ -191,7 +195,7 @@ def _stated_in(line: str) -> str | None:
 def _is_counted(text: str) -> bool:
     """Whether a text is a number of something in plain words, such as `27 pies`, which are no mathematics."""
     words = re.findall("[A-Za-z]+", text)
-    if re.search(r"[\\^]|\d (?:or|and|to)\b", text) or not re.search(r"\d", text):
+    if not _FIRST_AMOUNT.match(text) or re.search(r"[\\^]|\d (?:or|and|to)\b", text):
         return False
     if any(word == "pi" or word in FUNCTIONS | GREEK - UNITS.keys() for word in words):
         return False
