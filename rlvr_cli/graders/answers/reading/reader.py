@@ -37,7 +37,15 @@ from rlvr_cli.graders.answers.reading.token_lists import (
     split,
     trimmed,
 )
-from rlvr_cli.graders.answers.reading.wording import CONDITIONS, DENIALS, HEDGES, POWERS, is_denied, words_of
+from rlvr_cli.graders.answers.reading.wording import (
+    CONDITIONS,
+    DENIALS,
+    HEDGES,
+    POWERS,
+    is_called_wrong,
+    is_denied,
+    words_of,
+)
 from rlvr_cli.graders.answers.units import GLUED_UNITS, UNITS, canonical_unit
 
 EMPTY = Words("empty set")
@@ -545,8 +553,8 @@ def read_quantity(tokens: Tokens) -> Node | None:
     words = [word for token in unit_tokens for word in token.text.lower().split()]
     if any(word in HEDGES for word in words) or POWERS & set(words[:1]):
         return None
-    if words[:1] == ["is"] and DENIALS & set(words):
-        return None  # 5 is wrong
+    if is_called_wrong(words[:2]):
+        return None
     while words and isinstance(value, Value) and (factor := factor_of(words[0])):
         value = Value(combined("*", value.formula, constant(factor)))
         rest = unit_tokens[0].text.split()[1:]

@@ -13,11 +13,11 @@ from rlvr_cli.graders.answers.reading.wording import (
     CHANGES,
     CONCLUSIONS,
     CONDITIONS,
-    DENIALS,
     HEDGES,
     POWERS,
     connects,
     ends_in_denial,
+    is_called_wrong,
     is_denied,
     words_of,
 )
@@ -65,12 +65,13 @@ def _stated_by(tokens: Tokens) -> list[Node]:
     if 0 < after_word < after_equals and _are_several(read_tokens(tokens[after_word:])):
         after_equals = 0
     found: list[Node] = []
+    denied = False
     for start in {after_word, after_equals} - {0}:
         denied = (is_denied if tokens[start - 1].text == "=" else ends_in_denial)(tokens[:start])
         node = read_tokens(tokens[start:])
         if node is not None and not denied:
             found.append(node)
-    if after_equals or not all(isinstance(node, Opaque | Words) for node in found):
+    if after_equals or denied or not all(isinstance(node, Opaque | Words) for node in found):
         return found
     return [*found, *_only_object(tokens)]
 
@@ -94,8 +95,8 @@ def _are_several(node: Node | None) -> bool:
 
 def _only_object(tokens: Tokens) -> list[Node]:
     """The only piece of mathematics in a sentence without words of doubt (`HEDGES`); nothing if there are several."""
-    words = {word.lower() for token in tokens if token.kind in ("word", "text", "sep") for word in token.text.split()}
-    if words & HEDGES or ("is" in words and words & DENIALS) or any(token.kind == "bad" for token in tokens):
+    words = [word.lower() for token in tokens if token.kind in ("word", "text", "sep") for word in token.text.split()]
+    if HEDGES & set(words) or is_called_wrong(words) or any(token.kind == "bad" for token in tokens):
         return []
     pieces: list[Tokens] = [[]]
     for index, token in enumerate(tokens):
