@@ -4,6 +4,7 @@ Enters: the text of an answer. Leaves: nodes, none where it states nothing, seve
 """
 
 import re
+from itertools import pairwise
 
 from rlvr_cli.graders.answers.notation import is_prose, tokens_of
 from rlvr_cli.graders.answers.objects import Listing, Node, Opaque, Relation, Words
@@ -80,10 +81,20 @@ def _without_condition(tokens: Tokens, start: int) -> Tokens:
     """The tokens up to a condition with `=` behind the value that begins at `start`: `is 7 at x = 2`, and no conclusion after it."""
     for index in range(start + 1, len(tokens)):
         if tokens[index].text.lower().strip() in CONDITIONS:
-            rest = {token.text for token in tokens[index:]}
+            rest = [token.text for token in tokens[index:]]
             concludes = "=" not in rest or "," in rest or CONCLUSIONS & words_of(tokens[index:])
+            if not concludes and not _ends_in_name(tokens[index + 1 : index + rest.index("=")]):
+                return tokens  # 3 hours at $4 = $12
             return tokens if concludes or has_prose(read_tokens(tokens[start:index])) else tokens[:index]
     return tokens
+
+
+def _ends_in_name(tokens: Tokens) -> bool:
+    """Whether tokens before `=` may name what has a value: `x`, `x_1`, `f(2)`, `quotient q`; not `$4`, `5 x 3`, `a person`."""
+    numbered = [before.text for before, token in pairwise(tokens) if token.kind == "num"]
+    return (
+        bool(tokens) and tokens[0].kind != "num" and {"_", "("}.issuperset(numbered) and not is_prose(tokens[-1].text)
+    )
 
 
 def _are_several(node: Node | None) -> bool:
