@@ -60,7 +60,6 @@ _CHOICE_ANSWER = re.compile(
 _LETTERED = re.compile(r"\(([A-J])\)\s*\S.*", re.S)
 _DECIMAL = re.compile(r"(?:- )?\d*(?:\.(\d+))?(?: \* 10 \^ (\d{1,2}|\{ - \d{1,2} \})|[eE]([+-]?\d{1,2}))?")
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
-_LETTERS_IN_ORDER = re.compile(r"[A-Z]{3,}|[IVXL]{2}")  # HHT, IV: no product; AB is a segment, and equals BA
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 
@@ -215,18 +214,26 @@ def _same_unordered(answers: tuple[Node, ...], truths: tuple[Node, ...]) -> bool
 
 
 def _different_names(items: tuple[Node, ...]) -> bool:
-    """Whether the items are values of different names, as `x = 3, y = 4`."""
-    names = {_spelled(item.sides[0]) for item in items if isinstance(item, Relation) and item.named}
+    """Whether the items are values of different names, as `x = 3, y = 4`; not of `x_1` and `x_2`, which may be swapped."""
+    names = {_spelled(item.sides[0]).partition(" _")[0] for item in items if isinstance(item, Relation) and item.named}
     return len(names) == len(items)
 
 
 def _same_values(answer: Value, truth: Value) -> bool:
     keys = (answer.formula.key, truth.formula.key)
-    if all(map(_LETTERS_IN_ORDER.fullmatch, keys)):
+    if all(map(_are_in_order, keys)):
         return keys[0] == keys[1]
     if same_value(answer.formula, truth.formula):
         return True
     return answer.loose is not None and same_value(answer.loose, truth.formula)
+
+
+def _are_in_order(key: str) -> bool:
+    """Whether letters are a sequence, as HHT or IV, and no product. AB is a segment, and LWH a volume: in any order."""
+    if not re.fullmatch("[A-Z]{2,}", key):
+        return False
+    repeat = len(set(key)) < len(key) > 2
+    return repeat or set(key) <= set("IVXL") or (set(key) <= set("IVXLCDM") and len(key) > 2)
 
 
 def _same_quantity(answer: Node, truth: Node) -> bool:

@@ -26,7 +26,11 @@ def _cached_tokens(text: str) -> tuple[Token, ...]:
 def _with_separators(text: str) -> str:
     """A text of nothing but equations for different names, one below or beside the other, with `;` between them."""
     lines = _BREAK.split(text)
-    names = {match[1] for line in lines if (match := _EQUATION_FOR.match(line))}
+    first = lines[0].rpartition(" is ")[2]  # of `The answer is x=5`
+    names = {match[1] for line in [first, *lines[1:]] if (match := _EQUATION_FOR.match(line))}
+    value = lines[-1].partition("=")[2]
+    if any(re.search(rf"(?<![A-Za-z\\]){re.escape(name)}(?![A-Za-z])", value) for name in names):
+        return text  # r = 5 \\ A = \pi r^2 computes one value
     return "; ".join(lines) if len(names) == len(lines) > 1 else text
 
 
@@ -72,7 +76,7 @@ def _read_all(text: str, found: list[Node]) -> None:
     if crossed is not None and (product := read_tokens(crossed)) is not None:
         found.append(product)
     if has_prose(node):
-        found.extend(stated(text))
+        found.extend(stated(_with_separators(text)))
     elif (
         isinstance(node, Value)
         and node.formula.names
