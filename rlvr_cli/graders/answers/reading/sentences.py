@@ -23,7 +23,7 @@ from rlvr_cli.graders.answers.reading.wording import (
     words_of,
 )
 
-_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z$\\(\d])")
+_SENTENCE = re.compile(r"(?<=[.!?])(?<!Rs\.)\s+(?=[A-Z$\\(\d])")
 _REASONED = re.compile(  # not before a conclusion: "since x > 0, x = 20", "because he buys 8 he now has 20"
     r"(.*\banswer(?:\s+is(?!\s+not\b)|:)\s+[^,;]*?\d[^,;]*?),?\s(?:because|since)\s"
     r"(?!.*(?:,|\b(?:so|thus|hence|therefore|answer|we|he|she|it|they)\b))",
