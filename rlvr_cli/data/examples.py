@@ -398,7 +398,8 @@ def _nothing(row: Row, what: str, given: str | None, names: Sequence[str], *, fo
         )
     looked_for = given or join_names(names)
     said = f"no {what}: looked for {looked_for}; the keys are {join_names(row.keys)}."
-    return BadRow(row.where, said, f"Name its field: --{what}-field.")
+    every = ", which counts for every dataset of the command" if given else ""
+    return BadRow(row.where, said, f"Name its field: --{what}-field{every}.")
 
 
 def first_field(names: Sequence[str], keys: Sequence[str]) -> str | None:

@@ -28,6 +28,7 @@ from rlvr_cli.types import Example
 
 def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, Sequence[Example]]:
     """Return all traces, and those to train on."""
+    apart_by = told_apart_by(config)
     traces = load_traces(
         config.dataset,
         template,
@@ -36,7 +37,7 @@ def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, Se
         answer_field=config.answer_field,
         skip_bad_lines=config.skip_bad_lines,
         runs_dir=config.runs_dir,
-        told_apart_by=told_apart_by(config),
+        told_apart_by=apart_by,
         opened_twice=bool(config.resume) and "thinking_opened" not in began_with(config),
     )
     if traces.rewards is not None and "split" in typed_options(config):
@@ -52,7 +53,7 @@ def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, Se
             f"note: {own} traces have a prompt of their own, which --chat leaves as it is; if it is the question: --question-field prompt"
         )
     examples = traces.examples
-    if told_apart_by(config) != BY_TURNS and any(e.conversation for e in examples):
+    if apart_by != BY_TURNS and any(e.conversation for e in examples):
         console.say(
             "note: the run began with an earlier version, which wrote other tokens for some conversations: those of Parquet files with "
             "several tools, or of tokenizers that put a `▁` in front of texts. It goes on with the new ones."

@@ -265,14 +265,7 @@ def load_eval_dataset(config: TrainingConfig, template: PromptTemplate | None = 
         "answer_field": None if named else config.answer_field,
         "skip_bad_lines": config.skip_bad_lines,
     }
-    try:
-        questions = load_dataset(spec, limit=limit, **reading, needs_answers=needs_answers(config))
-    except RlvrError as error:
-        missing = [n for n in ("question_field", "answer_field") if f"looked for {reading[n]};" in error.problem]
-        if not missing:
-            raise
-        hint = f"{flag(missing[0])} counts for --eval-dataset, too: give the field that name there."
-        raise RlvrError(error.problem, hint) from error
+    questions = load_dataset(spec, limit=limit, **reading, needs_answers=needs_answers(config))
     console.report_skipped_lines(questions.num_skipped, questions.skipped)
     for note in questions.notes:
         console.say(note)

@@ -48,13 +48,14 @@ def encode_traces(
         RlvrError: as `encode`; a chat template cannot write a conversation; or a response has tokens that the policy did not sample, and
             its ids are another tokenizer's.
     """
+    appended: Any = tokenizer.eos_token_id if end is None else end
     prompts: list[array[int]] = []
     responses: list[array[int]] = []
     masks: list[list[bool] | None] = []
     for example, before, own in _of_texts(examples, tokenizer, append_eos=append_eos, end=end):
         learned = None
         if example.turns is not None:
-            own, learned = _of_turns(example.turns, tokenizer, append_eos=append_eos, end=end)
+            own, learned = _of_turns(example.turns, tokenizer, append_eos=append_eos, end=appended)
         if example.conversation is not None:
             assert chat is not None, "a conversation without a chat template"
             before, own, learned = _of_conversation(example.id, example.conversation, chat)
@@ -64,7 +65,7 @@ def encode_traces(
         if known and _is_spelled(example.response or "", sampled, tokenizer):
             ended = response[-1] in (tokenizer.eos_token_id, *other_ends)
             ends = not (append_eos and end_sampled) or ended or not (mask or [True])[-1]
-            before, own = prompt, response if ends else [*response, tokenizer.eos_token_id if end is None else end]
+            before, own = prompt, response if ends else [*response, appended]
             learned = mask if mask is None or ends else [*mask, True]
         if mask is not None and learned is None:
             raise RlvrError(
@@ -116,7 +117,7 @@ def _of_conversation(
 
 
 def _of_turns(
-    turns: Sequence[tuple[str, str]], tokenizer: Any, *, append_eos: bool, end: int | None
+    turns: Sequence[tuple[str, str]], tokenizer: Any, *, append_eos: bool, end: int
 ) -> tuple[list[int], list[bool]]:
     """The ids of turns, each tokenized alone as in an episode, and which of them are the policy's."""
     ids: list[int] = []
@@ -126,7 +127,7 @@ def _of_turns(
         ids += own
         mask += [role == "policy"] * len(own)
     if append_eos and mask[-1:] == [True] and ids[-1] not in (tokenizer.eos_token_id, end):
-        return [*ids, tokenizer.eos_token_id if end is None else end], [*mask, True]
+        return [*ids, end], [*mask, True]
     return ids, mask
 
 

@@ -305,7 +305,10 @@ def test_a_plan_of_an_evaluation_says_what_would_be_sampled_and_writes_nothing(t
     words = "eval --dataset arithmetic:6 --thinking-budget 8,20,40 --sampling-max-tokens {} --dry-run"
     done = rlvr(tmp_path, *words.format(300).split(), "--max-model-len", "400")
     assert "18 responses of up to 300 tokens" in done.err
-    assert ("note: --max-model-len has no effect" in done.err) == ("engine   transformers" in done.err)
+    unheeded = "note: --max-model-len has no effect"
+    assert (unheeded in done.err) == ("engine   transformers" in done.err)
+    far = "eval --dataset arithmetic:6 --base-url http://127.0.0.1:9 --model m --max-model-len 400 --dry-run"
+    assert unheeded in rlvr(tmp_path, *far.split()).err
     for asked in (words, words.removesuffix(" --dry-run")):
         assert "leave none for the answer" in rlvr(tmp_path, *asked.format(41).split(), status=1).err
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["taken"]

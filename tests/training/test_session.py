@@ -57,8 +57,8 @@ def test_a_field_that_the_evaluation_questions_lack_is_said_to_be_theirs_too(tmp
     files: dict[str, Any] = {"dataset": str(tmp_path / "train.jsonl"), "eval_dataset": str(tmp_path / "eval.jsonl")}
     with pytest.raises(RlvrError, match=r"eval\.jsonl:1: no .*: looked for own") as raised:
         load_inputs(GrpoConfig(**files, **{option: "own"}, skip_bad_lines=skip), questions_per_batch=1)
-    flag = f"--{option.replace('_', '-')}"
-    assert raised.value.hint == f"{flag} counts for --eval-dataset, too: give the field that name there."
+    named = f"Name its field: --{option.replace('_', '-')}, which counts for every dataset of the command."
+    assert raised.value.hint.startswith(named)
     (tmp_path / "eval.jsonl").write_text("{")
     with pytest.raises(RlvrError) as raised:
         load_inputs(GrpoConfig(**files, **{option: "own"}, skip_bad_lines=skip), questions_per_batch=1)
