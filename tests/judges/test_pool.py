@@ -1,5 +1,6 @@
 """A judge behind an endpoint that is at fault: what has no score has no reward, never 0; each text is paid for once; no key is told."""
 
+import itertools
 import threading
 import tracemalloc
 from concurrent.futures import CancelledError
@@ -246,14 +247,16 @@ def test_a_judge_that_is_down_ends_the_work_instead_of_grading_nothing(judge, op
 
 @pytest.mark.parametrize("answered", [0, 5])
 def test_no_failure_of_an_outage_comes_out_as_a_grade(judge, open_pool, answered):
-    scored, late = scoring(length_score), threading.Event()
+    scored, late, failures = scoring(length_score), threading.Event(), itertools.count(1)
 
     def answer(body):
-        if len(judge.bodies) <= answered:
-            return replace(scored(body), wait=0.1 * (len(judge.bodies) == 4))  # after the first failure of the outage
-        if len(judge.bodies) == answered + 8:
+        part, i = divmod(int(response_in(body)), 10)
+        if 3 * part + i < answered:
+            return replace(scored(body), wait=0.1 * (part == 1 and i == 0))  # after the first failure of the outage
+        number = next(failures)
+        if number == 8:
             late.set()
-        return replace(error(503, "down"), after=late if len(judge.bodies) == answered + 1 else None)
+        return replace(error(503, "down"), after=late if number == 1 else None)
 
     judge.answer = answer  # one of the failures is under way when the judge is given up
     pool = open_pool(judge_retries=0, judge_concurrency=4)
