@@ -14,7 +14,14 @@ from rlvr_cli.graders.answers.reading.sentences import stated
 from rlvr_cli.graders.answers.reading.token_lists import Tokens, closing_index, merge_thousands, trimmed
 from rlvr_cli.graders.answers.units import UNITS
 
-_BREAK = re.compile(r"(?:\\\\|\\q?quad(?![a-z])|\n)\s*|(?<=[\d})$])\s+(?=\$?[A-Za-z](?:_\w)?=\S)")  # as in `x=2 y=3`
+_BREAK = re.compile(  # the last as in `x=2 y=3`
+    r"(?:\\\\(?:\[\d+\w\w\])?|\\q?quad(?![a-z])|\n)\s*|(?<=[\d})$])\s+(?=\$?[A-Za-z](?:_\w)?=\S)"
+)
+_MARKS = re.compile(  # of a line, not of its equation: `- **x = 5**`, `x &= 5`
+    r"\\(?:begin|end)\{(?:align|gather|split)[a-z]*\*?\}|&"
+    r"|(?m:^[ \t]*(?:(?:[-*•]|\d+[.)])[ \t]+)?(?:\*\*)?|\*\*[.,;]?[ \t]*$)"
+)
+_BOX = re.compile(r"\A[\s$]*\\boxed\{(.*)\}[\s$.]*\Z", re.DOTALL)
 _EQUATION_FOR = re.compile(r"(?:\s|\$|\\[(\[])*((?:[A-Za-z]|[\\A-Z][a-z]+)(?:_\w|_\{\w+\})?(?:\([a-z]\))?)\s*=")
 
 
@@ -25,7 +32,9 @@ def _cached_tokens(text: str) -> tuple[Token, ...]:
 
 def _with_separators(text: str) -> str:
     """A text of nothing but equations for different names, one below or beside the other, with `;` between them."""
-    lines = _BREAK.split(text)
+    lines = [line for line in _BREAK.split(_MARKS.sub("", _BOX.sub(r"\1", text))) if line.strip()]
+    if not lines:
+        return text
     first = lines[0].rpartition(" is ")[2]  # of `The answer is x=5`
     names = {match[1] for line in [first, *lines[1:]] if (match := _EQUATION_FOR.match(line))}
     value = lines[-1].partition("=")[2]
