@@ -30,7 +30,7 @@ from rlvr_cli.training.losses.chosen import own_loss_facts, preference_loss
 from rlvr_cli.training.pairs import EncodedPairs
 from rlvr_cli.training.planning.notes import length_notes
 from rlvr_cli.training.planning.plan import dpo_plan, online_dpo_plan, print_plan
-from rlvr_cli.training.read_traces import end_of_turn, recorded_end
+from rlvr_cli.training.read_traces import end_of_turn, opened_twice, recorded_end, recorded_opening
 from rlvr_cli.training.session import inputs_of_traces, load_inputs, open_trainer
 from rlvr_cli.training.trainer import Trainer
 from rlvr_cli.training.updates.tensors import rollout_tensors
@@ -135,6 +135,7 @@ def run_on_pairs(config: DpoConfig) -> None:
         runs_dir=config.runs_dir,
         pairs_per_question=config.pairs_per_question,
         seed=config.seed,
+        opened_twice=opened_twice(config),
     )
     for message in pairs.messages:
         console.say(message)
@@ -145,7 +146,8 @@ def run_on_pairs(config: DpoConfig) -> None:
         )
     num_pairs = len(pairs.examples) // 2
     num_updates = config.dpo_epochs * math.ceil(num_pairs / config.train_batch_size)
-    dataset = {"name": pairs.name, "rows": num_pairs, "fingerprint": pairs.fingerprint} | recorded_end(config)
+    dataset = {"name": pairs.name, "rows": num_pairs, "fingerprint": pairs.fingerprint}
+    dataset |= recorded_end(config) | recorded_opening(pairs)
     inputs = inputs_of_traces(config, template, pairs.examples, dataset=dataset, more_facts=own_loss_facts(config))
     print_plan(dpo_plan(config, inputs.facts, num_updates=num_updates), config, inputs, most_updates=num_updates)
     for note in length_notes(num_updates, more="a smaller --train-batch-size or more --dpo-epochs"):

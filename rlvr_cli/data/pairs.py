@@ -17,7 +17,7 @@ from typing import Any
 from rlvr_cli.data.examples import QUESTION_FIELDS, SHOWN_BAD_ROWS, first_field, usable_rows
 from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, join_names, stem_of, suffix_of, text_of
 from rlvr_cli.data.prompts import PromptTemplate, StoredPrompts, stored_prompts
-from rlvr_cli.data.traces import SampledIds, phase_to_train_on, was_cut
+from rlvr_cli.data.traces import SampledIds, opened_note, opened_once, opens_again, phase_to_train_on, was_cut
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.manifest import ROLLOUTS, Entry
 from rlvr_cli.runs.readers import fact_of, is_run, read_part, read_run, resolve_run
@@ -45,6 +45,7 @@ class Pairs:
     examples: list[Example]  # chosen and rejected in turn, each with `prompt` and `response`, and an id of its own
     messages: list[str]  # skipped lines and notes, to be shown
     token_ids: Mapping[str, SampledIds]  # by example id, where they are known
+    num_opened: int = 0  # responses without their <think>, since the prompt has it
 
 
 def load_pairs(
@@ -57,6 +58,7 @@ def load_pairs(
     runs_dir: str = "runs",
     pairs_per_question: int,
     seed: int,
+    opened_twice: bool = False,
 ) -> Pairs:
     """Load pairs from a file, or make them of a run's rollouts: of one that trains, not of its evaluations.
 
@@ -66,6 +68,7 @@ def load_pairs(
         question_field: the field of the question; with `prompt` here, that field is not formatted yet. The pairs of a run have none.
         field_is_shared: whether other questions have that field too: rows with a prompt and without the field keep their prompt.
         pairs_per_question, seed: of a run, see `pair_up`.
+        opened_twice: see `load_traces`.
 
     Raises:
         RlvrError: there is no such file or run, a row is bad, there is no pair, or as `phase_to_train_on`.
@@ -88,16 +91,26 @@ def load_pairs(
             )
         name, rows = storable(spec), file_rows(path, like='{"prompt": …, "chosen": …, "rejected": …}')
     taken: dict[str, str] = {}
+    by_template: set[str] = set()  # ids of examples whose prompt the template has made
 
     def read(row: Row) -> tuple[list[Example], list[SampledIds]]:
         field = "" if field_is_shared and question_field not in row.keys else question_field
-        return _pair(row, template, stem=storable(stem_of(path)), question_field=field, taken=taken)
+        return _pair(
+            row, template, stem=storable(stem_of(path)), question_field=field, taken=taken, by_template=by_template
+        )
 
     with closing(rows) as open_rows:
         pairs, skipped = usable_rows(open_rows, read, name=name, skip_bad_lines=skip_bad_lines)
     more = len(skipped) - SHOWN_BAD_ROWS
     messages += [f"skipped: {storable(str(bad))}" for bad in skipped[:SHOWN_BAD_ROWS]]
     messages += [f"skipped: {more:,} more"] if more > 0 else []
+    opened = (
+        set()
+        if opened_twice
+        else {e.id for examples, _ in pairs for e in examples if e.id in by_template and opens_again(e)}
+    )
+    pairs = [([opened_once(e) if e.id in opened else e for e in examples], ids) for examples, ids in pairs]
+    messages += [opened_note(len(opened))] if opened else []
     digest = hashlib.sha256()
     for examples, ids in pairs:
         digest.update(json.dumps([[(e.id, e.prompt, e.response) for e in examples], ids]).encode() + b"\n")
@@ -107,6 +120,7 @@ def load_pairs(
         examples=[e for examples, _ in pairs for e in examples],
         messages=messages,
         token_ids={e.id: i for examples, ids in pairs for e, i in zip(examples, ids, strict=False)},
+        num_opened=len(opened),
     )
 
 
@@ -233,7 +247,7 @@ def _with_question(chosen: Mapping[str, Any], rejected: Mapping[str, Any], promp
 
 
 def _pair(
-    row: Row, template: PromptTemplate, *, stem: str, question_field: str, taken: dict[str, str]
+    row: Row, template: PromptTemplate, *, stem: str, question_field: str, taken: dict[str, str], by_template: set[str]
 ) -> tuple[list[Example], list[SampledIds]]:
     """Return the two examples of a row, and their sampled ids if it has them."""
     texts = {name: text_of(row, name) or "" for name in ("chosen", "rejected")}
@@ -263,6 +277,8 @@ def _pair(
     beside = row.values.get("question") if formatted else question  # beside the prompt that was made of it
     asked = beside if isinstance(beside, str) else ""
     examples = [Example(f"{pair_id}, {name}", asked, "", prompt=prompt, response=text) for name, text in texts.items()]
+    if not formatted and not any(ids):
+        by_template.update(e.id for e in examples)
     return examples, [SampledIds(ids[0], response, None) for response in ids[1:] if response]
 
 

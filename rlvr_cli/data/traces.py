@@ -101,18 +101,16 @@ def load_traces(
     worked = sum(e.solution is not None for e in with_prompts)
     with_prompts = [replace(e, response=e.response or response_from_solution(e)) for e in with_prompts]
     by_template = [] if opened_twice else [i for i, e in enumerate(source.examples) if e.prompt is None]
-    twice = [i for i in by_template if _opens_again(with_prompts[i])]
+    twice = [i for i in by_template if opens_again(with_prompts[i])]
     for i in twice:
-        with_prompts[i] = _opened_once(with_prompts[i])
+        with_prompts[i] = opened_once(with_prompts[i])
     by_key = {(e.prompt, e.response, _messages_of(e) if told_apart_by else ""): e for e in with_prompts if e.response}
     unique = list(by_key.values())
     messages = list(source.messages)
     if worked:
         messages.append(f"{worked} responses were made from worked solutions, in the format that the prompt asks for")
     if twice:
-        messages.append(
-            f"note: {len(twice)} responses begin with <think>, which their prompt has opened: they are trained on without it"
-        )
+        messages.append(opened_note(len(twice)))
     if len(unique) < len(with_prompts):
         messages.append(f"{len(with_prompts) - len(unique)} traces were empty or duplicates and are left out")
     if not unique:
@@ -172,14 +170,19 @@ def response_from_solution(example: Example) -> str | None:
     return f"{solution}\nThe answer is $\\boxed{{{example.ground_truth}}}$."
 
 
-def _opens_again(example: Example) -> bool:
+def opens_again(example: Example) -> bool:
     """Whether a response of one turn begins with the <think> that ends its prompt."""
     is_one_turn = example.turns is None and example.conversation is None
     return is_one_turn and opens_thinking(example.prompt or "") and (example.response or "").lstrip().startswith(BEGIN)
 
 
-def _opened_once(example: Example) -> Example:
-    """An example of `_opens_again` whose response goes on where its prompt ends, after the same white space."""
+def opened_note(count: int) -> str:
+    """What is said of so many responses of `opens_again`."""
+    return f"note: {count} responses begin with <think>, which their prompt has opened: they are trained on without it"
+
+
+def opened_once(example: Example) -> Example:
+    """An example of `opens_again` whose response goes on where its prompt ends, after the same white space."""
     prompt, response = example.prompt or "", example.response or ""
     return replace(example, response=response.lstrip().removeprefix(BEGIN).removeprefix(prompt[len(prompt.rstrip()) :]))
 

@@ -12,6 +12,7 @@ from rlvr_cli.config.dpo import DpoConfig
 from rlvr_cli.config.parsing.command_line import typed_options
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.order import epoch_order
+from rlvr_cli.data.pairs import Pairs
 from rlvr_cli.data.prompts import PromptTemplate, prompt_of
 from rlvr_cli.data.traces import BY_TURNS, Traces, choose_examples, keep_correct, keep_rewarded, load_traces
 from rlvr_cli.errors import RlvrError
@@ -38,7 +39,7 @@ def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, Se
         skip_bad_lines=config.skip_bad_lines,
         runs_dir=config.runs_dir,
         told_apart_by=apart_by,
-        opened_twice=bool(config.resume) and "thinking_opened" not in began_with(config),
+        opened_twice=opened_twice(config),
     )
     if traces.rewards is not None and "split" in typed_options(config):
         raise RlvrError(
@@ -85,7 +86,7 @@ def recorded(
         "fingerprint": traces.fingerprint,
         **({"chosen_by": "reward"} if chooses_by_reward(config, traces) else {}),
         **({"told_apart_by": apart_by} if apart_by else {}),
-        **({"thinking_opened": "once"} if traces.num_opened else {}),
+        **recorded_opening(traces),
         **({"other_ends": other_ends} if other_ends else {}),
         **recorded_end(config),
     }
@@ -95,6 +96,16 @@ def recorded_end(config: SftConfig | DpoConfig) -> dict[str, int]:
     """What run.json says of the end of responses, among the facts of the dataset: nothing where it is EOS."""
     end = end_of_turn(config)
     return {} if end is None else {"end_of_turn": end}
+
+
+def recorded_opening(traces: Traces | Pairs) -> dict[str, str]:
+    """What run.json says of responses without their <think>, among the facts of the dataset."""
+    return {"thinking_opened": "once"} if traces.num_opened else {}
+
+
+def opened_twice(config: SftConfig | DpoConfig) -> bool:
+    """Whether responses keep a <think> that their prompt has opened: as in runs of earlier versions, which go on as they began."""
+    return bool(config.resume) and "thinking_opened" not in began_with(config)
 
 
 def told_apart_by(config: SftConfig) -> str | None:

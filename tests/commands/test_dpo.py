@@ -17,11 +17,12 @@ from rlvr_cli.config.dpo import DpoConfig
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.data.order import batches, next_indices
-from rlvr_cli.data.pairs import pair_up
+from rlvr_cli.data.pairs import load_pairs, pair_up
+from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.policy import trained_adapter
-from rlvr_cli.runs.readers import read_rollouts, read_run
+from rlvr_cli.runs.readers import fact_of, read_metadata, read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.training.optimizers.optimizer import learning_rate_at
 
@@ -203,7 +204,7 @@ def replayed(pairs, model, tokenizer, **given):
     ids=["dpo", "norm", "simpo", "gamma", "nll", "defaults"],
 )
 def test_a_run_is_what_its_options_and_pairs_give(given, pairs, tiny_model_dir, tiny_tokenizer, tmp_path):
-    run = trained(pairs, tiny_model_dir, tmp_path, **given)
+    run = trained(pairs, tiny_model_dir, tmp_path, prompt="r1_zero")
     expected, losses = replayed(pairs, tiny_model_dir, tiny_tokenizer, **given)
     metrics = metrics_of(run)
     assert metrics["loss/objective"] == pytest.approx(losses, rel=1e-5)
@@ -255,6 +256,27 @@ def sampled(model, folder, **given) -> Path:
 )  # fmt: skip
 def test_a_run_on_its_own_pairs_is_what_its_rollouts_give(given, tiny_model_dir, tmp_path):
     assert_losses_are_those_of_its_rollouts(sampled(tiny_model_dir, tmp_path, **given))
+
+
+def test_a_run_goes_on_with_the_thinking_that_it_began_with(tiny_model_dir, tmp_path):
+    """Runs of earlier versions kept a <think> that their prompt had opened."""
+    row = {"question": "1 + 1?", "chosen": "<think> a </think> 2", "rejected": "<think> b </think> 3"}
+    (tmp_path / "p.jsonl").write_text(json.dumps(row) + "\n")
+    run = trained(tmp_path / "p.jsonl", tiny_model_dir, tmp_path, prompt="r1_zero")
+    metadata = read_metadata(run)
+    once = fact_of(metadata, "dataset")
+    assert once["thinking_opened"] == "once"
+    template = load_prompt("r1_zero")
+    before = load_pairs(str(tmp_path / "p.jsonl"), template, pairs_per_question=1, seed=0, opened_twice=True)
+    twice = {"name": once["name"], "rows": 1, "fingerprint": before.fingerprint}
+    for name, began in (("once", once), ("twice", twice)):
+        recorded = {key: metadata[key] for key in ("config", "sources")} | {
+            "facts": metadata["facts"] | {"dataset": began}
+        }
+        with RunDir.create(tmp_path, "dpo", name=name, metadata=recorded):
+            pass
+        dpo.run(resolve(DpoConfig, flags={"resume": name, "runs_dir": str(tmp_path)}, command="dpo"))
+    assert [len(metrics_of(tmp_path / name)["loss/objective"]) for name in ("once", "twice")] == [1, 1]
 
 
 def test_the_reference_of_a_run_on_from_an_adapter_is_that_adapter(pairs, tiny_model_dir, tmp_path, capsys):

@@ -36,6 +36,21 @@ def written(tmp_path):
     return write
 
 
+def test_thinking_is_opened_once(written):
+    """Where the template has made the prompt, and its tokens are not given: as in traces of `rlvr sft`."""
+    texts = {"chosen": "<think> a </think> 2", "rejected": "3"}
+    path = written({"question": "1+1?"} | texts, {"prompt": "1+1? <think>"} | texts)
+    template = PromptTemplate("t", "{question} <think>")
+    once, twice = (
+        load_pairs(str(path), template, pairs_per_question=4, seed=0, opened_twice=before) for before in (False, True)
+    )
+    assert [e.response for e in once.examples] == [" a </think> 2", "3", texts["chosen"], "3"]
+    assert [e.response for e in twice.examples] == [texts["chosen"], "3"] * 2
+    assert (once.num_opened, twice.num_opened) == (1, 0)
+    assert "1 responses begin with <think>" in " ".join(once.messages)
+    assert not twice.messages
+
+
 def test_a_prompt_is_formatted_and_a_question_is_not(written):
     question = {"question": "1+1?", "chosen": " 2", "rejected": " 3", "id": "b"}
     pairs = load(written(ROW, question))
