@@ -1696,9 +1696,10 @@ EPISODES = [
     *mutations_of(
         "process.py",
         ("a process may have more memory than is allowed", "else min(memory_bytes, hard)", "else memory_bytes", "tests/environments/test_pool.py -k less_memory"),
+        ("what a command leaves is never collected", "        gc.collect()\n", "        pass\n", "tests/test_process.py -k leaves_is_collected"),
         ("what is imported is collected", "        gc.freeze()\n", "", "tests/test_process.py -k never_collected"),
         ("a guard that is ended at once leaves what it guards", "suppress(ProcessLookupError):  # it has no", "suppress(PermissionError):  # it has no", "tests/test_process.py -k ended_at_once"),
-        ("an import within another ends the pause", "    if not gc.isenabled():\n        yield\n        return\n    gc.disable()", "    gc.disable()", "tests/test_process.py -k never_collected"),
+        ("an import within another ends the pause", "    if not gc.isenabled():\n        yield\n        return\n", "", "tests/test_process.py -k never_collected"),
         ("Triton complains at the end", "        gc.unfreeze()", "        pass", "tests/test_process.py -k never_collected"),
         ("freed memory goes back to the system", "        set_option(_M_TRIM_THRESHOLD, 1 << 30)\n", "", "tests/test_process.py -k unless_the_environment"),
         ("large blocks are the system's", "        set_option(_M_MMAP_THRESHOLD, 32 << 20)  # the most that it takes\n", "", "tests/test_process.py -k unless_the_environment"),

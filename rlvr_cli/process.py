@@ -43,7 +43,8 @@ REPEAT_SECONDS = 1.0  # within which another signal is the same one: `timeout` a
 def importing() -> Iterator[None]:
     """A block that imports libraries. What they make lives as long as the process: the garbage collector never looks at it again.
 
-    It is for the beginning of a process, since all that is there at its end is left out.
+    It is for the beginning of a process, since all that is there at its end is left out: where it was entered before, what nothing
+    refers to any more is collected first, such as the model of the command before.
 
     Libraries such as torch and transformers make 400,000 objects. To go through them again and again takes a sixth of their import, and
     then some tenths of a second whenever all objects are collected, as at the end.
@@ -51,12 +52,15 @@ def importing() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
+    if gc.get_freeze_count():
+        gc.collect()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
         gc.enable()
+        atexit.unregister(_collect_for_triton)
         atexit.register(_collect_for_triton)
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from marks import slow
 from rlvr_cli import process
 from rlvr_cli.errors import Interrupted
-from rlvr_cli.process import STOP_SIGNALS, StopRequest, stoppable
+from rlvr_cli.process import STOP_SIGNALS, StopRequest, importing, stoppable
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -170,6 +171,22 @@ def test_what_libraries_make_is_never_collected_but_at_the_end_where_one_complai
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{library != 'triton'}\n", "")
+
+
+def test_what_a_command_leaves_is_collected_before_the_next_one_in_the_process_imports():
+    class Cycle:
+        pass
+
+    def leave():
+        left = Cycle()
+        left.itself = left
+        return weakref.ref(left)
+
+    with importing():
+        pass
+    left = leave()
+    with importing():
+        assert left() is None
 
 
 @pytest.mark.parametrize(
