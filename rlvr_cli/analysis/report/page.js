@@ -89,7 +89,7 @@
       return rows;
     }
 
-    // The rows whose texts contain the words. Yields to the browser after each block; null if a newer request has started.
+    // The rows whose texts contain the words. Yields to the browser after each block; null if another list is wanted.
     async function searched(rows, words, { say, isCurrent }) {
       const needle = words.toLowerCase(), found = [];
       const holds = (text) => text !== null && text.toLowerCase().includes(needle);
@@ -173,11 +173,11 @@
       place: "in all",
       unshaded: "Not shaded: the tokenizer is not available.",
       facets: () => ask("facets", {}),
-      async list({ filters, reward, words, order, first }, { isCurrent }) {
+      async list({ filters, reward, words, order, first }) {
         const wanted = Object.fromEntries(Object.entries(filters).map(([name, data]) => [name, JSON.stringify(data)]));
         const sort = order.name === null ? {} : { sort: order.name, down: Number(order.down) };
         const answer = await ask("rollouts", { ...wanted, ...(reward && { reward }), ...(words && { words }), ...sort, first });
-        return isCurrent() ? { ...answer, rows: answer.rows.map(keyed) } : null;
+        return { ...answer, rows: answer.rows.map(keyed) };
       },
       async group(row) {
         const answer = await ask("group", columns(row));
@@ -297,7 +297,6 @@
   ];
   const NUMBERS = new Set(["sample_index", "step", "reward", "advantage", "num_response_tokens"]);
 
-  let requests = 0; // number of the latest request for a list; older ones stop
   let page = [], found = 0, total = 0, first = 0, opened = null, beside = null;
   let scope = "", seen = null; // what the list is of; the open rollout's last place in such a list: {key, scope, place, found}
   let order = { name: null, down: false };
@@ -314,9 +313,13 @@
     status.textContent = text;
   }
 
-  // Whether another list is on its way: what is shown is of the one before.
+  // Whether another list is on its way: what is shown is of the one before. A server that takes long over another question is waited for.
+  let asking = 0, answered = "";
   function markBusy(whether) {
     listing.setAttribute("aria-busy", String(whether));
+    clearTimeout(asking);
+    const wait = () => JSON.stringify(asked()) !== answered && say("Asking …");
+    if (whether && source.place === "in all") asking = setTimeout(wait, 300);
   }
 
   // What could not be had is asked for again when the server's page comes next (`live.js`), but not what took too long.
@@ -325,11 +328,11 @@
     say(error.message);
   }
 
-  let timer = 0, busy = 0;
+  let timer = 0;
   function later() {
     clearTimeout(timer);
     markBusy(true);
-    timer = setTimeout(refresh, 250);
+    timer = setTimeout(list, 250);
   }
 
   async function refresh() {
@@ -344,28 +347,35 @@
   }
 
   // Whether the list could be had, or the newer one that was asked for meanwhile: a move between rollouts goes on with that.
-  let latest = null;
+  // There is one request at a time. Of what is asked for until it is answered, the last is the next request.
+  let request = null, newer = null;
   function list() {
-    return latest = listNow();
+    if (timer) first = 0; // the words are others now
+    clearTimeout(timer);
+    timer = 0;
+    markBusy(true);
+    return newer ??= listNow();
   }
 
   async function listNow() {
-    clearTimeout(timer);
-    const request = ++requests, isCurrent = () => request === requests, wanted = asked();
-    markBusy(true);
-    if (source.place === "in all") busy = setTimeout(() => isCurrent() && say("Asking …"), 300);
+    await request?.catch(() => {});
+    newer = null;
+    const wanted = asked(), question = JSON.stringify(wanted);
+    const isCurrent = () => !newer || JSON.stringify(asked()) === question;
     try {
-      const answer = await source.list(wanted, { say, isCurrent });
-      if (answer === null) return latest;
+      request = source.list(wanted, { say, isCurrent });
+      const answer = await request;
+      if (!isCurrent()) return newer;
       ({ rows: page, found, total } = answer);
       scope = JSON.stringify({ ...wanted, first: null });
+      answered = question;
     } catch (error) {
-      if (!isCurrent()) return latest;
+      if (!isCurrent()) return newer;
+      answered = "";
       fail(error);
       return false;
     } finally {
-      clearTimeout(busy);
-      if (isCurrent()) markBusy(false);
+      markBusy(Boolean(newer || timer));
     }
     show();
     return true;

@@ -3,8 +3,10 @@
 Needs Chromium with its driver, and selenium; without them these tests are skipped.
 """
 
+import asyncio
 import shutil
 import threading
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -25,16 +27,37 @@ def browser():
         yield driver
 
 
+class Gate:
+    """A slow server: while it is closed, requests for a list wait, and each is let through by itself."""
+
+    def __init__(self) -> None:
+        self.app, self.is_closed, self.asked, self.let = None, False, [], 0
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["path"] == "/rollouts" and self.is_closed:
+            self.asked.append(parse_qs(scope["query_string"].decode()))
+            number = len(self.asked)
+            while self.is_closed and self.let < number:
+                await asyncio.sleep(0.01)
+        await self.app(scope, receive, send)
+
+
 @pytest.fixture
-def served(browser, tmp_path):
+def gate():
+    return Gate()
+
+
+@pytest.fixture
+def served(browser, tmp_path, gate):
     """The address of a server of the runs in `tmp_path`, with its token."""
     import uvicorn
 
-    with listen("127.0.0.1", 0) as listener, open_app(Library(tmp_path), token=TOKEN) as app:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", ws="none"))
+    with listen("127.0.0.1", 0) as listener, open_app(Library(tmp_path), token=TOKEN) as gate.app:
+        server = uvicorn.Server(uvicorn.Config(gate, log_level="error", access_log=False, lifespan="off", ws="none"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        gate.is_closed = False
         browser.get("about:blank")  # a page that goes on asking would find nobody
         browser.get_log("browser")
         server.should_exit = True
@@ -168,6 +191,39 @@ def test_previous_and_next_go_on_from_a_rollout_that_new_ones_move_off_the_page(
         page.until(lambda: page.all(".status")[0].text == "1 to 25 of 162 rollouts")
         page.settled()
         go(1, "q0 · sample 1", "1 to 25 of 162 rollouts")  # there was none before the first
+
+
+@pytest.mark.slow
+def test_one_list_is_asked_for_at_a_time_and_shown_unless_another_is_wanted(browser, served, tmp_path, gate):
+    with RunDir.create(tmp_path, "grpo", name="a", metadata={}) as run:
+        commit(run, "a", 0)
+        commit(run, "a", 1)
+    enter(browser, served)
+    page = Page(browser, f"{served}view?run=a")
+    assert page.settled() == "1 to 12 of 12 rollouts"
+    gate.is_closed = True
+
+    def choose(step):
+        change = "s.value = arguments[0]; s.dispatchEvent(new Event('change'))"
+        page.js(f"const s = document.querySelector('#filter-step'); {change}", step)
+
+    for step in ("0", "", "0", "1"):
+        choose(step)
+    page.until(lambda: gate.asked)
+    page.until(lambda: page.text(".status") == "Asking …")
+    gate.let = 1
+    page.until(lambda: len(gate.asked) == 2)
+    assert [asked["step"] for asked in gate.asked] == [["0"], ["1"]]
+    assert page.column("step") == ["1"] * 6 + ["0"] * 6, "the first answer is of another question"
+    choose("1")  # as when something was committed: the question is the same
+    gate.let = 2
+    page.until(lambda: page.column("step") == ["1"] * 6)
+    page.until(lambda: len(gate.asked) == 3)
+    assert page.text(".status") == "1 to 6 of 6 rollouts (of 12 in all)"
+    assert page.js("return document.querySelector('.listing').ariaBusy") == "true"
+    gate.is_closed = False
+    page.settled()
+    assert len(gate.asked) == 3
 
 
 @pytest.mark.slow

@@ -138,6 +138,13 @@ def test_filters_change_what_is_listed(browser, two_runs):
         assert page.js(dispatch + marked) == "true", "another list is on its way"
         page.settled()
         assert page.js(marked) == "false"
+    page.one("#reset").click()
+    page.settled()
+    page.one("#page-last").click()
+    assert page.settled() == "76 to 78 of 78 rollouts"
+    words = "const s = document.querySelector('#search'); s.value = 'a-0'; s.dispatchEvent(new Event('input'));"
+    page.js(words + "document.querySelector('#page-previous').click()")  # while the words wait for more of them
+    assert page.settled().startswith("1 to ")
     assert page.is_unharmed()
 
 
