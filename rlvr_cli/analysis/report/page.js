@@ -237,6 +237,7 @@
   // Filters
 
   const filters = {};
+  const unoffered = element("p", { class: "note", role: "status" });
 
   function choice(name, label) {
     const select = element("select", { id: `filter-${name}`, onchange: () => refresh() });
@@ -297,7 +298,8 @@
   ];
   const NUMBERS = new Set(["sample_index", "step", "reward", "advantage", "num_response_tokens"]);
 
-  let page = [], found = 0, total = 0, first = 0, opened = null, beside = null;
+  let page = [], found = 0, total = 0, first = 0;
+  let opened = null, unfolded = null, beside = null; // the row that was chosen last, and the one whose rollout is shown
   let scope = "", seen = null; // what the list is of; the open rollout's last place in such a list: {key, scope, place, found}
   let order = { name: null, down: false };
 
@@ -322,10 +324,9 @@
     if (whether && source.place === "in all") asking = setTimeout(wait, 300);
   }
 
-  // What could not be had is asked for again when the server's page comes next (`live.js`), but not what took too long.
-  function fail(error) {
-    if (error.status !== 504) delete document.documentElement.dataset.committed;
-    say(error.message);
+  // What could not be had is asked for again when the server's page comes next (`live.js`), but not what is refused or took too long.
+  function retry({ status }) {
+    if (![400, 504].includes(status)) delete document.documentElement.dataset.committed;
   }
 
   let timer = 0;
@@ -372,7 +373,8 @@
     } catch (error) {
       if (!isCurrent()) return newer;
       answered = "";
-      fail(error);
+      retry(error);
+      say(error.message);
       return false;
     } finally {
       markBusy(Boolean(newer || timer));
@@ -434,20 +436,25 @@
 
   // One rollout
 
-  async function open(row) {
+  function mark(row) {
     opened = row;
-    beside = null;
     for (const line of body.children) {
-      if (line.dataset.key === row.key) line.setAttribute("aria-current", "true");
+      if (line.dataset.key === row?.key) line.setAttribute("aria-current", "true");
       else line.removeAttribute("aria-current");
     }
+  }
+
+  async function open(row) {
+    mark(row);
     let ours, places;
     try {
       [ours, places] = await Promise.all([source.group(row), source.places(row)]);
     } catch (error) {
-      return say(error.message);
+      return opened === row && stay(`${row.example_id} · sample ${row.sample_index} could not be opened: ${error.message}`);
     }
     if (opened !== row) return;
+    unfolded = row;
+    beside = null;
     const all = ours.rows.find((member) => member.key === row.key);
     const title = element("h3", { tabindex: "-1" }, visible(row.example_id), ` · sample ${row.sample_index}`);
     const facts = {
@@ -476,10 +483,23 @@
       element("h4", {}, "Response"), ...response(all), ...judged(all), element("dl", { class: "facts" }, entries),
       ...elsewhere(row, ours, places, samples), samples);
     group(ours, samples);
+    title.focus({ preventScroll: true });
+    reveal();
+  }
+
+  function reveal() {
     layout.classList.add("open");
     detail.scrollTop = 0;
-    title.focus({ preventScroll: true });
     if (getComputedStyle(layout).gridTemplateColumns.split(" ").length < 2) detail.scrollIntoView({ block: "start" });
+  }
+
+  // The rollout that is shown is the open one again, below the reason why another is not.
+  function stay(reason) {
+    mark(unfolded);
+    if (unfolded) offerMoves();
+    detail.querySelector("[role=alert]")?.remove();
+    detail.prepend(element("p", { class: "note", role: "alert" }, visible(reason)));
+    reveal();
   }
 
   const moving = [["‹ previous", -1], ["next ›", 1]].map(([label, by]) =>
@@ -537,7 +557,7 @@
 
   function shut() {
     const line = [...body.children].find((other) => other.dataset.key === opened.key);
-    opened = null;
+    opened = unfolded = null;
     detail.replaceChildren();
     layout.classList.remove("open");
     line?.removeAttribute("aria-current");
@@ -766,7 +786,7 @@
     body.addEventListener("keydown", keys);
     const table = element("table", { class: "list" }, element("thead", {}, head), body);
     listing.append(element("div", { class: "pager" }, status, Object.values(pager)), table);
-    root.append(controls, layout);
+    root.append(controls, unoffered, layout);
     await update();
   }
 
@@ -774,8 +794,10 @@
   async function update() {
     try {
       await offerFacets();
+      unoffered.textContent = "";
     } catch (error) {
-      return fail(error);
+      retry(error);
+      unoffered.textContent = `These choices are missing or out of date: ${error.message}`;
     }
     await list();
   }

@@ -58,6 +58,7 @@ def served(browser, tmp_path, gate):
         thread.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
         gate.is_closed = False
+        browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
         browser.get("about:blank")  # a page that goes on asking would find nobody
         browser.get_log("browser")
         server.should_exit = True
@@ -160,7 +161,7 @@ def test_previous_and_next_go_on_from_a_rollout_that_new_ones_move_off_the_page(
         go(0, "q0 · sample 1", "26 to 36 of 36 rollouts")
         page.one("[data-sort=step]").click()
         page.one("[data-sort=step]").click()  # upwards: new rows come last
-        page.until(lambda: page.all(".status")[0].text == "1 to 25 of 36 rollouts")
+        assert page.settled() == "1 to 25 of 36 rollouts"
         page.one("#page-last").click()
         grow(range(6, 12), "26 to 50 of 72 rollouts")
         go(1, "q1 · sample 0", "1 to 25 of 72 rollouts")
@@ -240,11 +241,56 @@ def test_a_list_that_failed_is_asked_for_again(browser, served, tmp_path):
 
         block("*/facets?*")
         commit(run, "a", 1)
-        page.until(lambda: page.all(".status")[0].text == "Failed to fetch")
+        page.until(lambda: page.all(".status")[0].text == "1 to 12 of 12 rollouts")
+        missing = "These choices are missing or out of date: Failed to fetch"
+        assert page.text("#browser > .note") == missing
         block("*/rollouts?*")
         page.until(lambda: page.all(".status")[0].text == "Failed to fetch")
         block()
         page.until(lambda: page.all(".status")[0].text == "1 to 12 of 12 rollouts")
+        assert page.text("#browser > .note") == ""
+    page.js("arguments[0].value = 'x'.repeat(501); arguments[0].dispatchEvent(new Event('input'))", page.one("#search"))
+    page.until(lambda: "500" in page.text(".status"))
+    assert page.js("return document.documentElement.dataset.committed"), "what is refused is not asked for again"
+    browser.get_log("browser")
+
+
+@pytest.mark.slow
+def test_a_rollout_that_cannot_be_opened_leaves_the_one_that_is_shown(browser, served, tmp_path):
+    with RunDir.create(tmp_path, "grpo", name="a", metadata={}) as run:
+        commit(run, "a", 0)
+    enter(browser, served)
+    page = Page(browser, f"{served}view?run=a")
+
+    def block(*urls):
+        browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": urls})
+
+    def refuse(place, url):
+        block(url)
+        page.all(".list tbody tr")[place].find_element("css selector", "button").click()
+
+    def current():
+        return page.js(
+            "return [...document.querySelectorAll('.list tbody tr[aria-current]')].map((row) => row.rowIndex)"
+        )
+
+    refuse(3, "*/group?*")
+    page.until(lambda: page.all("#rollout [role=alert]"))
+    assert current() == []
+    block()
+    page.open(0)
+    assert not page.all("#rollout [role=alert]")
+    refuse(4, "*/places?*")
+    page.until(lambda: page.all("#rollout [role=alert]"))
+    assert page.text("#rollout [role=alert]") == "q2 · sample 0 could not be opened: Failed to fetch"
+    assert page.text("#rollout h3") == "q0 · sample 0"
+    assert current() == [1]
+    assert page.settled() == "1 to 6 of 6 rollouts"
+    block()
+    page.all(".moves button")[1].click()
+    page.until(lambda: page.text("#rollout h3") == "q0 · sample 1")
+    assert current() == [2]
+    assert not page.all("#rollout [role=alert]")
     browser.get_log("browser")
 
 
