@@ -6,7 +6,8 @@
   const liveness = () => document.getElementById("liveness");
   if (!liveness()) return;
   let state = `"${document.documentElement.dataset.state}"`;
-  const sections = (of) => [...of.querySelectorAll("section[id]:not(#rollouts)")];
+  const address = () => location.href.split("#")[0];
+  const sections = (of) => [...of.querySelectorAll("section[id]:not(#rollouts), nav[id]")];
   const shown = new Map(sections(document).map((section) => [section.id, section.innerHTML])); // as the server sent them
 
   function ages() {
@@ -24,8 +25,8 @@
       request.responseType = "document";
       request.timeout = 60000;
       request.onloadend = () => resolve(request);
-      request.open("GET", location.href.split("#")[0]);
-      if (document.documentElement.dataset.committed) request.setRequestHeader("If-None-Match", state); // or else a list failed
+      request.open("GET", address());
+      if (state && document.documentElement.dataset.committed) request.setRequestHeader("If-None-Match", state); // or else a list failed
       request.send();
     });
   }
@@ -70,19 +71,32 @@
     return parts.map((part) => part.textContent).join(" ") || `The server answered ${status}.`;
   }
 
-  async function poll() {
-    if (!document.hidden) {
-      const request = await ask();
-      if (request.status === 200 && request.response) {
-        state = request.getResponseHeader("ETag");
-        replace(request.response);
-      }
-      const lost = { 0: "The server does not answer.", 403: "The server has another token now: open the address that it printed." };
-      const text = lost[request.status] ?? (request.status >= 400 ? problemOf(request) : "");
-      if (liveness().textContent !== text) liveness().textContent = text;
+  async function look() {
+    const asked = address(), request = await ask();
+    if (asked !== address()) return; // the list has another order now
+    if (request.status === 200 && request.response) {
+      state = request.getResponseHeader("ETag");
+      replace(request.response);
     }
+    const lost = { 0: "The server does not answer.", 403: "The server has another token now: open the address that it printed." };
+    const text = lost[request.status] ?? (request.status >= 400 ? problemOf(request) : "");
+    if (liveness().textContent !== text) liveness().textContent = text;
+  }
+
+  async function poll() {
+    if (!document.hidden) await look();
     setTimeout(poll, EVERY);
   }
+
+  // Another order of the list, in which the chosen runs stay chosen.
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("#orders a");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    history.replaceState(null, "", link.href);
+    state = "";
+    look();
+  });
 
   ages();
   setTimeout(poll, EVERY);

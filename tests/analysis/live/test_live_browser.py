@@ -323,6 +323,11 @@ def test_the_list_grows_and_keeps_what_was_chosen(browser, served, tmp_path):
         until(lambda _: set(names()) == {"a", "b", "c"})
     assert js("[document.activeElement.textContent, document.querySelector('.wide').scrollLeft]") == ["a", 40]
     browser.set_window_size(1400, 1000)
+    for order, expected in (("name", ["a", "b", "c"]), ("newest", ["c", "b", "a"])):
+        browser.find_element("css selector", f".orders [href='?order={order}']").click()
+        until(lambda _, expected=expected: names() == expected)
+        assert browser.current_url == f"{served}?order={order}"
+        assert js("document.activeElement.getAttribute('aria-current')") == "true"
     assert set(js("[...document.querySelectorAll(':checked')].map(b => b.value)")) == {"a", "b"}
     browser.find_element("css selector", "button[type=submit]").click()
     until(lambda _: browser.current_url.startswith(f"{served}view?"))
