@@ -6,6 +6,7 @@ Needs Chromium with its driver, and selenium; without them these tests are skipp
 import asyncio
 import shutil
 import threading
+from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
@@ -31,7 +32,8 @@ class Gate:
     """A slow server: while it is closed, requests for a list wait, and each is let through by itself."""
 
     def __init__(self) -> None:
-        self.app, self.is_closed, self.asked, self.let = None, False, [], 0
+        self.app: Any = None
+        self.is_closed, self.asked, self.let = False, [], 0
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["path"] == "/rollouts" and self.is_closed:
