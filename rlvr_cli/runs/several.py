@@ -5,7 +5,7 @@ Enters: run directories. Leaves: a `RunInfo` of each, whose id is that of no oth
 
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,11 @@ def read_runs(paths: Iterable[Path]) -> list[RunInfo]:
         return infos
     names = telling_names([info.path for info in infos])
     return [replace(info, id=name) for info, name in zip(infos, names, strict=True)]
+
+
+def read_named(paths: Mapping[str, Path]) -> list[RunInfo]:
+    """Read different runs, each under the name that it has here: of a copy, run.json has that of the original. Raises as `read_run`."""
+    return [replace(read_run(path), id=name) for name, path in paths.items()]
 
 
 def telling_names(paths: Sequence[Path]) -> list[str]:

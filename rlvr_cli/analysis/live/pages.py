@@ -23,7 +23,7 @@ from rlvr_cli.analysis.summary import check_accuracy
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import holder_of
 from rlvr_cli.runs.readers import RunInfo
-from rlvr_cli.runs.several import read_runs
+from rlvr_cli.runs.several import read_named
 
 MOST_SHOWN = 120  # characters of what differs, in the list of runs
 FOLDER = Path(__file__).parent
@@ -119,7 +119,7 @@ def report_page(
 
 def read_report(paths: Mapping[str, Path]) -> dict[str, Any]:
     """What the page of some runs shows of what they have committed. Raises RlvrError if one cannot be read."""
-    infos = read_runs(paths.values())
+    infos = read_named(paths)
     with (
         open_runs([_evaluations_of(info) for info in infos], timeout_seconds=SECONDS) as database,
         open_runs(infos, timeout_seconds=SECONDS) as of_alarms,

@@ -40,7 +40,7 @@ from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import RunInfo, recent_runs
 from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.runs.remote.views import look_again, newest
-from rlvr_cli.runs.several import command_below, read_runs, telling_names
+from rlvr_cli.runs.several import command_below, read_named, telling_names
 from rlvr_cli.runs.storage.files import shown
 
 MAX_RUNS = 16  # in one page
@@ -231,7 +231,7 @@ def open_app(
         request: Request,
     ) -> Response:
         try:
-            infos = read_runs(library.chosen(request.query_params).values())
+            infos = read_named(library.chosen(request.query_params))
             return JSONResponse(answer(databases, infos, request.query_params))
         except RlvrError as error:
             status = 404 if isinstance(error, Unknown) else 504 if isinstance(error, LimitReached) else 400

@@ -454,9 +454,19 @@ def test_runs_of_one_name_are_told_apart(root, tmp_path):
         assert client.get("/facets", params=both).json()["run_id"] == sorted(["new/a", here])
         found = client.get("/rollouts", params={**both, "run_id": '"new/a"'}).json()["rows"]
         assert {row["run_id"] for row in found} == {"new/a"}
-        alone = client.get("/rollouts", params={"run": "new/a"}).json()["rows"]  # is named by its id again
-        assert [{**row, "run_id": "new/a"} for row in alone] == found
-        assert {row["run_id"] for row in alone} == {"a"}
+        assert client.get("/rollouts", params={"run": "new/a"}).json()["rows"] == found, "alone it has the same name"
+
+
+def test_the_copy_of_a_run_is_called_as_its_directory_is(root, tmp_path):
+    shutil.copytree(root / "a", tmp_path / "copy")
+    with open_app(Library(tmp_path), token="") as app:
+        client = TestClient(app, base_url="http://127.0.0.1")
+        page = client.get("/view?run=copy").text
+        assert re.search("<title>(.*?)</title>.*?<h1>(.*?)</h1>", page, re.DOTALL).groups() == ("rlvr: copy", "copy")
+        assert client.get("/facets?run=copy").json()["run_id"] == ["copy"]
+        (row, *_) = client.get("/rollouts", params={"run": "copy", "run_id": '"copy"'}).json()["rows"]
+        key = {name: json.dumps(row[name]) for name in ("run_id", "phase", "step", "example_id", "sample_index")}
+        assert client.get("/group", params={"run": "copy", **key}).json()["samples"] == 3
 
 
 # The rollouts
