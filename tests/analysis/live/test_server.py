@@ -757,6 +757,8 @@ def test_databases_are_lent_again_only_for_the_same_rollouts(root):
         assert second is not first
     with databases.lease([info]) as third:
         assert third in (first, second)
+        with databases.lease([replace(info, id="b")]) as renamed:
+            assert renamed not in (first, second)
     few = read_run(root / "b")
     for _ in range(live_rollouts.IDLE + 2):
         with databases.lease([few]):
