@@ -2193,6 +2193,7 @@ VIEW = [
         "analysis/live/rollouts.py",
         ("a long search is cut", "if len(words) > MAX_WORDS:", "if False:", "tests/analysis/live/test_server.py -k bad_request"),
         ("filters of the view find equal values only, and NULL none", "IS NOT DISTINCT FROM", "=", f"{SERVED}filters_are_sql"),
+        ("a part that was damaged is not named", "                check_parts(runs)  # DuckDB names no file\n", "                pass\n", f"{SERVED}damaged_between"),
         ("NULLs change sides from page to page", 'nulls = "FIRST" if is_reversed else "LAST"', 'nulls = "LAST"', f"{SERVED}pages_follow"),
         ("a database of one step is lent for all", "info.fingerprint, tuple(info.parts))", "info.fingerprint)", f"{SERVED}leaves_the_others"),
         ("each page of the view's list reads all parts", "if not any(asked.get(name) for name in _OF_ROWS):", "if False:", f"{SERVED}their_own_parts"),

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from rlvr_cli.analysis.queries.database import Database, open_runs
+from rlvr_cli.analysis.queries.database import Database, LimitReached, check_parts, open_runs
 from rlvr_cli.analysis.report.rollouts import Group, detail_of, list_entry, of_steps, pieces_of, read_groups, step_of
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.lock import holder_of
@@ -69,19 +69,22 @@ class Databases:
 
     @contextmanager
     def lease(self, infos: Sequence[RunInfo]) -> Iterator[Database]:
-        """Lend a database over the rollouts of these runs."""
+        """Lend a database over the rollouts of these runs. Raises RlvrError, also if one of their parts was damaged since it was opened."""
         key = tuple((info.id, info.path, info.fingerprint, tuple(info.parts)) for info in infos)
         with self._lock:
             idle = self._idle.pop(key, [])
             database, stack = idle.pop() if idle else (None, ExitStack())
             if idle:
                 self._idle[key] = idle
+        runs = [_rollouts_of(info) for info in infos]
         if database is None:
-            database = stack.enter_context(open_runs([_rollouts_of(i) for i in infos], timeout_seconds=SECONDS))
+            database = stack.enter_context(open_runs(runs, timeout_seconds=SECONDS))
         try:
             yield database
-        except BaseException:
+        except BaseException as error:
             stack.close()
+            if isinstance(error, RlvrError) and not isinstance(error, LimitReached):
+                check_parts(runs)  # DuckDB names no file
             raise
         with self._lock:
             self._idle.setdefault(key, []).append((database, stack))

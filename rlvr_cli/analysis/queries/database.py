@@ -154,14 +154,19 @@ def open_runs(runs: Sequence[RunInfo], *, timeout_seconds: float = 30.0, spills:
     ):
         # DuckDB opens a file more than once, and a run in progress replaces its metrics file: copy it, to see one version.
         runs = [replace(r, metrics=_copied_metrics(r, Path(folder) / f"{i}.parquet")) for i, r in enumerate(runs)]
-        for run in runs:
-            read = {*run.parts, *run.segments, *run.grades}
-            check_sums(run.path, {e.path: e.sha256 for e in run.entries if run.path / e.path in read})
+        check_parts(runs)
         with database.explained_errors():
             _create_views(connection, runs)
             paths = [p for r in runs for p in (*r.parts, *r.segments, *r.grades, *([r.metrics] if r.metrics else []))]
             _seal(connection, paths, timeout_seconds=timeout_seconds)
         yield database
+
+
+def check_parts(runs: Sequence[RunInfo]) -> None:
+    """Compare the parts of runs with what was committed. Raises RlvrError, which names the first that is damaged."""
+    for run in runs:
+        read = {*run.parts, *run.segments, *run.grades}
+        check_sums(run.path, {e.path: e.sha256 for e in run.entries if run.path / e.path in read})
 
 
 def ask_spilling(runs: Sequence[RunInfo], ask: Callable[["Database"], T], *, timeout_seconds: float) -> T:

@@ -434,6 +434,20 @@ def test_a_broken_run_has_a_page_that_says_what_is_broken(tmp_path):
     assert "No such file" in answer.json()["error"]
 
 
+def test_a_part_that_is_damaged_between_two_requests_is_named(tmp_path):
+    part = next((make_run(tmp_path, "a") / "rollouts").glob("train-*2-*"))
+    with open_app(Library(tmp_path), token="") as app:
+        client = TestClient(app, base_url="http://127.0.0.1")
+        path = "/places?run=a&example_id=%22q1%22"
+        assert client.get(path).status_code == 200
+        data = bytearray(part.read_bytes())
+        data[4] ^= 0xFF  # the first page's header
+        part.write_bytes(data)
+        answer = client.get(path)
+    assert answer.status_code == 400
+    assert f"{part} is damaged: its sha256 is not the one that was recorded." in answer.json()["error"]
+
+
 def test_only_runs_of_the_directory_can_be_named(root, tmp_path):
     make_run(tmp_path, "secret")
     with open_app(Library(None, [root / "a"]), token="") as app:
