@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from rlvr_cli.errors import Interrupted
 
@@ -288,12 +288,19 @@ _temporary: set[Path] = set()  # folders to remove when the process gives up
 
 @contextmanager
 def removed_if_given_up(folder: Path) -> Iterator[None]:
-    """Have a temporary folder removed if the block is ended by `time_and_memory_limit`, which runs no other cleanup."""
+    """Have a temporary folder removed if the block is ended by `leave`, which runs no other cleanup."""
     _temporary.add(folder)
     try:
         yield
     finally:
         _temporary.discard(folder)
+
+
+def leave(status: int) -> NoReturn:
+    """End the process without its threads, for which Python would wait. Temporary folders are removed."""
+    for folder in list(_temporary):
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(status)
 
 
 @contextmanager
@@ -311,9 +318,7 @@ def time_and_memory_limit(
 
     def give_up() -> None:
         print(f"error: {problem}\n  {hint}", file=sys.stderr, flush=True)
-        for folder in list(_temporary):
-            shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)  # the thread that runs the block cannot be stopped
+        leave(1)  # the thread that runs the block cannot be stopped
 
     over, clock = threading.Event(), time.process_time if computing else time.monotonic
     until = clock() + seconds + GRACE

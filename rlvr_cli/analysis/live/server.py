@@ -14,13 +14,14 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+import logging
 import signal
 import socket
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rlvr_cli import process
 from rlvr_cli.analysis.live import pages, rollouts
 from rlvr_cli.analysis.queries.database import LimitReached
 from rlvr_cli.analysis.queries.run_list import Known
@@ -287,9 +289,19 @@ def names_of(host: str) -> list[str]:
 
 
 def serve(app: ASGIApp, listener: socket.socket, *, started: Callable[[], None]) -> None:
-    """Answer requests until Ctrl-C, or another signal to stop."""
+    """Answer requests until Ctrl-C, or another signal to stop. With answers that then need more than 2 s the process is left."""
+    are_given_up = False
+
+    async def answering(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal are_given_up
+        try:
+            await app(scope, receive, send)
+        except asyncio.CancelledError:
+            are_given_up = True
+            raise
+
     config = uvicorn.Config(
-        app,
+        answering,
         log_level="error",
         access_log=False,
         server_header=False,
@@ -303,7 +315,8 @@ def serve(app: ASGIApp, listener: socket.socket, *, started: Callable[[], None])
         """Ask the server to stop: an exception here would end the answer that is being given, and not the server."""
         server.should_exit = True
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    logging.getLogger("uvicorn.error").addFilter(lambda record: not server.should_exit)  # of answers that are given up
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, stop)
 
@@ -315,5 +328,6 @@ def serve(app: ASGIApp, listener: socket.socket, *, started: Callable[[], None])
             started()
         await task
 
-    with suppress(KeyboardInterrupt):  # uvicorn has closed its connections, and raises the signal again
-        asyncio.run(run())
+    asyncio.run(run())  # uvicorn raises the signals that it has received again at the end
+    if are_given_up:
+        process.leave(0)

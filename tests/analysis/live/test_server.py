@@ -803,3 +803,36 @@ ask.join()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "whole\n", "")
+
+
+def test_an_answer_that_does_not_end_is_given_up_quietly_at_the_second_ctrl_c(tmp_path):
+    script = """
+import asyncio, signal, socket, threading
+from starlette.concurrency import run_in_threadpool
+from rlvr_cli.analysis.live.server import listen, serve
+from rlvr_cli.analysis.queries.database import open_runs
+
+opened = threading.Event()
+
+def ask():
+    with open_runs([], timeout_seconds=3600) as database:
+        opened.set()
+        database.select("SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range + b.range = 1")
+
+async def app(scope, receive, send):
+    asked = asyncio.ensure_future(run_in_threadpool(ask))
+    while not opened.is_set():
+        await asyncio.sleep(0.01)
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+    await asked
+
+listener = listen("127.0.0.1", 0)
+client = socket.create_connection(listener.getsockname())
+client.sendall(b"GET / HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
+serve(app, listener, started=lambda: print("started", flush=True))
+"""
+    command, env = [sys.executable, "-c", script], {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "started\n", "")
+    assert not list(tmp_path.iterdir()), "the query's folder is removed"
