@@ -66,6 +66,22 @@ class Databases:
     def __init__(self) -> None:
         self._idle: OrderedDict[tuple[Any, ...], list[tuple[Database, ExitStack]]] = OrderedDict()
         self._lock = threading.Lock()
+        self._kinds: dict[
+            str, tuple[set[str], set[tuple[Any, ...]]]
+        ] = {}  # run -> sums of the parts that were read, kinds
+
+    def kinds(self, info: RunInfo) -> set[tuple[Any, ...]]:
+        """The categories and kinds of failure in a run's rollouts. Only parts that were not there before are read: parts do not change."""
+        sums = {info.path / entry.path: entry.sha256 for entry in info.entries}
+        parts = {part: sums[part] for part in info.parts}
+        seen, kinds = self._kinds.get(info.id, (set(), set()))
+        if not seen <= {*parts.values()}:  # another run has the name now
+            seen, kinds = set(), set()
+        if new := [part for part, sha256 in parts.items() if sha256 not in seen]:
+            with open_runs([replace(_rollouts_of(info), parts=new)], timeout_seconds=SECONDS) as database:
+                kinds = kinds | {*database.select("SELECT DISTINCT category, failure_kind FROM rollouts").rows}
+            self._kinds[info.id] = {*parts.values()}, kinds
+        return kinds
 
     @contextmanager
     def lease(self, infos: Sequence[RunInfo]) -> Iterator[Database]:
@@ -115,8 +131,7 @@ def facets(databases: Databases, runs: Sequence[RunInfo], asked: Mapping[str, st
     """The values of the columns that can be filtered by, each in order."""
     places = {step_of(info, part) for info in runs for part in info.parts}
     found: dict[str, set[Any]] = {name: {p[i] for p in places} for i, name in enumerate(("run_id", "phase", "step"))}
-    with databases.lease(runs) as database:
-        kinds = database.select("SELECT DISTINCT category, failure_kind FROM rollouts").rows
+    kinds = {kind for info in runs for kind in databases.kinds(info)}
     found |= {"category": {row[0] for row in kinds}, "failure_kind": {row[1] for row in kinds}}
     return {name: sorted(found[name], key=lambda value: (value is None, value)) for name in _FACETS}
 

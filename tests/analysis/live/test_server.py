@@ -587,6 +587,27 @@ def test_what_can_be_filtered_by(client):
     }
 
 
+def test_kinds_are_read_from_new_parts_alone(tmp_path):
+    """All parts were read at each commit."""
+    infos, other = [], read_run(make_run(tmp_path / "other", "a", steps=1))
+    with RunDir.create(tmp_path, "grpo", name="a", metadata=metadata()) as run:
+        for step, kind in enumerate(("truncated", "empty")):
+            commit(run, step, [rollout("a", "q", 0, step=step, failure_kind=kind)])
+            infos.append(read_run(tmp_path / "a"))
+    databases = live_rollouts.Databases()
+
+    def kinds(*runs):
+        return live_rollouts.facets(databases, runs, {})["failure_kind"]
+
+    assert kinds(infos[0]) == ["truncated"]
+    infos[0].parts[0].unlink()
+    assert kinds(infos[1], replace(other, id="b")) == ["empty", "truncated", "wrong_answer", None]
+    infos[1].parts[1].unlink()
+    assert kinds(infos[1]) == ["empty", "truncated"]
+    assert kinds(other) == ["wrong_answer", None], "it is another run of this name"
+    databases.close()
+
+
 def test_a_group_has_its_samples_whole(client):
     key = {"run_id": '"a"', "phase": '"train"', "step": 1, "example_id": '"q2"', "sample_index": 1}
     answer = client.get("/group", params={"run": "a", **key}).json()
