@@ -1580,6 +1580,8 @@ EPISODES = [
         "samplers/episodes/sampler.py",
         ("what was sampled is tokenized again", "prompt_ids=playing.prompt_ids + playing.ids,", "prompt_ids=tuple(self._player.tokenizer.encode(self._player.tokenizer.decode(playing.prompt_ids + playing.ids), add_special_tokens=False)),", f"{CHAT_TURNS} never_tokenized_again"),
         ("thinking is left out of the next turn", "prompt_ids=playing.prompt_ids + playing.ids,", 'prompt_ids=tuple(self._player.tokenizer.encode(__import__("re").sub("(?s)<think>.*?</think>", "", self._player.tokenizer.decode(playing.prompt_ids + playing.ids)), add_special_tokens=False)),', f"{CHAT_TURNS} in_their_order"),
+        ("a failure takes the episodes that have ended with it", "            yield from table.ended()\n            raise\n", "            raise\n", f"{PLAYED} outlast"),
+        ("Ctrl-C takes the episodes that have ended with it", "self.arrived = tuple(table.ended())", "pass", f"{PLAYED} outlast"),
         ("nobody is told of a prompt that leaves no room", 'self._player.pool.say_failed("ValueError", detail)', "pass", f"{PLAYED} leaves_no_room"),
         ("a dataset's prompt that leaves no room is the environment's", "if answer.prompt is not None and (detail :=", "if (detail :=", f"{PLAYED} leaves_no_room"),
         ("nobody is told that the environment has answered", "        self._notify()\n", "", f"{PLAYED} who_waits"),

@@ -71,6 +71,7 @@ class EpisodeSampler(SamplerWrapper):
             RlvrError: the environment cannot be loaded, is not a function of example, seed and turns while the policy is trained, or what
                 the sampler raises.
         """
+        self.arrived = ()
         own = replace(params, stop=tuple(dict.fromkeys((*params.stop, *self.pool.stop))))
         table = _Table(self, requests, own)
         try:
@@ -84,7 +85,11 @@ class EpisodeSampler(SamplerWrapper):
                 asked = table.next_round()
                 yield from table.ended()
             table.check()
+        except Exception:  # what has ended by then is kept
+            yield from table.ended()
+            raise
         finally:
+            self.arrived = tuple(table.ended())
             table.cancel()
 
 

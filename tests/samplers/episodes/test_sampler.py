@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rlvr_cli.environments.open import EnvironmentSpec
 from rlvr_cli.environments.pool import EnvironmentPool
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import Interrupted, QuestionsRefused, RlvrError
 from rlvr_cli.models.policy import Policy
 from rlvr_cli.runs.turns import broken_turns
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
@@ -444,6 +444,31 @@ class Scripted:
                 index, 0, text, request.prompt_ids or (5,), ids, (-0.5,) * len(ids), 1, len(ids),
                 "stop" if calls else "length", stop if calls else None, 1.0,
             )  # fmt: skip
+
+
+class Breaking(Scripted):
+    """Waits until the environment has answered, and fails."""
+
+    def __init__(self, tokenizer, error):
+        super().__init__(tokenizer, ["e"])
+        self._error = error
+
+    def sample(self, requests, params, *, more=None):
+        yield from super().sample(requests, params)
+        assert not more.take(wait=True)
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [QuestionsRefused("no 1"), RlvrError("gone"), AssertionError("a bug"), Interrupted()])
+def test_episodes_that_have_ended_outlast_what_fails_then(pools, tiny_tokenizer, error):
+    sampler = EpisodeSampler(
+        Breaking(tiny_tokenizer, error), tiny_tokenizer, pools["Script"], max_turns=9, longest=longest(99)
+    )
+    example, kept = Example("q", "p", '[{"text": "1", "done": true}]'), []
+    with pytest.raises(type(error)):
+        kept.extend(sampler.sample([Request("p", (s,), prompt_ids=(5,), example=example) for s in (3, 4)], PARAMS))
+    found = sampler.arrived if isinstance(error, Interrupted) else kept  # Ctrl-C leaves no time
+    assert sorted((c.request_index, c.episode.ended_by) for c in found) == [(0, "environment"), (1, "environment")]
 
 
 said = st.text(alphabet=st.sampled_from("ab e<|>/\n数😀é\x00endoftext[im_start]"), max_size=30) | st.sampled_from(
