@@ -1548,6 +1548,7 @@ EPISODES = [
     ),
     *mutations_of(
         "models/tokens/calls.py",
+        ("a call is nested without end", "    if is_too_deep(value):\n", "    if False:\n", f"{NEXT_TURN} are_read"),
         ("a call that is not closed counts", '_call(body) if closed else _unread("there is no </tool_call>")', "_call(body)", f"{NEXT_TURN} are_read"),
     ),
     *mutations_of(

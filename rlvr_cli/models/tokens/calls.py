@@ -7,12 +7,16 @@ Which of the forms a model writes is what its chat template writes for a call.
 import json
 import re
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.tokens.chat import ChatTemplate, num_shared, tool_call
 
 Call = dict[str, Any]
+
+TOO_DEEP = "it is nested too deeply"
+_MOST_NESTED = 100  # lists and objects in each other: what is read here is written as JSON and read again elsewhere
 
 
 def tagged(text: str) -> list[Call]:
@@ -27,7 +31,7 @@ def listed(text: str) -> list[Call]:
     if not found:
         return []
     try:
-        calls = json.loads(rest)
+        calls = _parsed(rest)
     except ValueError as problem:
         return [_unread(f"[TOOL_CALLS] is not followed by JSON: {problem}")]
     return [_of_value(call) for call in calls] if isinstance(calls, list) else [_unread("this is no list of calls")]
@@ -72,9 +76,29 @@ def spoken(text: str, *, thinks: bool = False) -> str:
     return "" if "<think>" in rest or (thinks and not ended) else rest
 
 
+def is_too_deep(value: Any) -> bool:
+    """Whether a value of JSON has more lists and objects in each other than a call may have."""
+    inner = [value]
+    for _ in range(_MOST_NESTED + 1):
+        holding = [each for each in inner if isinstance(each, dict | list)]
+        inner = list(chain.from_iterable(each.values() if isinstance(each, dict) else each for each in holding))
+    return bool(inner)
+
+
+def _parsed(text: str) -> Any:
+    """The value of a policy's JSON. Raises ValueError if it is none, or nested too deeply."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    if is_too_deep(value):
+        raise ValueError(TOO_DEEP)
+    return value
+
+
 def _call(text: str, arguments: str = "arguments") -> Call:
     try:
-        return _of_value(json.loads(text), arguments)
+        return _of_value(_parsed(text), arguments)
     except ValueError as problem:
         return _unread(f"this is no JSON: {problem}")
 
@@ -85,7 +109,7 @@ def _of_value(value: Any, arguments: str = "arguments") -> Call:
     given = value.get(arguments, {})
     if isinstance(given, str):  # JSON in JSON, as some models write it
         try:
-            given = json.loads(given)
+            given = _parsed(given)
         except ValueError:
             given = None
     if not isinstance(given, dict):

@@ -7,6 +7,7 @@ markers of a message are text (`Markers`); all that it does with ids is its own.
 from collections.abc import Sequence
 from typing import Any
 
+from rlvr_cli.models.tokens.calls import TOO_DEEP, is_too_deep
 from rlvr_cli.models.tokens.chat import ChatTemplate, Message
 from rlvr_cli.models.tokens.markers import Markers
 
@@ -46,10 +47,13 @@ class Renderer:
 
     def calls(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> list[dict[str, Any]]:
         """The calls in a turn, as `calls.Call`."""
-        found = self._renderer.parse_response([*ids], tools=self._tools, prompt_ids=[*prompt_ids])
+        try:
+            found = self._renderer.parse_response([*ids], tools=self._tools, prompt_ids=[*prompt_ids])
+        except RecursionError:
+            return [{"name": "", "problem": f"the call cannot be read: {TOO_DEEP}"}]
         return [
             {"name": call.name, "arguments": call.arguments}
-            if call.status == "ok" and isinstance(call.arguments, dict)
+            if call.status == "ok" and isinstance(call.arguments, dict) and not is_too_deep(call.arguments)
             else {"name": call.name or "", "problem": f"the call cannot be read ({call.status})"}
             for call in found.tool_calls
         ]

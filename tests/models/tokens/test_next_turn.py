@@ -292,12 +292,16 @@ def read(next_turn, name, text):
         ("qwen3", '<tool_call>{"name": "a", "arguments": [1]}</tool_call>', "its arguments are no JSON object"),
         ("qwen3", '<tool_call>{"name": "a"</tool_call>', "this is no JSON"),
         ("qwen3", '<tool_call>{"name": "a"}<|im_end|>', "there is no </tool_call>"),
+        *(("qwen3", f'<tool_call>{{"name": "a", "arguments": {{"x": {"[" * n}{"]" * n}}}}}</tool_call>', "this is no JSON: it is nested too deeply")
+          for n in (200, 10_000)),
+        ("qwen3", f'<tool_call>{{"name": "a", "arguments": "{"[" * 10_000}"}}</tool_call>', "its arguments are no JSON object"),
         ("llama3_2", '{"name": "calc", "parameters": {"expression": "1"}}<|eot_id|>', [{"name": "calc", "arguments": {"expression": "1"}}]),
         ("llama3_2", '<|python_tag|>{"name": "a", "parameters": {}}<|eom_id|>', [{"name": "a", "arguments": {}}]),
         ("llama3_2", '{"answer": 2}', []),
         ("llama3_2", '{"name": "a", "parameters": ', "this is no JSON"),
         ("mistral", '[TOOL_CALLS] [{"name": "a", "arguments": {}, "id": "000000001"}]</s>', [{"name": "a", "arguments": {}}]),
         ("mistral", "[TOOL_CALLS] a", "[TOOL_CALLS] is not followed by JSON"),
+        ("mistral", f"[TOOL_CALLS] {'[' * 10_000}", "[TOOL_CALLS] is not followed by JSON: it is nested too deeply"),
         ("mistral", "[TOOL_CALLS] 2", "this is no list of calls"),
         ("mistral", " 2</s>", []),
     ],
@@ -465,6 +469,9 @@ def test_renderers_and_the_chat_template_agree(made, next_turn, name):
                 messages = [tool_message("calc", text, 0), tool_message("calc", "3", 1)]
                 assert extended.after(prompt, sampled, messages) == difference.after(prompt, sampled, messages)
     assert extended.calls(prompt, sampled) == difference.calls(prompt, sampled)
+    for deep in (200, 10_000):
+        sampled = ids_of(difference, call[name].replace('"1"', f"{'[' * deep}{']' * deep}"))
+        assert [*map(sorted, extended.calls(prompt, sampled))] == [["name", "problem"]]
     chat.tokenizer.chat_template, kept = (
         chat.tokenizer.chat_template.replace("<tool_response>", "<tool_answer>").replace("ipython<", "tool<"),
         chat.tokenizer.chat_template,
