@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, SupportsFloat
@@ -213,13 +213,17 @@ def _schemas(spec: EnvironmentSpec, environment: Any) -> dict[str, Any]:
 
 
 def _prompt(prompt: object, *, chat: bool) -> str | list[dict[str, Any]] | None:
-    """The prompt of an environment. Raises ValueError for an empty text or calls of tools, TypeError unless messages have `role` and `content`."""
+    """The prompt of an environment. Raises ValueError for an empty one or calls of tools, TypeError unless messages have `role` and `content`."""
     if prompt is None:
         return None
+    if isinstance(prompt, Mapping):
+        raise TypeError(f"begin() returned {prompt!r:.200}, not a text or a list of messages")
     if isinstance(prompt, str) or not isinstance(prompt, Sequence):
-        if not (chat or str(prompt)):
-            raise ValueError("begin() returned an empty prompt; return None for that of the dataset")
-        return storable(str(prompt))
+        prompt = str(prompt)
+    if not (prompt or (chat and isinstance(prompt, str))):
+        raise ValueError("begin() returned an empty prompt; return None for that of the dataset")
+    if isinstance(prompt, str):
+        return storable(prompt)
     for message in prompt:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise TypeError(f"begin() returned the message {message!r:.200}, not {{role, content}} of text")

@@ -18,7 +18,10 @@ from rlvr_cli.models.tokens.renderer import Renderer
 from rlvr_cli.text import with_texts
 
 _QUESTION: Message = {"role": "user", "content": "1 + 1?"}
-_HINT = "Leave --chat out: the environment then answers in the text of a prompt of your own (--prompt FILE)."
+_HINT = (
+    "Use another model; or leave --chat out where the environment needs no messages: it then answers in the text of a "
+    "prompt of your own (--prompt FILE)."
+)
 
 
 class NextTurn:
@@ -46,6 +49,7 @@ class NextTurn:
         self._ends = {text for text, i in self.markers.ids_of.items() if i in ends}
         self._place = f"{self.markers.stem}turn"
         self._calls = False  # whether an assistant's turn before a tool's answer must hold the call
+        self._shown: set[tuple[str, ...]] = set()  # the roles of prompts that the chat template shows
         self._frames: dict[tuple[str, ...], list[str]] = {}
         self._check()
         self.end = self._ids_after([self._probe()])[0]
@@ -64,9 +68,32 @@ class NextTurn:
         )
 
     def prompt(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
-        """A conversation up to where the first answer begins: its text and its ids. Raises RlvrError if the chat template fails."""
+        """A conversation up to where the first answer begins: its text and its ids.
+
+        Raises:
+            RlvrError: the chat template fails, or leaves out or repeats messages of these roles.
+        """
+        roles = tuple(message["role"] for message in messages)
+        if roles not in self._shown:
+            self._check_shown(messages)
+            self._shown.add(roles)
+        return self._prompt(messages)
+
+    def _prompt(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
         rendered = self.chat.render(self._hidden(self.chat.with_system(messages)))
         return self.markers.shown(rendered), self.markers.prompt_ids(rendered)
+
+    def _check_shown(self, messages: Sequence[Message]) -> None:
+        """Raise RlvrError if the chat template leaves out or repeats messages of these roles in a prompt."""
+        contents = [f"{self.markers.stem}content{number}c" for number in range(len(messages))]
+        named = [message | {"content": content} for message, content in zip(messages, contents, strict=True)]
+        rendered = self.chat.render(self.chat.with_system(named))
+        lost = [m["role"] for m, content in zip(messages, contents, strict=True) if rendered.count(content) != 1]
+        if lost:
+            raise RlvrError(
+                f"The chat template of {self.chat.name} leaves out or repeats messages of the role {' and '.join(dict.fromkeys(lost))}.",
+                "Use roles that it knows, such as user.",
+            )
 
     def after(
         self, prompt_ids: Sequence[int], response_ids: Sequence[int], messages: Sequence[Message]
@@ -114,7 +141,7 @@ class NextTurn:
         """
         messages = with_call_ids(messages)
         start = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
-        _, prompt = self.prompt(messages[:start])
+        _, prompt = self._prompt(messages[:start])
         ids: list[int] = []
         mask: list[bool] = []
         heard: list[Message] = []
@@ -262,7 +289,7 @@ class NextTurn:
         """Why `renderers` is not used for this model though it knows it; empty: it is, or does not."""
         if self._renderer is None:
             return ""
-        _, prompt = self.prompt([_QUESTION])
+        _, prompt = self._prompt([_QUESTION])
         own = self._ids_after([self._probe()])
         theirs = self._renderer.after(prompt, [self.end], [self._probe()])
         return "" if theirs == own[1:] else "renderers knows the model, and writes other tokens than its chat template"

@@ -141,7 +141,11 @@ class _Table:
                 continue
             request, playing.seconds = requests[playing.request_index], answer.seconds
             playing.begun = answer.prompt
-            playing.prompt, ids = self._player.turns.prompt(answer, request)
+            try:
+                playing.prompt, ids = self._player.turns.prompt(answer, request)
+            except ValueError as problem:
+                self._refuse(playing, str(problem))
+                continue
             same = self._asked[-1][0] if self._asked else None
             if same and (same.request_index, same.prompt) == (playing.request_index, playing.prompt):
                 self._asked[-1].append(playing)

@@ -32,7 +32,7 @@ class Turns(Protocol):
     """What an episode asks of the way in which its turns become tokens."""
 
     def prompt(self, answer: Answer, request: Request) -> tuple[str, tuple[int, ...] | None]:
-        """The prompt of an episode, and its ids if it is not to be tokenized."""
+        """The prompt of an episode, and its ids if it is not to be tokenized. Raises ValueError if that of the environment cannot be one."""
         ...
 
     def asked(self, completion: Completion) -> str | None:
@@ -89,7 +89,10 @@ class ChatTurns:
         if answer.prompt is None:
             return request.prompt, request.prompt_ids
         messages = [{"role": "user", "content": answer.prompt}] if isinstance(answer.prompt, str) else answer.prompt
-        text, ids = self._next.prompt(messages)
+        try:
+            text, ids = self._next.prompt(messages)
+        except RlvrError as error:
+            raise ValueError(f"begin() returned a prompt that cannot be shown: {error.problem}") from error
         return text, tuple(ids)
 
     def asked(self, completion: Completion) -> str | None:

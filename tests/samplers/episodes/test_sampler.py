@@ -385,7 +385,10 @@ def test_an_environment_gives_the_prompt(pools, engine, tiny_tokenizer):
     assert {c.prompt_ids for c in found.values()} == {tuple(tiny_tokenizer("Its own prompt")["input_ids"])}
 
 
-@pytest.mark.parametrize(("prompt", "error"), [("", "ValueError"), ("half \ud83d", None)])
+@pytest.mark.parametrize(
+    ("prompt", "error"),
+    [("", "ValueError"), ([], "ValueError"), ({"role": "user", "content": "a"}, "TypeError"), ("half \ud83d", None)],
+)
 def test_a_prompt_that_cannot_be_costs_its_own_episode(pools, engine, tiny_tokenizer, prompt, error):
     sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=2, longest=longest(200))
     odd, sound = requests_of(prompt=prompt)[:1], requests_of(prompt="Its own prompt")[1:]

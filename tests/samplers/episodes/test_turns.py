@@ -202,9 +202,18 @@ def test_a_turn_that_a_stop_string_ends_gets_its_end_from_the_environment(chats,
         assert found.episode.ended_by == "policy"
 
 
-def test_messages_of_a_template_that_does_not_know_their_role_are_said(chats, pools):
-    with pytest.raises(RlvrError, match="Only user, assistant and tool"):
-        play(chats["mistral", False], pools["Script"], ["</s>"], begins=[{"role": "system", "content": "x"}])
+@pytest.mark.parametrize(
+    ("name", "role", "problem"),
+    [
+        ("mistral", "system", "fails (TemplateError: Only user, assistant and tool"),
+        ("qwen3", "developer", "leaves out or repeats messages of the role developer"),
+    ],
+)
+def test_messages_that_the_chat_template_cannot_begin_with_cost_their_own_episode(chats, pools, name, role, problem):
+    for begins in ([{"role": role, "content": "x"}], [QUESTION, QUESTION | {"role": role}]):
+        found, engine = play(chats[name, False], pools["Script"], ["</s>"], begins=begins)
+        assert (found.episode.ended_by, found.grade.error, engine.asked) == ("error", "ValueError", [])
+        assert problem in found.grade.error_detail
 
 
 def test_what_there_is_no_room_for_is_cut(chats, pools):
