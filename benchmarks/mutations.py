@@ -1737,6 +1737,7 @@ EPISODES = [
         ("an answer takes no time", '"seconds": time.monotonic() - began}', '"seconds": 0.0}', "tests/environments/test_pool.py -k at_once"),
         ("a process that earlier episodes have filled is kept", 'said.pop("is_filled", False) and answered:', "said.pop('is_filled', False) and False:", "tests/environments/test_pool.py -k earlier"),
         ("tools are asked again", "answered = 0 if _keeps_a_state(environment) else len(turns) - 1", "answered = 0", "tests/environments/test_tools.py -k asked_again"),
+        ("a reward that float32 does not hold is one", "not abs(reward) < _INFINITE:", "not abs(reward) < math.inf:", "tests/environments/test_pool.py -k no_reply_costs"),
         ("an object is a prompt of text", "    if isinstance(prompt, Mapping):\n", "    if False:\n", f"{PLAYED} prompt_that_cannot"),
         ("an environment without a prompt ends the run", "if not (prompt or (chat and isinstance(prompt, str))):", "if False:", f"{PLAYED} prompt_that_cannot"),
         ("what answers a call ends an episode without a word", "if any(call.done or", "if False and any(call.done or", "tests/environments/test_pool.py -k own_episode"),

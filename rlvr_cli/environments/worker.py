@@ -27,6 +27,7 @@ from rlvr_cli.types import Example
 from rlvr_cli.user_code import location, text_of
 
 MOST_CHARACTERS = 8_000  # of a reply
+_INFINITE = 2.0**128 - 2.0**103  # from here on in float32, in which rewards of turns are stored
 _EPISODES = 10_000  # that one process keeps; others are played again
 
 
@@ -242,8 +243,8 @@ def _fields(reply: object) -> dict[str, Any]:
     if reply.role in ("", "policy"):
         raise ValueError(f"a Reply has the role {reply.role!r}: name who says it, such as 'environment'")
     reward = None if reply.reward is None else float(reply.reward)  # also of numpy and torch
-    if reward is not None and not math.isfinite(reward):
-        raise ValueError(f"a reward of {reward}")
+    if reward is not None and not abs(reward) < _INFINITE:
+        raise ValueError(f"a reward of {reward}, not a finite number in float32")
     for name, value in (reply.measured or {}).items():
         if not isinstance(name, str) or not isinstance(value, SupportsFloat) or not math.isfinite(float(value)):
             raise ValueError(f"measured {name!r:.100} = {value!r:.100}, not a finite number with a name")

@@ -92,8 +92,8 @@ class Counts:
             return Reply(calls=(Reply(role="policy" if turn == "policy!" else ""),))
         if turn == "half a name!":
             return Reply(role="half \\ud83d", measured={"half \\ud83d": 1})
-        if turn == "nan!":
-            return Reply(reward=float("nan"))
+        if turn in ("nan!", "huge!"):
+            return Reply(reward=1e39 if turn == "huge!" else float("nan"))
         if turn == "numbers!":
             import numpy
             done = numpy.bool_(True)
@@ -235,6 +235,7 @@ def test_what_is_no_reply_costs_its_own_episode(pool):
         ("nothing!", "TypeError", "answer() returned None, not a Reply"),
         ("number!", "TypeError", f"answer() returned {number}, not a Reply of text"),
         ("nan!", "ValueError", "a reward of nan"),
+        ("huge!", "ValueError", "a reward of 1e+39, not a finite number in float32"),
         ("policy!", "ValueError", "mine.py: a Reply has the role 'policy'"),
         ("nobody!", "ValueError", "mine.py: a Reply has the role ''"),
         ("unreadable!", "Odd", "mine.py:68: its text cannot be read"),

@@ -8,7 +8,6 @@ There is no barrier between the turns: an episode whose environment has answered
 and the others go on meanwhile.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -242,9 +241,6 @@ class _Table:
         playing.add_forged(answer.forged)
         if answer.reply is None:
             return self._fail(playing, answer, completion)
-        total = playing.reward + (answer.reply.reward or 0.0)
-        if self._player.pool.gives_rewards and not math.isfinite(total):
-            return self._refuse(playing, f"the rewards of its turns add up to {total}", completion)
         pieces = self._player.turns.following(playing.prompt_ids + playing.ids, completion, answer.reply)
         playing.add_reply(answer.reply, self._fitting(pieces, room=self._left(playing)))
         if answer.reply.done:
@@ -295,10 +291,10 @@ class _Table:
             self._repeats.add(Said(playing.example, playing.seed, playing.begun, playing.asked, playing.replies))
         self._ended.append(playing.completion(last, ended_by=by, gives_rewards=self._player.pool.gives_rewards))
 
-    def _refuse(self, playing: Playing, detail: str, last: Completion | None = None) -> None:
-        """End an episode in which the environment's answer cannot be taken."""
+    def _refuse(self, playing: Playing, detail: str) -> None:
+        """End an episode in which the environment's prompt cannot be taken."""
         self._player.pool.say_failed("ValueError", detail)
-        self._fail(playing, Answer(error="ValueError", detail=detail), last)
+        self._fail(playing, Answer(error="ValueError", detail=detail))
 
     def _fail(self, playing: Playing, answer: Answer, last: Completion | None = None) -> None:
         playing.grade = Grade(None, None, None, error=answer.error, error_detail=answer.detail)

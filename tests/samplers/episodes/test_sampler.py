@@ -336,17 +336,6 @@ def test_the_environment_ends_an_episode_and_gives_the_reward(pools, engine, tin
     assert {1.5} <= {c.grade.reward for c in found.values() if c.episode.ended_by == "environment"}
 
 
-def test_rewards_that_add_up_to_infinity_cost_their_own_episode(pools, engine, tiny_tokenizer):
-    sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Rewards"], max_turns=9, longest=longest(200))
-    found = play(sampler, requests_of({"text": "x", "reward": 1e308}, {"text": "y", "reward": 1e308, "done": True}))
-    failed = [c for c in found.values() if c.episode.ended_by == "error"]
-    assert {(c.grade.error, c.grade.error_detail) for c in failed} == {
-        ("ValueError", "the rewards of its turns add up to inf")
-    }
-    assert {c.episode.turn_rewards for c in failed} == {(1e308, None)}
-    assert all(c.grade.reward in (0.0, 1e308) for c in found.values() if c not in failed)
-
-
 def test_a_failed_environment_costs_its_own_episode(pools, engine, tiny_tokenizer):
     sampler = EpisodeSampler(engine, tiny_tokenizer, pools["Script"], max_turns=5, longest=longest(200))
     broken, sound = requests_of({"text": "1"}, "raise")[:1], requests_of(*SAYS)[1:]
