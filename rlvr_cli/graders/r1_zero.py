@@ -17,7 +17,7 @@ FAILURE_KINDS = (
     "truncated",  # the length limit ended the response; set by the caller, which knows the engine's finish reason
     "out_of_turns",  # --max-turns ended the episode; set by the caller, as the next three
     "no_tool_call",  # the answer is wrong, and the policy never called its environment
-    "tool_error",  # the answer is wrong, and the last call failed
+    "tool_error",  # the answer is wrong, and a call of the last turn with calls failed
     "environment_error",  # the environment failed, so that there is no grade
     "empty",  # the response or the answer is empty
     "no_think_close",  # no </think>

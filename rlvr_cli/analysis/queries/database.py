@@ -72,7 +72,7 @@ CASE
     WHEN kind = 'truncated' THEN 'cut off after ' || tokens || ' tokens, before its answer'
     WHEN kind = 'out_of_turns' THEN 'the episode was out of turns before its answer'
     WHEN kind = 'no_tool_call' THEN 'the answer is wrong, and the environment was never called'
-    WHEN kind = 'tool_error' THEN 'the answer is wrong, and the last call failed'
+    WHEN kind = 'tool_error' THEN 'the answer is wrong, and a call of the last turn with calls failed'
     WHEN kind = 'empty' THEN 'there is nothing in the answer'
     WHEN kind = 'no_think_close' THEN 'the thinking is never closed: there is no </think>'
     WHEN kind = 'no_answer_tags' THEN 'there is no answer where the grader looks: in <answer> tags, or in \\boxed{} for question_only'

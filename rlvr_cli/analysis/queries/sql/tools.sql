@@ -1,4 +1,4 @@
--- Which tools episodes call: turns that each answered, episodes that have one, tokens of an answer, and the reward of these episodes.
+-- Which tools episodes call: turns that each answered, with a token or more, episodes that have one, tokens of an answer, and the reward of these episodes.
 -- :phase = null
 
 -- A failed grade counts as reward 0.
