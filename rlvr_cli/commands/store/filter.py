@@ -33,6 +33,12 @@ from rlvr_cli.terminal import console, tables
 from rlvr_cli.text import storable
 from rlvr_cli.types import ENVIRONMENT, WITH_FORMAT_RULE
 
+_OF_EPISODES = {
+    "pairs": OF_EPISODES,
+    "traces": "Episodes of several turns are no texts of a file, which would lack their sampled tokens: "
+    "rlvr sft --dataset RUN trains on them, with --correct-only on those that were rewarded.",
+}
+
 
 def run(config: FilterConfig) -> None:
     """Make a dataset. Raises RlvrError for user errors, and then writes nothing."""
@@ -58,10 +64,11 @@ def run(config: FilterConfig) -> None:
         tables.print_table(columns, [(s.name, s.kept, s.dropped, s.why) for s in selected.stages], output=config.format)
         if not selected.kept:
             last = next(s for s in selected.stages if not s.kept)
-            of_episodes = config.emit == "pairs" and last.name == "whole" and any(d.get("episodes") for d in described)
+            of_episodes = last.name == "whole" and any(d.get("episodes") for d in described)
+            hint = _OF_EPISODES.get(config.emit) if of_episodes else None
             raise RlvrError(
                 f"Nothing is left: the stage {last.name!r} dropped the last {last.dropped} rows.",
-                f"{OF_EPISODES if of_episodes else 'Loosen the filter.'} No file was written.",
+                f"{hint or 'Loosen the filter.'} No file was written.",
             )
         data, written = encoded(out, selected.kept, rows_of)
         files, of_control = [(out, data)], None  # the data come last: where they are, the rest is, too

@@ -152,16 +152,17 @@ def test_a_response_that_an_environment_took_part_in_is_no_text_to_learn(tmp_pat
     assert stages == [("source", 3, 0), ("whole", 2, 1)]
 
 
-def test_episodes_of_several_turns_are_no_pairs_and_the_error_says_how_they_are(tmp_path, call):
+def test_episodes_of_several_turns_are_no_rows_of_a_file_and_the_error_says_what_takes_them(tmp_path, call):
     for name, environment in (("e", "guess.py:Guess"), ("text", "")):
         with RunDir.create(
             tmp_path / "runs", "eval", name=name, metadata={"config": {"environment": environment}}
         ) as run:
             rows = [an_episode(2, 1, 2, run_id=name, sample_index=i, reward=float(i)) for i in range(2)]
             run.commit_rollouts("eval", 0, rows)
-        with pytest.raises(RlvrError, match="'whole' dropped the last 2") as raised:
-            call(run.path, emit="pairs")
-        assert raised.value.hint.startswith(OF_EPISODES if environment else "Loosen the filter")
+        for emit, hint in (("pairs", OF_EPISODES), ("traces", "Episodes of several turns are no texts of a file")):
+            with pytest.raises(RlvrError, match="'whole' dropped the last 2") as raised:
+                call(run.path, emit=emit)
+            assert raised.value.hint.startswith(hint if environment else "Loosen the filter")
 
 
 @pytest.mark.parametrize("emit", ["traces", "pairs"])
