@@ -963,6 +963,8 @@ MATHEMATICS = [
         ("what is added to transposed weights is not", "LowRank(up.T, down.T) if layer.fan_in_fan_out else ", "", "tests/models/test_adapter.py -k transposed"),
         ("a policy of half-precision weights multiplies its adapter in float32", "cast = enabled and self.compute_dtype.itemsize < 4", "cast = enabled and self.compute_dtype != self.dtype", "tests/models/test_adapter.py -k multiplied_in"),
         ("layers that are computed again cast their inputs", ", again=self._own_casts", "", "tests/models/test_adapter.py -k inputs_of_adapted", "lora_rank"),
+        ("peft chooses the layers of an adapter", "target_modules=_linear_layers(model)", 'target_modules="all-linear"', "tests/models/test_adapter.py -k mixture"),
+        ("an adapter is on layers that peft takes for experts", "return sorted(read_by_peft.target_modules)", "return sorted(names)", "tests/models/test_adapter.py -k mixture"),
         ("an adapter's files differ from process to process", "config.target_modules = sorted(config.target_modules)", "config.target_modules = list(config.target_modules)", "tests/models/test_adapter.py -k save_and_load"),
     ),
     *mutations_of(

@@ -28,6 +28,7 @@ from rlvr_cli.text import printable
 
 _NAME = "default"  # of the adapter, within the names of its weights: peft leaves it out in files
 _PREFIX = "base_model.model."  # of the names in files
+_WITHOUT = "Train the model itself, without --lora-rank."
 
 
 class AdaptedPolicy(Policy):
@@ -225,7 +226,7 @@ def add_adapter(model: PreTrainedModel, lora: Lora | None, *, directory: Path | 
             config = LoraConfig(
                 r=lora.rank,
                 lora_alpha=lora.alpha,
-                target_modules="all-linear",
+                target_modules=_linear_layers(model),
                 task_type="CAUSAL_LM",
                 fan_in_fan_out=transposed,
             )
@@ -234,15 +235,37 @@ def add_adapter(model: PreTrainedModel, lora: Lora | None, *, directory: Path | 
             torch.manual_seed(0 if lora is None else lora.seed)
             inject_adapter_in_model(config, model, adapter_name=_NAME)
     except (ValueError, TypeError, KeyError) as error:
-        raise load_error("adapter", str(directory or type(model).__name__), directory, error) from error
+        if directory is None:
+            raise RlvrError(
+                f"{type(model).__name__} takes no LoRA adapter: {printable(str(error))}", _WITHOUT
+            ) from error
+        raise load_error("adapter", str(directory), directory, error) from error
     cast_adapter_dtype(model, _NAME)
     model.eval()  # new layers are in train mode
+    _check_kind(model, directory)
     if directory is not None:
-        _check_kind(model, directory)
         stored, wanted = _read_weights(directory), _adapter_weights(model)
         _check_fit(stored, wanted, directory)
         for name, tensor in wanted.items():
             tensor.copy_(stored[name])
+
+
+def _linear_layers(model: PreTrainedModel) -> list[str]:
+    """Return the names of the linear layers that get an adapter: all but the head.
+
+    In some mixtures of experts, peft takes names such as gate_proj for those of experts, which are one tensor: layers with these
+    names get none, since peft would adapt that tensor instead.
+    """
+    from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    head, linear = model.get_output_embeddings(), (nn.Linear, Conv1D)
+    names = [name for name, module in model.named_modules() if isinstance(module, linear) and module is not head]
+    read_by_peft = LoraConfig(target_modules=names)
+    convert_peft_config_for_transformers(read_by_peft, model, None)
+    if not read_by_peft.target_modules:
+        raise RlvrError(f"{type(model).__name__} has no linear layers for a LoRA adapter.", _WITHOUT)
+    return sorted(read_by_peft.target_modules)
 
 
 def _low_rank(layer: Any) -> LowRank:
@@ -273,13 +296,15 @@ def _check_fit(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], direc
         )
 
 
-def _check_kind(model: PreTrainedModel, directory: Path) -> None:
-    """Raise RlvrError unless the adapter is plain LoRA of linear layers."""
+def _check_kind(model: PreTrainedModel, directory: Path | None) -> None:
+    """Raise RlvrError unless the adapter, a new one or that of a directory, is plain LoRA of linear layers."""
     from peft.tuners.lora.layer import Linear
 
     if any(
         type(layer) is not Linear or layer.lora_variant or any(layer.lora_bias.values()) for _, layer in _layers(model)
     ):
+        if directory is None:
+            raise RlvrError(f"peft adapts more than the linear layers of {type(model).__name__}.", _WITHOUT)
         raise RlvrError(
             f"The adapter in {printable(str(directory))} is not plain LoRA of linear layers.",
             "Merge it into its base with peft, and use the merged model.",

@@ -18,6 +18,8 @@ from rlvr_cli.runs.remote.store import is_address
 from rlvr_cli.runs.remote.views import address_of, folder_of
 from rlvr_cli.text import printable
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # how configs call their number
+
 
 def builtin_model_path() -> Path:
     """The directory of the tiny model that comes with the package."""
@@ -76,7 +78,7 @@ def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
     """Return the sizes of a model on this machine, for memory estimates.
 
     The keys are parameters, layers, hidden, intermediate, query_width and kv_width (heads and key-value heads times head size)
-    and vocabulary.
+    and vocabulary; and dense_layers: those whose MLP is of linear layers, none in a mixture of experts.
     None if its files are not here or its config has other names for these sizes. Of an adapter, those of its base.
 
     Raises:
@@ -94,9 +96,11 @@ def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
         if directory is None:
             return None
         heads, head_size = config.num_attention_heads, getattr(config, "head_dim", None)
+        mixture = any(getattr(config, name, None) not in (None, 0, 1) for name in _EXPERTS)
         return {
             "parameters": _num_parameters(directory),
             "layers": config.num_hidden_layers,
+            "dense_layers": 0 if mixture else config.num_hidden_layers,
             "hidden": config.hidden_size,
             "intermediate": config.intermediate_size,
             "query_width": heads * (head_size or config.hidden_size // heads),

@@ -10,11 +10,22 @@ from functools import partial
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MambaConfig,
+    MambaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from disks import largest_file
 from marks import slow
 from real_configurations import CONFIGURATIONS, write_model
+from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.adapter import AdaptedPolicy, add_adapter
 from rlvr_cli.models.identity import model_identity, model_shape
@@ -28,6 +39,7 @@ from rlvr_cli.samplers.parallel.process import SamplingProcess
 from rlvr_cli.training.checkpoints import checkpoint_bytes, load_checkpoint, save_checkpoint
 from rlvr_cli.training.optimizers.optimizer import make_optimizer
 from rlvr_cli.training.planning.memory import adapter_parameters
+from rlvr_cli.training.planning.plan import adapter_line
 from rlvr_cli.training.planning.trial import mean_gap
 from rlvr_cli.training.updates.scores import compute_log_probs
 from rlvr_cli.training.updates.update import train_update
@@ -439,6 +451,31 @@ def test_layers_with_transposed_weights_are_merged(tiny_tokenizer, tmp_path):
             torch.testing.assert_close(merged(input_ids=ids).logits, adapted)
 
 
+def test_a_mixture_of_experts_has_its_adapter_beside_the_experts(tiny_tokenizer, tmp_path):
+    """Experts are one tensor: an adapter of it could not be loaded again. The first layer's MLP has the names of experts."""
+    config = Qwen3MoeConfig(
+        vocab_size=320, hidden_size=16, intermediate_size=24, moe_intermediate_size=8, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts=4, num_experts_per_tok=2,
+        mlp_only_layers=[0], max_position_embeddings=64, initializer_range=0.3, bos_token_id=None, eos_token_id=0,
+    )  # fmt: skip
+    base = tmp_path / "base"
+    Policy(Qwen3MoeForCausalLM(config), tiny_tokenizer).save(base)
+    policy = load_policy(base, lora=LORA)
+    adapted = {name.partition(".lora_")[0].rpartition(".")[2] for name in policy.weights()}
+    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    trained = sum(p.numel() for p in policy.trainable_parameters().values())
+    assert f"the head and the experts: {trained:,} parameters" in adapter_line(
+        SftConfig(lora_rank=4), model_shape(base)
+    )
+    train(policy, updates=1)
+    moved = log_probs_of(policy)
+    assert not moved.equal(log_probs_of(policy.reference()))
+    policy.save(tmp_path / "adapter")
+    assert log_probs_of(load_policy(tmp_path / "adapter")).equal(moved)
+    policy.save(tmp_path / "merged", merged=True)
+    torch.testing.assert_close(log_probs_of(load_policy(tmp_path / "merged")), moved, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_save_and_load_are_inverse(tiny_model_dir, tmp_path, dtype):
     policy = load_policy(tiny_model_dir, dtype=dtype, lora=LORA)
@@ -518,6 +555,20 @@ def test_a_checkpoint_holds_the_adapter_and_its_moments_alone(tiny_model_dir, tm
 
 
 # What is refused
+
+
+def test_a_model_without_linear_layers_gets_no_adapter():
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=4, n_layer=0, n_head=1, n_positions=4))
+    with pytest.raises(RlvrError, match="GPT2LMHeadModel has no linear layers") as info:
+        add_adapter(model, LORA)
+    assert "without --lora-rank" in info.value.hint
+
+
+def test_a_model_for_which_peft_has_no_adapter_is_named():
+    model = MambaForCausalLM(MambaConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, state_size=2))
+    with pytest.raises(RlvrError, match="MambaForCausalLM takes no LoRA adapter") as info:
+        add_adapter(model, LORA)
+    assert "without --lora-rank" in info.value.hint
 
 
 @pytest.fixture

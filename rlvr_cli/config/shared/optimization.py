@@ -39,7 +39,7 @@ class OptimizationOptions(Provenance):
     adam_beta2: float = knob(0.95, "AdamW's second beta.", group="Optimization")
     lora_rank: int = knob(
         0,
-        "Train a LoRA adapter of this rank on all linear layers but the head, and freeze the model; 0 trains the model itself.",
+        "Train a LoRA adapter of this rank on all linear layers but the head (and experts), and freeze the model; 0 trains the model itself.",
         group="Optimization",
         common=True,
         at_least=0,

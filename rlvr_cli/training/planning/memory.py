@@ -195,11 +195,16 @@ def compute_dtype(config: TrainingConfig, device: str) -> torch.dtype:
 
 
 def adapter_parameters(shape: Mapping[str, int], rank: int) -> int:
-    """Return the parameters of a LoRA adapter of all linear layers but the head: a Llama's, as `model_shape` describes it."""
+    """Return the parameters of a LoRA adapter of all linear layers but the head: a Llama's, as `model_shape` describes it.
+
+    Of a mixture of experts, those of its attention.
+    """
     hidden, intermediate, kv = shape["hidden"], shape["intermediate"], shape["kv_width"]
     query = shape.get("query_width", hidden)
     attention = 2 * (hidden + query) + 2 * (hidden + kv)  # in and out of query and output, of key and value
-    return shape["layers"] * rank * (attention + 3 * (hidden + intermediate))
+    return rank * (
+        shape["layers"] * attention + shape.get("dense_layers", shape["layers"]) * 3 * (hidden + intermediate)
+    )
 
 
 def _row_tokens(config: TrainingConfig) -> int:
