@@ -5,9 +5,11 @@ It is that of transformers, but it also works in eval mode (training here has no
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -37,29 +39,39 @@ def gradient_checkpointing(
     config: Any = model.config
 
     @contextlib.contextmanager
-    def second_time(name: str) -> Iterator[None]:
-        with attention_function(model, name), again():
+    def second_time(layer: nn.Module, name: str) -> Iterator[None]:
+        with _evaluating(layer), attention_function(model, name), again():
             yield
 
-    def run(layer: Callable[..., Any], *inputs: Any) -> Any:
+    def run(layer: nn.Module, forward: Callable[..., Any], *inputs: Any) -> Any:
         name = config._attn_implementation
         return checkpoint(
-            layer,
+            forward,
             *inputs,
             use_reentrant=False,
             preserve_rng_state=False,
-            context_fn=lambda: (contextlib.nullcontext(), second_time(name)),
+            context_fn=lambda: (_evaluating(layer), second_time(layer, name)),
         )
 
-    # The mode of the layer itself, not of the attention within it, which could have dropout.
-    flags = {"training": True, "gradient_checkpointing": True, "_gradient_checkpointing_func": run}
-    before = [{name: vars(layer)[name] for name in flags if name in vars(layer)} for layer in layers]
+    flags = {"training": True, "gradient_checkpointing": True}
+    names = (*flags, "_gradient_checkpointing_func")
+    before = [{name: vars(layer)[name] for name in names if name in vars(layer)} for layer in layers]
     for layer in layers:
-        vars(layer).update(flags)
+        vars(layer).update(flags, _gradient_checkpointing_func=functools.partial(run, layer))
     try:
         yield
     finally:
         for layer, own in zip(layers, before, strict=True):
-            for name in flags:
+            for name in names:
                 del vars(layer)[name]
             vars(layer).update(own)
+
+
+@contextlib.contextmanager
+def _evaluating(layer: nn.Module) -> Iterator[None]:
+    """Compute a layer without dropout: transformers runs it in this way in train mode alone."""
+    before, layer.training = layer.training, False
+    try:
+        yield
+    finally:
+        layer.training = before

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import MistralConfig, MistralForCausalLM, OPTConfig, OPTForCausalLM
 
 from policies import VOCAB, make_batch, make_policy
 from rlvr_cli.errors import RlvrError
@@ -207,6 +207,21 @@ def test_gradient_checkpointing_leaves_the_model_as_it_was(policy):
     for module, attributes in zip(model.modules(), before, strict=True):
         assert vars(module).keys() == attributes.keys()
         assert module.training == attributes["training"]
+
+
+@pytest.mark.filterwarnings("ignore:The logits of:UserWarning")  # which are not one linear map
+def test_gradient_checkpointing_computes_no_dropout_in_the_layers_themselves():
+    config = OPTConfig(
+        vocab_size=VOCAB, hidden_size=8, ffn_dim=12, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=8,
+        max_position_embeddings=32, dropout=0.5, pad_token_id=1, bos_token_id=None, eos_token_id=0,
+    )  # fmt: skip
+    model, batch = OPTForCausalLM(config).eval(), make_batch([(1, 4), (2, 3)])
+    plain, metrics = update_gradient(model, batch, micro_batch_size=2)
+    again, same = update_gradient(model, batch, micro_batch_size=2, gradient_checkpointing=True)
+    assert all(torch.equal(one, other) for one, other in zip(again, plain, strict=True))
+    assert same["loss/nll"] == metrics["loss/nll"]
+    with gradient_checkpointing(model):  # also with the backward pass within the block
+        model(batch["input_ids"], use_cache=False).logits.sum().backward()
 
 
 def test_a_model_without_layers_to_check_says_so(policy):
