@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
 from rlvr_cli.errors import RlvrError, missing_extra
+from rlvr_cli.models.compute.bitsandbytes import quiet_bitsandbytes
 from rlvr_cli.models.compute.recompute import gradient_checkpointing
 from rlvr_cli.models.directory import ADAPTER_WEIGHTS, base_of, local_directory
 from rlvr_cli.models.policy import Lora, LowRank, Policy
@@ -209,6 +210,7 @@ def load_adapted(
 
 def add_adapter(model: PreTrainedModel, lora: Lora | None, *, directory: Path | None = None) -> None:
     """Freeze a model, and let peft put an adapter into it: a new one, or the one in a directory."""
+    quiet_bitsandbytes()  # which peft imports where it is installed
     try:
         from peft import LoraConfig, inject_adapter_in_model
         from peft.tuners.tuners_utils import cast_adapter_dtype

@@ -16,8 +16,12 @@ def check_bitsandbytes() -> None:
 def import_bitsandbytes() -> Any:
     """Import and return the package. Raises RlvrError if it is not installed."""
     check_bitsandbytes()
-    # On a CPU it warns that 4-bit kernels are missing, which nothing here uses.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    quiet_bitsandbytes()
     import bitsandbytes
 
     return bitsandbytes
+
+
+def quiet_bitsandbytes() -> None:
+    """Keep its import silent, also by another package: on a CPU it warns that 4-bit kernels are missing, which nothing here uses."""
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
