@@ -149,6 +149,10 @@ class DpoConfig(EvaluationSamplingOptions, MicroBatchOptions, TrainingConfig):
         return self.rollout_batch_size // self.group_size
 
     @property
+    def trains_on_samples(self) -> bool:
+        return bool(self.n_dpo_steps)
+
+    @property
     def keeps_reference(self) -> bool:
         """Whether the first policy stays in memory: for pairs that are given, its log-probabilities are computed at the start."""
         return bool(self.n_dpo_steps) and self.loss_type != "simpo"

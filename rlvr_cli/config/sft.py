@@ -103,6 +103,10 @@ class SftConfig(MicroBatchOptions, TrainingConfig):
             )
 
     @property
+    def trains_on_samples(self) -> bool:
+        return False
+
+    @property
     def packed_length(self) -> int:
         """Tokens of a packed sequence; 0 without --packing."""
         return self.packing_length if self.packing else 0

@@ -41,6 +41,11 @@ class TrainingConfig(
     packed_length = 0
 
     @property
+    def trains_on_samples(self) -> bool:
+        """Whether the policy samples what it is trained on; else only answers to evaluation questions, if there are any."""
+        return True
+
+    @property
     def samples_apart(self) -> bool:
         """Whether the engine is in processes of its own."""
         return bool(self.async_steps) or self.samplers > 1

@@ -16,6 +16,7 @@ import torch
 from rlvr_cli.config.parsing.options import flag
 from rlvr_cli.config.shared.optimization import OptimizerKind
 from rlvr_cli.config.shared.training import TrainingConfig
+from rlvr_cli.data.datasets import evaluation_spec
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.device import resolve_compute_dtype
 from rlvr_cli.models.identity import model_path, model_shape
@@ -48,7 +49,7 @@ class MemoryPlan:
 
     Attributes:
         updating: during an update; empty if the sizes of the model are not known.
-        sampling: while the engine samples, without vLLM's share.
+        sampling: while the engine samples, without vLLM's share; empty also if nothing is sampled.
         host: what the host's memory holds beside its trainers: of optimizers, and, if trainers are on its CPU, the engine's processes.
         capacity: the bytes of the trainer's device; None on a CPU.
         on_host: how many trainers compute on this machine's CPU, in the memory of the host.
@@ -160,7 +161,7 @@ def memory_plan(
 def _keeping(plan: MemoryPlan) -> MemoryPlan:
     """Let the embedded engine keep during updates what it samples with, if there is room: it then need not be made again."""
     kept = sum(plan.sampling.get(name, 0.0) for name in _KEPT)
-    if plan.capacity is None or sum(plan.updating.values()) + kept > ROOM * plan.capacity:
+    if not plan.sampling or plan.capacity is None or sum(plan.updating.values()) + kept > ROOM * plan.capacity:
         return plan
     return replace(plan, updating={**plan.updating, "what the sampler keeps": kept}, keeps_workspace=True)
 
@@ -255,6 +256,8 @@ def _held_by_trainer(
         "activations of a micro-batch": activations,
         "logits": logits,
     }  # fmt: skip
+    if not (config.trains_on_samples or config.eval_dataset or evaluation_spec(config.dataset)):
+        return updating, {}
     if config.fsdp:
         held[_WHOLE] = n * width
     if engine_kind(engine).share is None or config.samples_apart:
@@ -521,6 +524,8 @@ def memory_lines(plan: MemoryPlan, placement: Placement, *, engine: str) -> dict
     lines = {"memory": f"about {_total(plan.updating, of)}"}
     if plan.host:
         lines["on the host"] = f"about {_total(plan.host)}"
+    if not plan.sampling:
+        return lines
     sampling = f"about {_total(plan.sampling)}"
     if plan.moves_state:
         sampling += ", the optimizer state on the host"

@@ -93,6 +93,21 @@ def test_the_sampler_keeps_its_workspace_where_there_is_room():
         assert 0.83 * plan.capacity < sum(plan.updating.values()) <= 0.9 * plan.capacity
 
 
+@pytest.mark.parametrize("kind", [SftConfig, DpoConfig])
+def test_what_samples_nothing_keeps_no_room_for_it(kind):
+    given = kind(dataset="given.jsonl", micro_batch_tokens=0)
+    evaluated, built_in = replace(given, eval_dataset="gsm8k"), replace(given, dataset="arithmetic")
+    nothing, *others = (plan_of(c, QWEN_15B, 80 * GIB, engine="transformers") for c in (given, evaluated, built_in))
+    placement = place("auto", engine="transformers", in_process=True, cuda_devices=["cuda:0"])
+    assert "when sampling" not in memory_lines(nothing, placement, engine="transformers")
+    assert "what the sampler keeps" not in nothing.updating
+    for other in others:
+        assert "when sampling" in memory_lines(other, placement, engine="transformers")
+        assert other.micro_batch_tokens < nothing.micro_batch_tokens
+    online = DpoConfig(dataset="questions.jsonl", n_dpo_steps=2)
+    assert plan_of(online, QWEN_15B, engine="transformers").sampling
+
+
 def test_an_adapter_takes_16_bytes_a_parameter_and_no_reference():
     shape = {
         "parameters": 1000, "layers": 2, "hidden": 8, "intermediate": 16, "query_width": 12, "kv_width": 4, "vocabulary": 32
