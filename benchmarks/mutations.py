@@ -1106,7 +1106,8 @@ MATHEMATICS = [
         ("a server is given up at once", "self._missed = 0 if self.lives() else self._missed + 1", "self._missed += 1", "tests/samplers/parallel/test_servers.py -k takes_its_time"),
         ("another user's server cannot read the weights", "            follow_umask(Path(folder))\n", "", "tests/samplers/parallel/test_servers.py -k proven"),
         ("a full disk of weights is told without the option", ", hint=WHERE_TO_WRITE", "", "tests/samplers/parallel/test_servers.py -k no_space"),
-        ("adapters stay on the servers", "        self.unload_adapter()\n", "", "tests/samplers/parallel/test_servers.py -k under_a_name"),
+        ("adapters stay on the servers", "            self.unload_adapter()\n", "            pass\n", "tests/samplers/parallel/test_servers.py -k under_a_name"),
+        ("a server that was started again ends a run with an adapter", "except RlvrError:  # it has been started again", "except NotNow:  # it has been started again", "tests/samplers/parallel/test_servers.py -k gets_the_next"),
     ),
     *mutations_of(
         "samplers/served_teacher.py",

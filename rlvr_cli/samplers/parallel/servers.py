@@ -318,7 +318,12 @@ class _Server:
 
     def load_adapter(self, folder: str, *, name: str) -> None:
         """Let the server load the adapter in a directory, and ask for it by this name from now on. Raises RlvrError."""
-        self.unload_adapter()
+        try:
+            self.unload_adapter()
+        except NoAnswer:
+            raise
+        except RlvrError:  # it has been started again, and knows the adapter no more: loading decides
+            pass
         self._ask("/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
         self._adapter = self._sampler.model = name
 

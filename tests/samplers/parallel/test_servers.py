@@ -464,6 +464,18 @@ def test_a_server_that_lost_its_adapter_is_left_out(servers, policy):
     assert servers[0].url in sampler.notes[0]
 
 
+@pytest.mark.slow
+def test_a_server_that_lost_its_adapter_gets_the_next_version(servers, policy):
+    """It was started again between two updates, and cannot unload what it has forgotten."""
+    sampler = sampler_of(servers[:1], policy, takes_adapters=True)
+    sampler.load_weights(adapted(by=0.1), 1)
+    servers[0].adapters.clear()
+    sampler.load_weights(adapted(by=0.2), 2)
+    (name,) = servers[0].adapters
+    assert name.endswith("-2")
+    sampler.close()
+
+
 def choice(**fields) -> dict:
     """A completion of 8 tokens, but for these fields; None: without it."""
     whole = {"text": "", "token_ids": [40] * 8, "logprobs": {"tokens": [""] * 8, "token_logprobs": [-1.0] * 8}}
