@@ -1362,6 +1362,8 @@ MATHEMATICS = [
         "sweeps/slots.py",
         ("all runs of a sweep see all GPUs", "[Slot(visible=device) for device in devices] or ", "", "tests/sweeps/test_slots.py"),
         ("a run of several processes has one place", "if _wants_several(config) or config.cluster:", "if config.cluster:", "tests/sweeps/test_slots.py"),
+        ("runs here share a server", "    _check_servers(configs, at_once=len(devices) or jobs)\n", "", "tests/sweeps/test_slots.py -k in_turn"),
+        ("runs on a cluster share a server", "    _check_servers(configs, at_once=jobs)\n", "", "tests/sweeps/test_slots.py -k in_turn"),
         ("a run of several trainers gets one GPU", 'if c.device != "cpu" and _needs_several_gpus(c)', "if False", "tests/sweeps/test_slots.py -k one_each"),
     ),
     Mutation("an array job starts all its runs at once", "sweeps/emitted.py", "if at_once > 1 else", "if False else", "tests/commands/test_sweep.py -k printed_instead"),

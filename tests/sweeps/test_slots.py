@@ -61,6 +61,26 @@ def test_runs_of_several_processes_are_refused(config):
         slots_on("127.0.0.1:1", 2, [config])
 
 
+def test_runs_that_would_give_a_server_their_weights_in_turn_are_not_made_at_once():
+    """Each would sample from the other's. Adapters have names of their own, and evaluations load nothing."""
+    one, other = (
+        GrpoConfig(dataset="arithmetic:4", run=name, sampler_urls=urls)
+        for name, urls in (("x", "http://a:8000,http://b:8000"), ("y", "http://c:8000, http://b:8000/"))
+    )
+    for refused in (
+        lambda: slots_here(2, [], [one, other]),
+        lambda: slots_here(1, ["0", "1"], [one, replace(other, lora_rank=4)]),
+        lambda: slots_on("127.0.0.1:1", 2, [one, other]),
+    ):
+        with pytest.raises(RlvrError, match="x gives the server http://b:8000 its weights while another run") as raised:
+            refused()
+        assert "--lora-rank" in raised.value.hint
+    assert len(slots_here(1, [], [one, other])) == 1
+    evaluated = EvalConfig(dataset="arithmetic:4", sampler_urls=one.sampler_urls)
+    for fine in ([one, replace(other, sampler_urls="http://c:8000")], [replace(one, lora_rank=4)] * 2, [evaluated] * 2):
+        assert len(slots_here(2, [], fine)) == 2
+
+
 def test_runs_are_called_so():
     places = divide(NODES, trainers=0, samplers=2, gpus_for=(True, True), called="run")
     line = places_line(NODES, (), places, called="run")

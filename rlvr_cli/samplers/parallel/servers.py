@@ -344,7 +344,7 @@ class _Server:
             precisions=[dtype_name(policy.dtype), *["bfloat16"] * (policy.device.type == "cuda")],
             version=version,
             served_version=served_version,
-            hint=f"This is {self.url}. {HOW_TO_START}",
+            hint=f"This is {self.url}, which may be another run's, too: one run loads weights into a server at a time. {HOW_TO_START}",
         )
         self._last_probe = probe
 

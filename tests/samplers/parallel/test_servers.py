@@ -379,6 +379,7 @@ def test_a_server_that_keeps_its_old_weights_is_found(servers, policy):
     with pytest.raises(RlvrError, match="does not serve the model's weights") as raised:
         sampler.load_weights(moved(policy), 1)
     assert servers[1].url in raised.value.hint
+    assert "may be another run's, too" in raised.value.hint
 
 
 def test_log_probabilities_before_temperature_are_found(servers, policy):
