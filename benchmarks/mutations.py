@@ -2580,6 +2580,7 @@ CLUSTER = [
     ),
     *mutations_of(
         "parallel/host.py",
+        ("a node's address goes to others", ' and not (name.startswith("VLLM_") and name.endswith(_OF_A_NODE))', "", "tests/parallel/test_host.py -k of_the_command"),
         ("a host outlives its command", "with suppress(OSError):\n                life.recv(1)", "with suppress(OSError):\n                threading.Event().wait()", "tests/parallel/test_host.py"),
         ("a host that comes too late stays", "except ConnectionRefusedError:", "except ConnectionAbortedError:", "tests/parallel/test_host.py"),
         ("weights that came stay with the host", "self._memory.mapped()[: content.nbytes] = memoryview(content)", "pass", f"{ON_TWO_NODES} bytes_of_one_machine"),

@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import environment_of
-from rlvr_cli.parallel.host import Host
+from rlvr_cli.parallel.host import Host, handed_on
 from rlvr_cli.parallel.places import Node, NodeLost, node_of
 from rlvr_cli.parallel.shared_memory import SharedMemory
 from rlvr_cli.parallel.worker import Worker, encoded
@@ -31,7 +31,6 @@ from rlvr_cli.process import STOP_SIGNALS, stoppable
 
 _START_SECONDS = 60.0  # for the cluster to give what it has, and to start a process
 _SLICE = 0.2  # seconds between two looks at signals
-_OURS = ("RLVR_", "HF_", "OMP_", "MKL_", "CUBLAS_", "NCCL_", "GLOO_")  # variables that a worker has from the command
 _joined: "Cluster | None" = None
 
 
@@ -144,8 +143,7 @@ class Cluster:
         node = self.node(node_of(place) or "")
         if not any(n["NodeID"] == node.id and n["Alive"] for n in ray.nodes()):
             raise NodeLost(f"The node {node.name} ({node.address}) has left the cluster.", "Resume with --resume.")
-        variables = environment_of(started["name"])
-        kept = {name: value for name, value in variables.items() if name.startswith(_OURS) or name == "PYTHONPATH"}
+        kept = handed_on(environment_of(started["name"]))
         host = self._actor(
             Host, place, folder=os.getcwd(), variables=kept, weights=memory is not None, started=started,
             command=(self.nodes[0].address, self._life.getsockname()[1]),

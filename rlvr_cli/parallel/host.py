@@ -21,6 +21,19 @@ from rlvr_cli.parallel.worker import LocalWorker
 _LINES = 5  # of its errors, the last
 _MOST = 2**20  # bytes of messages at a time, but for the last one
 _PAUSE = 0.01  # seconds between two answers of `receive`, so that messages come together: a call costs more than one
+# Variables of the environment that a worker has from the command, and those of vLLM among them that name the command's own node.
+_OURS = ("RLVR_", "HF_", "OMP_", "MKL_", "CUBLAS_", "NCCL_", "GLOO_", "PYTORCH_", "TORCH_", "VLLM_", "MALLOC_")
+_OF_A_NODE = ("_IP", "_HOST", "_PORT")
+
+
+def handed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the command's environment that its workers have on every node."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name == "PYTHONPATH"
+        or (name.startswith(_OURS) and not (name.startswith("VLLM_") and name.endswith(_OF_A_NODE)))
+    }
 
 
 class Host:

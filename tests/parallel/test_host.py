@@ -12,6 +12,7 @@ import pytest
 
 import working
 from living import alive
+from rlvr_cli.parallel.host import handed_on
 
 HOST = """
 import json, sys, time
@@ -50,3 +51,12 @@ def test_it_ends_with_the_command_and_so_does_its_worker(begun: bool):
         finally:
             host.kill()
             host.wait()
+
+
+def test_a_worker_on_another_node_has_the_variables_of_the_command_that_do_not_name_its_node():
+    kept = [
+        "PYTHONPATH", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "VLLM_ATTENTION_BACKEND", "MALLOC_ARENA_MAX",
+    ]  # fmt: skip
+    of_the_node = ["PATH", "HOME", "CUDA_VISIBLE_DEVICES", "VLLM_HOST_IP", "VLLM_PORT"]
+    assert [*handed_on(dict.fromkeys(of_the_node + kept, "1"))] == kept
