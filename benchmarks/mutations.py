@@ -1107,10 +1107,13 @@ MATHEMATICS = [
         ("another user's server cannot read the weights", "            follow_umask(Path(folder))\n", "", "tests/samplers/parallel/test_servers.py -k proven"),
         ("a full disk of weights is told without the option", ", hint=WHERE_TO_WRITE", "", "tests/samplers/parallel/test_servers.py -k no_space"),
         ("adapters stay on the servers", "            self.unload_adapter()\n", "            pass\n", "tests/samplers/parallel/test_servers.py -k under_a_name"),
+        ("an evaluation of a training run's weights is not noted", "if model and (note := note_of_weights(urls)):", "if False and (note := \"\"):", "tests/samplers/parallel/test_servers.py -k noted"),
+        ("servers that get weights are noted", "if model and (note :=", "if (note :=", "tests/samplers/parallel/test_servers.py -k noted"),
         ("a server that was started again ends a run with an adapter", "except RlvrError:  # it has been started again", "except NotNow:  # it has been started again", "tests/samplers/parallel/test_servers.py -k gets_the_next"),
     ),
     *mutations_of(
         "samplers/served_teacher.py",
+        ("a teacher with a training run's weights is not noted", "            logger.warning(note)\n", "            pass\n", "tests/samplers/parallel/test_servers.py -k noted"),
         ("the prompt's last tokens are scored", "range(len(prompt), len(ids))", "range(len(prompt) - 1, len(ids) - 1)", "tests/samplers/test_served_teacher.py"),
         ("a teacher that is busy ends the run", "except (NoAnswer, NotNow):", "except NoAnswer:", "tests/samplers/test_served_teacher.py -k asked_again"),
     ),

@@ -5,6 +5,7 @@ Enters: prompts and responses, as token ids. Leaves: the log-probability of each
 
 import contextlib
 import json
+import logging
 import queue
 import threading
 import time
@@ -14,7 +15,9 @@ from typing import Any
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.openai import FRAME_BYTES, TOKEN_BYTES
-from rlvr_cli.samplers.parallel.servers import NoAnswer, NotNow, ask_server, odd_answer
+from rlvr_cli.samplers.parallel.servers import NoAnswer, NotNow, ask_server, note_of_weights, odd_answer
+
+logger = logging.getLogger(__name__)
 
 CONCURRENCY = 64
 SECONDS = 120.0  # for an answer; a response of 30,000 tokens takes seconds
@@ -48,6 +51,8 @@ class ServedTeacher:
         longest = next(one.get("max_model_len") for one in said["data"] if one.get("id") == self._model)
         known = isinstance(longest, int) and longest > 0
         self.context_length: int | None = longest - 1 if known else None  # a token more is sampled
+        if note := note_of_weights([self.url]):
+            logger.warning(note)
 
     def log_probs(
         self, rows: Sequence[tuple[Sequence[int], Sequence[int]]], *, progress: Callable[[], None] = lambda: None

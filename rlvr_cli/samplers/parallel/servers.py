@@ -102,6 +102,8 @@ class ServersSampler(SeveralSamplers["_Server"]):
         self._tokenizer, self._weights_dir = tokenizer, os.path.abspath(weights_dir) if weights_dir else None
         self._takes_adapters, self._adapter_folder = takes_adapters, contextlib.ExitStack()
         self._name = f"rlvr-{secrets.token_hex(4)}"  # of adapters: another run's may still be on the servers
+        if model and (note := note_of_weights(urls)):
+            self.note(note)
         self.policy_version = 0
 
     @property
@@ -111,7 +113,7 @@ class ServersSampler(SeveralSamplers["_Server"]):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Which servers were left out, and why."""
+        """Which servers were left out, and why, and which may have other weights than those of the model."""
         return self.left_out
 
     def sample(
@@ -434,6 +436,26 @@ def ask_server(
     if len(said) > limit:
         raise odd_answer(url, f"more than {limit} bytes", hint=hint)
     return said.decode(errors="replace")
+
+
+def note_of_weights(urls: Sequence[str]) -> str:
+    """What to say of servers from which a model is asked that they were not given; empty: nobody can have given them another."""
+
+    def takes_weights(url: str) -> bool:
+        try:
+            ask_server(
+                "GET", f"{url}/collective_rpc", None, seconds=HEALTH_SECONDS
+            )  # it takes POST alone, and does nothing
+        except RlvrError as error:
+            return isinstance(error.__cause__, urllib.error.HTTPError) and error.__cause__.code == 405
+        return False
+
+    if not (those := [url for url in urls if takes_weights(url)]):
+        return ""
+    return (
+        f"{', '.join(those)} takes new weights: if a training run has used it since it was started, it answers with the weights of that run. "
+        "Then start it again first."
+    )
 
 
 def open_engine(settings: EngineSettings) -> ServersSampler:

@@ -35,7 +35,7 @@ class StandIn:
     Attributes:
         raw_logprobs: give log-probabilities before temperature.
         stale: say that new weights or adapters are loaded, and keep the old ones.
-        takes_adapters: whether it was started so that it does.
+        takes_adapters, takes_weights: whether it was started so that it does.
         dies_after: completions after which it does not answer; None: never.
         engine_died: answer as when the engine behind it has died.
         hangs: do not answer at all, until the test has ended.
@@ -53,6 +53,7 @@ class StandIn:
     slow: float = 0.0
     stale: bool = False
     takes_adapters: bool = True
+    takes_weights: bool = True
     dies_after: int | None = None
     engine_died: bool = False
     hangs: bool = False
@@ -164,6 +165,8 @@ def _one(model: Path) -> Iterator[StandIn]:
             if path == "/v1/models":
                 return Reply({"data": [{"id": "the-model", "root": str(model), "max_model_len": server.context}]})
             if path == "/collective_rpc":
+                if not body or not server.takes_weights:
+                    return error(405 if server.takes_weights else 404, "Method Not Allowed or Not Found")
                 folder = Path(body["kwargs"]["weights_path"])
                 note_load(folder)
                 if not folder.is_dir():

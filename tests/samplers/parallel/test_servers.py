@@ -548,6 +548,23 @@ def test_servers_must_say_that_they_serve_the_model(servers, policy):
     assert answers(ServersSampler(urls, policy.tokenizer), policy), "whichever it is gets the trainer's weights"
 
 
+def test_servers_that_a_training_run_may_have_used_are_noted(servers, policy):
+    """They are asked under the model's name, whatever their weights are. Those of a training run get its weights."""
+    urls, model = [server.url for server in servers], str(builtin_model_path())
+    servers[1].takes_weights = False
+    with TestCase().assertLogs(level="WARNING") as logged:
+        sampler = ServersSampler(urls, policy.tokenizer, model=model)
+        ServedTeacher(urls[0], model)
+    (note,) = sampler.notes
+    assert note.startswith(f"{urls[0]} takes new weights")
+    assert [record.getMessage() for record in logged.records] == [note, note]
+    assert not any(server.loads for server in servers)
+    with TestCase().assertNoLogs(level="WARNING"):
+        assert ServersSampler(urls[1:], policy.tokenizer, model=model).notes == ()
+        ServedTeacher(urls[1], model)
+        assert sampler_of(servers, policy).notes == ()
+
+
 # Through the command line
 
 
@@ -555,7 +572,8 @@ def test_an_evaluation_asks_several_servers(forks: Forks, servers, tmp_path):
     urls = ",".join(server.url for server in servers)
     before = [server.answered for server in servers]
     command = shlex.split("eval --dataset arithmetic:6 --num-samples 2 --sampling-max-tokens 8")
-    forks.run(*command, "--sampler-urls", urls, "--run", "r", cwd=tmp_path, status=0)
+    done = forks.run(*command, "--sampler-urls", urls, "--run", "r", cwd=tmp_path, status=0)
+    assert done.err.count("takes new weights: if a training run has used it") == 1
     rows = rows_of(tmp_path / "runs/r", phase="eval")
     assert len(rows) == 12
     assert all(row["response_ids"] and row["sampled_logprobs"] for row in rows)
