@@ -131,6 +131,11 @@ class ServersSampler(SeveralSamplers["_Server"]):
         check_temperature(params)
         prompts = prompt_token_ids(self._tokenizer, requests, vocab_size=None)
         exact = [replace(r, prompt_ids=tuple(ids)) for r, ids in zip(requests, prompts, strict=True)]
+        for url, server in list(self.members.items()):
+            try:
+                server.check_same()
+            except RlvrError as error:
+                self.leave_out(url, error)
         return super().sample(exact, params, more=more)
 
     def load_weights(self, policy: "Policy", policy_version: int) -> None:
@@ -205,6 +210,7 @@ class _Server:
         self._vocabulary = len(tokenizer)
         self._last_probe: Probe | None = None
         self._adapter = ""  # the name of the one that is served
+        self._started = ""  # when its process was, before it loaded weights
         self._missed = 0
         self.context_length: int | None = None
         self._sampler = OpenAISampler(
@@ -274,8 +280,27 @@ class _Server:
 
     def load(self, folder: str) -> None:
         """Let the server load the weights in a directory. Raises RlvrError."""
+        self._started = self._start()
         self._ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
         self._ask("/reset_prefix_cache", {})
+
+    def check_same(self) -> None:
+        """Raise RlvrError if the server has been started again since it loaded weights: it has those that it was started with."""
+        if self._started and self._start() not in ("", self._started):
+            raise RlvrError(
+                f"The server at {self.url} was started again, and has lost the weights of this run.",
+                "Resume the run with --resume: its servers then get them again.",
+            )
+
+    def _start(self) -> str:
+        """When the server's process was started, in its words; empty if it does not say, as with several processes. Raises NoAnswer."""
+        try:
+            said = self._ask("/metrics", method="GET", seconds=HEALTH_SECONDS)
+        except NoAnswer:
+            raise
+        except RlvrError:
+            return ""
+        return next((line for line in said.splitlines() if line.startswith("process_start_time_seconds ")), "")
 
     def lives(self) -> bool:
         """Whether the server's engine does: when it has died, what answers for it goes on for a moment, and says 500 to everything."""

@@ -162,6 +162,10 @@ def _one(model: Path) -> Iterator[StandIn]:
                 return Reply("")
             if path in server.odd and server.answered >= server.odd_after:
                 return Reply(server.odd[path])
+            if path == "/metrics":
+                return Reply(
+                    f"# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1.7{starts:03}e+09\n"
+                )
             if path == "/v1/models":
                 return Reply({"data": [{"id": "the-model", "root": str(model), "max_model_len": server.context}]})
             if path == "/collective_rpc":
@@ -189,7 +193,11 @@ def _one(model: Path) -> Iterator[StandIn]:
 
     first = {name: tensor.clone() for name, tensor in base.weights_for_engine().items()}
 
+    starts = 0
+
     def restart() -> None:
+        nonlocal starts
+        starts += 1
         server.ended.set()
         if server.loads:
             base.load_weights(first)

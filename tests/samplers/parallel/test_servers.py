@@ -382,6 +382,19 @@ def test_a_server_that_keeps_its_old_weights_is_found(servers, policy):
     assert "may be another run's, too" in raised.value.hint
 
 
+def test_a_server_that_was_started_again_after_it_got_weights_is_left_out(servers, policy):
+    """It answers with its first weights. One that does not say when it was started is taken for the same."""
+    sampler = sampler_of(servers, policy)
+    sampler.load_weights(moved(policy), 1)
+    servers[1].odd["/metrics"] = "# none\n"
+    whole = answers(sampler, policy)
+    servers[0].restart()
+    found = answers(sampler, policy)
+    assert {key: c.token_ids for key, c in found.items()} == {key: c.token_ids for key, c in whole.items()}
+    assert f"{servers[0].url} was started again" in sampler.notes[0]
+    assert list(sampler.members) == [servers[1].url]
+
+
 def test_log_probabilities_before_temperature_are_found(servers, policy):
     servers[1].raw_logprobs = True
     with pytest.raises(RlvrError, match="before temperature") as raised:
