@@ -1181,8 +1181,9 @@ MATHEMATICS = [
     *mutations_of(
         "config/shared/endpoint.py",
         ("an option of an endpoint is taken without one", "(bool(config.base_url), \"--base-url\")", "(True, \"\")", "tests/config/test_config.py -k another_place"),
-        ("an option of a model on this machine is taken without one", "if servers and name in given:", "if False:", "tests/config/test_config.py -k another_place"),
+        ("an option of a model on this machine is taken without one", "check_samples_here(config, where=\"--base-url\")", "pass", "tests/config/test_config.py -k another_place"),
     ),
+    Mutation("an option of a model on this machine is taken with servers", "config/shared/engine.py", 'check_samples_here(config, where="--sampler-urls")', "pass", "tests/samplers/parallel/test_servers.py -k that_cannot_be"),
     *mutations_of(
         "samplers/openai_answer.py",
         ("a response that was broken off counts as whole", "if finish in _BROKEN_OFF:", "if False:", "tests/samplers/parallel/test_servers.py -k odd_completions"),

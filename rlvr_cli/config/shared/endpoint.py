@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.parsing.options import LONGEST, NoEffect, check_effects, flag, knob
+from rlvr_cli.config.parsing.options import LONGEST, NoEffect, check_effects, knob
 from rlvr_cli.config.shared.addresses import KEY_ENV, check_address, check_key_name
-from rlvr_cli.config.shared.engine import EngineOptions
+from rlvr_cli.config.shared.engine import EngineOptions, check_samples_here
 from rlvr_cli.config.shared.model import ModelOptions
 from rlvr_cli.errors import RlvrError
 
@@ -71,14 +71,9 @@ def _check_effects(config: EndpointOptions) -> None:
     needs = dict.fromkeys(("endpoint", "api_key_env", "endpoint_concurrency"), (bool(config.base_url), "--base-url"))
     servers = bool(config.base_url or config.sampler_urls)
     check_effects(config, needs | {"request_timeout": (servers, "--base-url or --sampler-urls")})
-    given = [name for name, source in config.sources.items() if source == "flag"]
-    for name in ("dtype", "max_batch_size", "cuda_graphs", "gpu_memory_utilization"):
-        if servers and name in given:
-            where = "--base-url" if config.base_url else "--sampler-urls"
-            raise NoEffect(
-                f"{flag(name)} has no effect with {where}: no model is loaded here.", "Leave it out.", option=name
-            )
-    if config.engine == "transformers" and "gpu_memory_utilization" in given:
+    if config.base_url:
+        check_samples_here(config, where="--base-url")
+    if config.engine == "transformers" and config.sources.get("gpu_memory_utilization") == "flag":
         raise NoEffect(
             "--gpu-memory-utilization has no effect with --engine transformers: it is vLLM's share of a GPU.",
             "Leave it out.",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlvr_cli.config.parsing.options import LONGEST, knob
+from rlvr_cli.config.parsing.options import LONGEST, NoEffect, Provenance, flag, knob
 from rlvr_cli.config.shared.addresses import check_address
 from rlvr_cli.errors import RlvrError
 
@@ -14,7 +14,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)
-class EngineOptions:
+class EngineOptions(Provenance):
     engine: Engine = knob(
         "auto",
         "Inference engine. auto: openai with --base-url, else vllm if it is installed and there is a CUDA device, else transformers.",
@@ -106,6 +106,21 @@ def check_cluster(config: EngineOptions) -> None:
         )
 
 
+def check_samples_here(config: EngineOptions, *, where: str) -> None:
+    """Raise NoEffect for an option of the command line that is of an engine on this machine; the model samples elsewhere.
+
+    Args:
+        where: the option that names the place.
+    """
+    for name in ("dtype", "max_batch_size", "cuda_graphs", "gpu_memory_utilization"):
+        if config.sources.get(name) == "flag":
+            raise NoEffect(
+                f"{flag(name)} has no effect with {where}: the model does not sample here.",
+                "Leave it out.",
+                option=name,
+            )
+
+
 def check_servers(config: EngineOptions) -> None:
     check_cluster(config)
     if not config.sampler_urls.strip():
@@ -114,6 +129,7 @@ def check_servers(config: EngineOptions) -> None:
         return
     if config.engine != "auto":
         raise RlvrError(f"--engine {config.engine} and --sampler-urls exclude each other.", "Leave one of them out.")
+    check_samples_here(config, where="--sampler-urls")
     if config.samplers > 1:
         raise RlvrError(
             "--samplers starts processes here, and --sampler-urls names servers that run.", "Leave one of them out."

@@ -669,6 +669,10 @@ def test_grpo_trains_an_adapter_on_what_servers_sample(forks: Forks, servers, tm
         ("--sampler-urls ,", "has an empty address"),
         ("--sampler-urls http://a:8000,http://b:8000,http://a:8000/", "names http://a:8000 twice"),
         ("--sampler-urls http://a:8000 --engine vllm", "exclude each other"),
+        ("--sampler-urls http://a:8000 --dtype bfloat16", "--dtype has no effect with --sampler-urls"),
+        slow(
+            "--sampler-urls http://a:8000 --gpu-memory-utilization 0.3", "--gpu-memory-utilization has no effect with"
+        ),
         ("--weights-dir .", "--weights-dir needs --sampler-urls"),
         ("--request-timeout 900", "--request-timeout has no effect without --sampler-urls"),
         ("--sampler-urls http://a:8000 --weights-dir nowhere", "not a directory"),
