@@ -91,36 +91,29 @@ def load_pairs(
             )
         name, rows = storable(spec), file_rows(path, like='{"prompt": …, "chosen": …, "rejected": …}')
     taken: dict[str, str] = {}
-    by_template: set[str] = set()  # ids of examples whose prompt the template has made
 
-    def read(row: Row) -> tuple[list[Example], list[SampledIds]]:
+    def read(row: Row) -> tuple[list[Example], list[SampledIds], int]:
         field = "" if field_is_shared and question_field not in row.keys else question_field
-        return _pair(
-            row, template, stem=storable(stem_of(path)), question_field=field, taken=taken, by_template=by_template
-        )
+        stem = storable(stem_of(path))
+        return _pair(row, template, stem=stem, question_field=field, taken=taken, opened_twice=opened_twice)
 
     with closing(rows) as open_rows:
         pairs, skipped = usable_rows(open_rows, read, name=name, skip_bad_lines=skip_bad_lines)
     more = len(skipped) - SHOWN_BAD_ROWS
     messages += [f"skipped: {storable(str(bad))}" for bad in skipped[:SHOWN_BAD_ROWS]]
     messages += [f"skipped: {more:,} more"] if more > 0 else []
-    opened = (
-        set()
-        if opened_twice
-        else {e.id for examples, _ in pairs for e in examples if e.id in by_template and opens_again(e)}
-    )
-    pairs = [([opened_once(e) if e.id in opened else e for e in examples], ids) for examples, ids in pairs]
-    messages += [opened_note(len(opened))] if opened else []
+    num_opened = sum(opened for _, _, opened in pairs)
+    messages += [opened_note(num_opened)] if num_opened else []
     digest = hashlib.sha256()
-    for examples, ids in pairs:
+    for examples, ids, _ in pairs:
         digest.update(json.dumps([[(e.id, e.prompt, e.response) for e in examples], ids]).encode() + b"\n")
     return Pairs(
         name=name,
         fingerprint=digest.hexdigest(),
-        examples=[e for examples, _ in pairs for e in examples],
+        examples=[e for examples, *_ in pairs for e in examples],
         messages=messages,
-        token_ids={e.id: i for examples, ids in pairs for e, i in zip(examples, ids, strict=False)},
-        num_opened=len(opened),
+        token_ids={e.id: i for examples, ids, _ in pairs for e, i in zip(examples, ids, strict=False)},
+        num_opened=num_opened,
     )
 
 
@@ -247,39 +240,41 @@ def _with_question(chosen: Mapping[str, Any], rejected: Mapping[str, Any], promp
 
 
 def _pair(
-    row: Row, template: PromptTemplate, *, stem: str, question_field: str, taken: dict[str, str], by_template: set[str]
-) -> tuple[list[Example], list[SampledIds]]:
-    """Return the two examples of a row, and their sampled ids if it has them."""
-    texts = {name: text_of(row, name) or "" for name in ("chosen", "rejected")}
-    for name, text in texts.items():
-        if not text.strip():
-            raise BadRow(row.where, f"no {name} response; the keys are {join_names(row.keys)}.", _HINT)
-    if texts["chosen"] == texts["rejected"]:
-        raise BadRow(row.where, "the chosen and the rejected response are the same.", "Leave the pair out.")
+    row: Row, template: PromptTemplate, *, stem: str, question_field: str, taken: dict[str, str], opened_twice: bool
+) -> tuple[list[Example], list[SampledIds], int]:
+    """Return the two examples of a row, their sampled ids if it has them, and how many lack a <think> that the prompt has."""
     prompt_field = None if question_field else first_field(["prompt"], row.keys)
     formatted = prompt_field is not None and bool(text_of(row, prompt_field))
     field = prompt_field if formatted else question_field or first_field(QUESTION_FIELDS, row.keys)
     question = (text_of(row, field) if field else None) or ""
+    prompt = question if formatted else template.fill(question)
+    beside = row.values.get("question") if formatted else question  # beside the prompt that was made of it
+    asked = beside if isinstance(beside, str) else ""
+    pair_id = text_of(row, "id") or f"{stem}-{row.number}"
+    ids = [_ids_of(row, name) for name in _IDS]
+    whole = [
+        Example(f"{pair_id}, {name}", asked, "", prompt=prompt, response=text_of(row, name) or "")
+        for name in ("chosen", "rejected")
+    ]
+    opened = [not (opened_twice or formatted or any(ids)) and opens_again(e) for e in whole]
+    chosen, rejected = (opened_once(e) if once else e for e, once in zip(whole, opened, strict=True))
+    for name, example in (("chosen", chosen), ("rejected", rejected)):
+        if not (example.response or "").strip():
+            raise BadRow(row.where, f"no {name} response; the keys are {join_names(row.keys)}.", _HINT)
+    if chosen.response == rejected.response:
+        raise BadRow(row.where, "the chosen and the rejected response are the same.", "Leave the pair out.")
     if not question.strip():
         raise BadRow(
             row.where, f"no prompt: looked for {question_field or join_names(QUESTION_FIELDS)}; the keys are {join_names(row.keys)}.", _HINT
         )  # fmt: skip
-    pair_id = text_of(row, "id") or f"{stem}-{row.number}"
     if pair_id in taken:
         raise BadRow(
             row.where, f"the id {join_names([pair_id])} is taken: {taken[pair_id]} has it too.", "Ids must be unique."
         )
-    ids = [_ids_of(row, name) for name in _IDS]
     if any(ids) and not all(ids):
         raise BadRow(row.where, f"it has some of {join_names(_IDS)}, but not all.", "Give all of them, or none.")
     taken[pair_id] = row.where
-    prompt = question if formatted else template.fill(question)
-    beside = row.values.get("question") if formatted else question  # beside the prompt that was made of it
-    asked = beside if isinstance(beside, str) else ""
-    examples = [Example(f"{pair_id}, {name}", asked, "", prompt=prompt, response=text) for name, text in texts.items()]
-    if not formatted and not any(ids):
-        by_template.update(e.id for e in examples)
-    return examples, [SampledIds(ids[0], response, None) for response in ids[1:] if response]
+    return [chosen, rejected], [SampledIds(ids[0], response, None) for response in ids[1:] if response], sum(opened)
 
 
 def _ids_of(row: Row, name: str) -> list[int]:

@@ -204,7 +204,7 @@ def replayed(pairs, model, tokenizer, **given):
     ids=["dpo", "norm", "simpo", "gamma", "nll", "defaults"],
 )
 def test_a_run_is_what_its_options_and_pairs_give(given, pairs, tiny_model_dir, tiny_tokenizer, tmp_path):
-    run = trained(pairs, tiny_model_dir, tmp_path, prompt="r1_zero")
+    run = trained(pairs, tiny_model_dir, tmp_path, **given)
     expected, losses = replayed(pairs, tiny_model_dir, tiny_tokenizer, **given)
     metrics = metrics_of(run)
     assert metrics["loss/objective"] == pytest.approx(losses, rel=1e-5)

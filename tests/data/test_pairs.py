@@ -47,6 +47,11 @@ def test_thinking_is_opened_once(written):
     assert [e.response for e in once.examples] == [" a </think> 2", "3", texts["chosen"], "3"]
     assert [e.response for e in twice.examples] == [texts["chosen"], "3"] * 2
     assert (once.num_opened, twice.num_opened) == (1, 0)
+    for chosen, problem in (("<think>", "no chosen response"), ("<think>3", "are the same")):
+        with pytest.raises(RlvrError, match=problem):
+            load_pairs(
+                str(written({"question": "q"} | texts | {"chosen": chosen})), template, pairs_per_question=4, seed=0
+            )
     assert "1 responses begin with <think>" in " ".join(once.messages)
     assert not twice.messages
 

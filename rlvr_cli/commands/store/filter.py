@@ -33,11 +33,11 @@ from rlvr_cli.terminal import console, tables
 from rlvr_cli.text import storable
 from rlvr_cli.types import ENVIRONMENT, WITH_FORMAT_RULE
 
-_OF_EPISODES = {
-    "pairs": OF_EPISODES,
-    "traces": "Episodes of several turns are no texts of a file, which would lack their sampled tokens: "
-    "rlvr sft --dataset RUN trains on them, with --correct-only on those that were rewarded.",
-}
+_OF_TURNS = (
+    "Episodes of several turns are no texts of a file, which would lack their sampled tokens. rlvr sft --dataset RUN trains on "
+    "those that were not cut, with --correct-only on those that were rewarded."
+)
+_OF_EPISODES = {"pairs": OF_EPISODES, "traces": _OF_TURNS, "fused": _OF_TURNS}
 
 
 def run(config: FilterConfig) -> None:

@@ -5,6 +5,7 @@ Enters: the text of an answer. Leaves: the objects of `reader`, the most literal
 
 import contextlib
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 from rlvr_cli.graders.answers.notation import Token, Unreadable, key_of, tokens_of
@@ -15,10 +16,11 @@ from rlvr_cli.graders.answers.reading.token_lists import Tokens, closing_index, 
 from rlvr_cli.graders.answers.units import UNITS
 
 _BREAK = re.compile(  # the last as in `x=2 y=3`
-    r"(?:\\\\(?:\[\d+\w\w\])?|\\q?quad(?![a-z])|\n)\s*|(?<=[\d})$])\s+(?=\$?[A-Za-z](?:_\w)?=\S)"
+    r"(?:\\\\\*?(?:\[[^\]\n]{0,12}\])?|\\q?quad(?![a-z])|\n)\s*|(?<=[\d})$])\s+(?=\$?[A-Za-z](?:_\w)?=\S)"
 )
-_MARKS = re.compile(  # of a line, not of its equation: `- **x = 5**`, `x &= 5`
-    r"\\(?:begin|end)\{(?:align|gather|split)[a-z]*\*?\}|&"
+_ALIGNED = r"\{(?:align|gather|split)[a-z]*\*?\}"
+_MARKS = re.compile(  # of a line, not of its equation: `- **x = 5**`, `**x** = 5`, `x &= 5`
+    rf"(?:\\left\\\{{\s*)?\\begin{_ALIGNED}|\\end{_ALIGNED}(?:\s*\\right\.)?|(?:&|\*\*)(?=\s*=)|(?<==)&"
     r"|(?m:^[ \t]*(?:(?:[-*•]|\d+[.)])[ \t]+)?(?:\*\*)?|\*\*[.,;]?[ \t]*$)"
 )
 _BOX = re.compile(r"\A[\s$]*\\boxed\{(.*)\}[\s$.]*\Z", re.DOTALL)
@@ -32,15 +34,28 @@ def _cached_tokens(text: str) -> tuple[Token, ...]:
 
 def _with_separators(text: str) -> str:
     """A text of nothing but equations for different names, one below or beside the other, with `;` between them."""
-    lines = [line for line in _BREAK.split(_MARKS.sub("", _BOX.sub(r"\1", text))) if line.strip()]
-    if not lines:
+    lines = [line.strip(" \t&") for line in _BREAK.split(_MARKS.sub("", _BOX.sub(r"\1", text)))]
+    lines = [line for line in lines if line]
+    if lines and lines[0].endswith(":") and "=" not in lines[0]:
+        del lines[0]  # `The solution is:`
+    if len(lines) < 2:
         return text
     first = lines[0].rpartition(" is ")[2]  # of `The answer is x=5`
-    names = {match[1] for line in [first, *lines[1:]] if (match := _EQUATION_FOR.match(line))}
-    value = lines[-1].partition("=")[2]
-    if any(re.search(rf"(?<![A-Za-z\\]){re.escape(name)}(?![A-Za-z])", value) for name in names):
-        return text  # r = 5 \\ A = \pi r^2 computes one value
-    return "; ".join(lines) if len(names) == len(lines) > 1 else text
+    names = [match[1] for line in [first, *lines[1:]] if (match := _EQUATION_FOR.match(line))]
+    is_list = len(set(names)) == len(lines) and not _is_computed(lines, names)
+    return "; ".join(lines) if is_list else text
+
+
+def _is_computed(lines: Sequence[str], names: Sequence[str]) -> bool:
+    r"""Whether an equation computes with those before: with a name (`A = \pi r^2`, `S = ab`), or the last one with all values (`S = 5 + 6 = 11`)."""
+    values = [line.partition("=")[2] for line in lines]
+    letters = "".join(name for name in names if len(name) == 1)
+    before = [re.escape(name) for name in names] + ([f"[{letters}]+"] if letters else [])
+    uses = re.compile(rf"(?<![A-Za-z\\])(?:{'|'.join(before)})(?![A-Za-z])")
+    if any(uses.search(value) for value in values[1:]):
+        return True
+    *_, sum_of, result = ["", *values[-1].split("=")]
+    return bool(result) and all(value.strip(" $.,;") in sum_of for value in values[:-1])
 
 
 def _tokens(text: str) -> Tokens:
