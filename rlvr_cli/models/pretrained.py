@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.compute.device import dtype_name, resolve_device
 from rlvr_cli.models.compute.onednn import use_onednn
-from rlvr_cli.models.directory import CONVERT, base_of, check_unquantized, local_directory, tokenizer_of
+from rlvr_cli.models.directory import CONVERT, base_of, check_unquantized, local_directory, snapshot_of, tokenizer_of
 from rlvr_cli.models.tokens.own_tokenizer import read_tokenizer
 from rlvr_cli.text import printable
 
@@ -37,6 +37,7 @@ LOAD_ERRORS = (
     LookupError,
     ArithmeticError,
     AssertionError,
+    AttributeError,
     TypeError,
     ImportError,
     SafetensorError,
@@ -63,6 +64,7 @@ def read_pretrained(
         torch.backends.cuda.enable_cudnn_sdp(False)
     half = dtype != "float32"
     flash = target.type == "cuda" and half and find_spec("flash_attn")
+    _check_generation_config(name, directory)
     with quiet():
         try:
             model, report = _from_pretrained(
@@ -144,6 +146,7 @@ def load_end_tokens(path_or_id: str | Path, tokenizer: PreTrainedTokenizerBase) 
     directory = local_directory(path_or_id)
     name = str(directory or path_or_id)
     options: dict[str, Any] = {"local_files_only": directory is not None}
+    _check_generation_config(name, directory)
     with quiet():
         try:
             found: Any = GenerationConfig.from_pretrained(name, **options)
@@ -155,6 +158,22 @@ def load_end_tokens(path_or_id: str | Path, tokenizer: PreTrainedTokenizerBase) 
         except LOAD_ERRORS as error:
             raise load_error("generation config", name, directory, error) from error
     return end_tokens(tokenizer, found)
+
+
+def _check_generation_config(name: str, directory: Path | None) -> None:
+    """Raise RlvrError if a model's generation_config.json is damaged: transformers would take it for a missing one."""
+    where = directory or snapshot_of(name)
+    if where is None or not (file := where / "generation_config.json").exists():
+        return
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
+            raise ValueError("generation_config.json is not a JSON object")
+        ends = settings.get("eos_token_id")
+        if not all(isinstance(end, int | None) for end in (ends if isinstance(ends, list) else [ends])):
+            raise ValueError("eos_token_id is neither an id nor a list of ids")
+    except LOAD_ERRORS as error:
+        raise load_error("generation config", name, where, error) from error
 
 
 def load_context_length(path_or_id: str | Path) -> int | None:

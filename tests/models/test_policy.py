@@ -29,6 +29,7 @@ from rlvr_cli.models.identity import builtin_model_path, model_identity, model_s
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.log_probs import get_response_log_probs, wanted_in
 from rlvr_cli.models.policy import Critic, Policy, as_policy, distinct_tensors
+from rlvr_cli.models.pretrained import load_end_tokens
 from rlvr_cli.models.tokens.tokenization import collate
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.parallel.process import SamplingProcess
@@ -214,6 +215,8 @@ def test_damage_is_named(tiny_model_dir, tmp_path):
     assert "not a valid JSON" in damaged("json", lambda d: (d / "config.json").write_text("{"))
     assert "has no weights" in damaged("none", lambda d: (d / "model.safetensors").unlink())
     assert "no tokenizer" in damaged("tokenizer", lambda d: (d / "tokenizer.json").unlink())
+    for name, text in {"list": "[1]", "class": '{"tokenizer_class": 3}'}.items():
+        assert "The tokenizer in" in damaged(name, lambda d, text=text: (d / "tokenizer_config.json").write_text(text))
     deeper = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
     assert "model.layers.2" in damaged("layers", lambda d: edit_config(d, **deeper))
     wider = damaged("width", lambda d: edit_config(d, intermediate_size=128))
@@ -391,6 +394,17 @@ def downloaded(tiny_model_dir, tmp_path, monkeypatch):
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize("text", ["", '{"eos_token_id": [0, 5', "[1]", '{"eos_token_id": ["x"]}'])
+def test_a_damaged_generation_config_is_not_taken_for_a_missing_one(downloaded, tiny_tokenizer, text):
+    (downloaded / "generation_config.json").write_text(text)
+    for path in (downloaded, "org/tiny"):
+        error = refusal(path)
+        assert f"The generation config in {path} cannot be loaded" in error.problem
+        with pytest.raises(RlvrError, match="generation config") as without_the_model:
+            load_end_tokens(path, tiny_tokenizer)
+        assert without_the_model.value.problem == error.problem
 
 
 def test_a_downloaded_model_is_loaded_and_identified_by_its_revision(downloaded, tiny_model_dir, tiny_model):
