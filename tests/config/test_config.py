@@ -85,6 +85,9 @@ def test_a_path_below_the_home_directory_is_there_whatever_gives_it(tmp_path, mo
         ("num_samples = true", "expected int"),
         ("num_samples = 2.5", "expected int"),
         ("stop = [1]", "expected str"),
+        ("dataset = [1]", "expected str or a list of them"),
+        ("dataset = []", "expected str"),
+        ('grader = ["gsm8k"]', "expected str"),
         ("num_samples = ", "not valid TOML"),
         (f"num_samples = {'9' * 5000}", "not valid TOML"),
         (f"sampling_temperature = {'9' * 400}", "more than 308 digits"),
@@ -100,6 +103,14 @@ def test_bad_config_files_name_file_and_key(tmp_path, text, named):
     with pytest.raises(RlvrError, match=named) as error:
         resolve(EvalConfig, flags={"config": str(file)}, command="eval")
     assert str(file) in str(error.value)
+
+
+def test_an_option_that_may_be_repeated_is_a_list_in_a_file(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text('dataset = ["~/q.jsonl", "gsm8k"]')
+    of_file = resolve(EvalConfig, flags={"config": str(file)}, command="eval")
+    flags = values_of(EvalConfig, ["--dataset", "~/q.jsonl", "--dataset", "gsm8k"], command="eval")
+    assert of_file.dataset == resolve(EvalConfig, flags=flags, command="eval").dataset
 
 
 def test_a_file_may_begin_with_a_byte_order_mark_and_a_whole_number_is_a_float(tmp_path):

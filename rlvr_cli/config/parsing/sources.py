@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlvr_cli.config.parsing.options import JUDGE, Provenance, flag, is_path, nearest, options, value_type
+from rlvr_cli.config.parsing.options import JUDGE, Provenance, combined, flag, is_path, nearest, options, value_type
 from rlvr_cli.config.parsing.synonyms import suggested_options
 from rlvr_cli.errors import RlvrError
 
@@ -221,18 +221,19 @@ def _typed(value: Any, option: Field[Any], *, where: str) -> Any:
     if value == "auto" and option.metadata["auto"] is not None:
         return option.metadata["auto"]
     kind, repeatable, *_ = value_type(option)
-    items = value if repeatable and isinstance(value, list | tuple) else [value]
+    several = repeatable or (bool(option.metadata["joined_by"]) and value != [])
+    items = value if several and isinstance(value, list | tuple) else [value]
     right = [
         (isinstance(v, kind) and (kind is bool or not isinstance(v, bool))) or (kind is float and type(v) is int)
         for v in items
     ]
     if not all(right):
         given = repr(value) if kind is not str else f"a {type(value).__name__}"  # what should be text may be a secret
-        raise RlvrError(f"{where} is {given}; expected {kind.__name__}{' or a list of them' if repeatable else ''}.")
+        raise RlvrError(f"{where} is {given}; expected {kind.__name__}{' or a list of them' if several else ''}.")
     if any(isinstance(v, str) and "\0" in v for v in items):
         raise RlvrError(f"{where} has a null character, which neither a name nor an answer can have.")
     try:
         typed = tuple(kind(v) for v in items)
     except OverflowError as error:
         raise RlvrError(f"{where} has more than 308 digits.", "Give a finite number.") from error
-    return typed if repeatable else typed[0]
+    return combined(option, typed)
