@@ -31,7 +31,7 @@ from rlvr_cli.config.parsing.options import (
 )
 from rlvr_cli.config.parsing.sources import preset_names, resolve
 from rlvr_cli.config.parsing.synonyms import suggested_options
-from rlvr_cli.errors import Interrupted, RlvrError, UsageError
+from rlvr_cli.errors import Interrupted, RlvrError, UsageError, short_of_resources
 from rlvr_cli.terminal import help, streams
 from rlvr_cli.text import printable, redacted
 
@@ -354,8 +354,10 @@ def main() -> None:
     except BrokenPipeError:
         streams.discard()  # the reader closed the pipe
         sys.exit(0)
-    except OSError as e:
-        if e.filename is None or e.errno is None:
+    except Exception as e:
+        if (short := short_of_resources(e)) is not None:
+            fail(short.problem, short.hint, status=1)
+        if not isinstance(e, OSError) or e.filename is None or e.errno is None:
             raise
         fail(f"{os.strerror(e.errno)}: {os.fsdecode(e.filename)}", "", status=1)
 

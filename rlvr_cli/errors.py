@@ -45,3 +45,19 @@ class Interrupted(BaseException):
 def missing_extra(package: str, extra: str) -> RlvrError:
     """The error for an optional dependency that is not installed."""
     return RlvrError(f"{package} is not installed.", f"Install it from the clone of rlvr: pip install -e '.[{extra}]'")
+
+
+def short_of_resources(error: BaseException) -> RlvrError | None:
+    """The error to show for one that says that the system refused memory or a thread; None for any other."""
+    refusals = (
+        "Resource temporarily unavailable",
+        "Cannot allocate memory",
+        "can't start new thread",
+        "failed to map segment",  # of a library that is imported
+    )
+    if not isinstance(error, MemoryError) and not any(refusal in str(error) for refusal in refusals):
+        return None
+    return RlvrError(
+        f"The system refused memory or a thread ({str(error).rstrip('.') or type(error).__name__}).",
+        "End other programs, use smaller batches or files, or raise the limits: ulimit -v (memory), ulimit -u (threads).",
+    )

@@ -1,5 +1,6 @@
 """The command line: help pages, the list of options, error messages with suggestions, exit statuses."""
 
+import errno
 import os
 import re
 import shlex
@@ -8,15 +9,17 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+import pyarrow as pa
 import pytest
 
+from pages import limited_memory
 from rlvr_cli import process
 from rlvr_cli.cli import COMMANDS, build, invoke, main
 from rlvr_cli.config import config_of
 from rlvr_cli.config.grpo import LossType
 from rlvr_cli.config.parsing.options import flag, options, value_type
 from rlvr_cli.config.parsing.sources import resolve
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import RlvrError, short_of_resources
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.sweeps.experiment import load_experiment
 from rlvr_cli.types import GraderName
@@ -347,6 +350,32 @@ def test_a_mistake_gives_a_two_line_error_with_a_suggestion(tmp_path, capsys, mo
     assert says in first
     assert second.startswith("  ")
     assert hints in second
+
+
+def test_short_memory_is_a_two_line_error(tmp_path, capsys, monkeypatch):
+    with (tmp_path / "big.toml").open("w") as file:
+        file.truncate(1 << 31)
+    monkeypatch.setattr(sys, "argv", ["rlvr", "eval", "--config", str(tmp_path / "big.toml")])
+    monkeypatch.setattr(process, "limits_apply", False)
+    with limited_memory(1 << 28), pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "error: The system refused memory or a thread (MemoryError)."
+    assert "ulimit -u" in second
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pa.ArrowException("Unknown error: Failed to launch worker thread: Resource temporarily unavailable"),
+        RuntimeError("can't start new thread"),
+        OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+    ],
+)
+def test_what_the_system_refused_is_told_from_other_errors(error):
+    assert str(error) in short_of_resources(error).problem
+    assert short_of_resources(type(error)("no space")) is None
 
 
 def test_a_mistyped_run_suggests_similar_runs_and_queries(tmp_path):

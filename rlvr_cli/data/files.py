@@ -18,7 +18,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import RlvrError, short_of_resources
 from rlvr_cli.text import storable
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz", ".csv.gz")
@@ -271,6 +271,8 @@ def _parquet_rows(path: Path) -> Generator[Row | BadRow]:
                     values |= {keys[place]: Moment() if values[keys[place]] else None for place in moments}
                     yield Row(f"{path}: row {number}", number, values, keys, nulls_fill=True)
     except (pa.ArrowException, UnicodeDecodeError) as e:
+        if (short := short_of_resources(e)) is not None:
+            raise short from e
         raise RlvrError(f"{path} is not a readable Parquet file: {e}.", "Is it complete?") from e
     except (ValueError, OverflowError) as e:
         raise RlvrError(f"{path} has values that cannot be read: {e}", "Leave out the column that has them.") from e

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from rlvr_cli.errors import RlvrError
+from rlvr_cli.errors import RlvrError, short_of_resources
 from rlvr_cli.models.compute.device import dtype_name, resolve_device
 from rlvr_cli.models.compute.onednn import use_onednn
 from rlvr_cli.models.directory import CONVERT, base_of, check_unquantized, local_directory, snapshot_of, tokenizer_of
@@ -298,6 +298,8 @@ def load_error(part: str, name: str, directory: Path | None, error: Exception) -
 
     A check of the config names itself there, and what is wrong in the next one.
     """
+    if (short := short_of_resources(error)) is not None:
+        return short
     lines = printable(str(error), keep="\n").strip().splitlines()
     if isinstance(error, StrictDataclassError):
         lines = [" ".join(line.strip() for line in lines)]

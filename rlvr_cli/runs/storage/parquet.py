@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any
 
+from rlvr_cli.errors import short_of_resources
 from rlvr_cli.runs.storage.schemas import (
     VERSION_KEY,
     Column,
@@ -265,7 +266,7 @@ def from_parquet(
     Raises:
         ValueError: the bytes are damaged, or the columns do not match the file's version; the message is safe for a
             terminal.
-        RlvrError: a newer rlvr wrote the file.
+        RlvrError: a newer rlvr wrote the file; or memory or threads are short.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -283,6 +284,8 @@ def from_parquet(
         table = file.read(columns=[name for name in names if name in stored])
         table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
+        if (short := short_of_resources(error)) is not None:
+            raise short from error
         raise ValueError(printable(str(error).rstrip(".\n"), keep="")) from error
     rows = file.metadata.num_rows
     for column in columns_of(record):

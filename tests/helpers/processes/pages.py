@@ -1,7 +1,10 @@
-"""How much of the memory that a process writes comes from the system, rather than from what it has freed."""
+"""How much of the memory that a process writes comes from the system, rather than from what it has freed; and a limit on it."""
 
 import ctypes
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 PAGE = 4096
 
@@ -19,3 +22,15 @@ def from_the_system(rounds: int = 10, size: int = 8 << 20) -> float:
         for block in blocks:
             libc.free(block)
     return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / (rounds * 4 * size / PAGE)
+
+
+@contextmanager
+def limited_memory(more: int) -> Iterator[None]:
+    """Refuse this process more than so many bytes beside those that it has."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
+    resource.setrlimit(resource.RLIMIT_AS, (held + more, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

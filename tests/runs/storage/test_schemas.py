@@ -9,6 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from factories import a_rollout
+from pages import limited_memory
+from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.storage.parquet import _table, from_parquet, rollout_table, to_parquet, to_records, version_of
 from rlvr_cli.runs.storage.schemas import VERSION_KEY, NewerVersion, arrow_schema, columns_of
 from rlvr_cli.types import SCHEMA_VERSION, Float32, Metric, Regrade, Rollout, Since, Turn
@@ -180,6 +182,16 @@ def test_a_newer_file_and_columns_of_another_version_are_rejected():
             from_parquet(as_version(data, version), Rollout)
     with pytest.raises(ValueError, match="its columns do not match"):
         from_parquet(data, later(Rollout, ("later_value", Annotated[float | None, Since(1)], None)))
+
+
+def test_short_memory_is_not_called_a_damaged_file():
+    data = bytes(1 << 31)
+    with (
+        limited_memory(1 << 28),
+        pytest.raises(RlvrError, match=r"refused memory or a thread \(malloc of size 2147") as error,
+    ):
+        from_parquet(data, Rollout)
+    assert "ulimit -v" in error.value.hint
 
 
 # Columns that a version added to those of the version before; runs of it have been written, so that none may be added to it.
