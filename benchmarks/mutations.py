@@ -2606,6 +2606,8 @@ CLUSTER = [
         ("what could not be sent is forgotten", "            self._unsent.append(name)\n", "", f"{WORK} a_sweep_is"),
     ),
     Mutation("a teacher in object storage is looked for on this machine", "training/parallel/replica.py", "model_path(own.loaded_teacher)", "own.loaded_teacher", f"{WORK} teacher_is_that"),
+    Mutation("each MLP has a gate", "models/identity.py", 'int(any("gate" in name for name in shapes))', "1", "tests/models/test_policy.py -k other_names"),
+    Mutation("stored masks count as parameters", "models/identity.py", " if shape[:2] != [1, 1]", "", "tests/models/test_policy.py -k other_names"),
     Mutation("a second copy of weights counts", "models/identity.py", "for path in weight_files(directory):", 'for path in directory.glob("*.safetensors"):', "tests/models/test_policy.py -k identity"),
     Mutation("a model without PyTorch's attention is not loaded", "models/pretrained.py", "len(attentions) == 1 or", "True or", "tests/models/test_policy.py -k without_pytorchs"),
     Mutation("the embedded engine leaves out attention sinks", "samplers/embedded/attention.py", 'raise NotImplementedError("attention sinks")', "pass", "tests/samplers/embedded/test_engine.py -k sinks"),

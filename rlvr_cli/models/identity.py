@@ -77,8 +77,9 @@ def _earlier_sha256(model: str) -> str | None:
 def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
     """Return the sizes of a model on this machine, for memory estimates.
 
-    The keys are parameters, layers, hidden, intermediate, query_width and kv_width (heads and key-value heads times head size)
-    and vocabulary; and dense_layers: those whose MLP is of linear layers, none in a mixture of experts.
+    The keys are parameters, layers, hidden, intermediate, gates (1 if the MLP has a gate beside its up and down projections,
+    else 0), query_width and kv_width (heads and key-value heads times head size) and vocabulary; and dense_layers: those whose MLP
+    is of linear layers, none in a mixture of experts.
     None if its files are not here or its config has other names for these sizes. Of an adapter, those of its base.
 
     Raises:
@@ -92,19 +93,25 @@ def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
     directory = local_directory(path_or_id) or snapshot_of(str(path_or_id))
     try:
         with quiet():
-            config = AutoConfig.from_pretrained(path_or_id, local_files_only=True)
+            config = AutoConfig.from_pretrained(path_or_id, local_files_only=True).get_text_config()
         if directory is None:
             return None
-        heads, head_size = config.num_attention_heads, getattr(config, "head_dim", None)
         mixture = any(getattr(config, name, None) not in (None, 0, 1) for name in _EXPERTS)
+
+        def size(name: str) -> int | None:
+            return getattr(config, name, None)
+
+        hidden, heads, shapes = config.hidden_size, config.num_attention_heads, _stored_shapes(directory)
+        head_size = size("head_dim") or hidden // heads
         return {
-            "parameters": _num_parameters(directory),
+            "parameters": sum(map(math.prod, shapes.values())),
             "layers": config.num_hidden_layers,
             "dense_layers": 0 if mixture else config.num_hidden_layers,
-            "hidden": config.hidden_size,
-            "intermediate": config.intermediate_size,
-            "query_width": heads * (head_size or config.hidden_size // heads),
-            "kv_width": config.num_key_value_heads * (head_size or config.hidden_size // heads),
+            "hidden": hidden,
+            "intermediate": size("intermediate_size") or size("n_inner") or 4 * hidden,
+            "gates": int(any("gate" in name for name in shapes)),
+            "query_width": heads * head_size,
+            "kv_width": (size("num_key_value_heads") or heads) * head_size,
             "vocabulary": config.vocab_size,
         }
     except (OSError, ValueError, AttributeError, KeyError):
@@ -114,25 +121,28 @@ def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
 
 
 def _weights_identity(directory: Path) -> dict[str, Any]:
-    files, parameters = weight_files(directory), _num_parameters(directory)  # which names a damaged file
+    files, shapes = weight_files(directory), _stored_shapes(directory)  # which names a damaged file
     return {
         "sha256": _sha256(files),
         "bytes": sum(path.stat().st_size for path in files),
-        "parameters": parameters,
+        "parameters": sum(map(math.prod, shapes.values())),
         "tokenizer_sha256": tokenizer_digest(directory),
     }
 
 
-def _num_parameters(directory: Path) -> int:
-    """Count the stored parameters, from the files' headers alone: a hash of all weights takes minutes where these are large."""
+def _stored_shapes(directory: Path) -> dict[str, list[int]]:
+    """The shapes of the stored parameters by name, from the files' headers alone: all weights take minutes to read where these are large.
+
+    Masks of attention, which older versions of transformers have stored with GPT-2 and GPT-NeoX, are none.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
-        count = 0
+        shapes: dict[str, list[int]] = {}
         for path in weight_files(directory):
             with safe_open(path, framework="np") as tensors:  # shapes need no torch
-                count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118 (it is no mapping)
-        return count
+                shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118 (it is no mapping)
+        return {name: shape for name, shape in shapes.items() if shape[:2] != [1, 1]}
     except SafetensorError as error:
         from rlvr_cli.models.pretrained import load_error
 

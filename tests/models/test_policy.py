@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     Gemma2Config,
     Gemma2ForCausalLM,
     GenerationConfig,
+    GPT2LMHeadModel,
+    GPTNeoXForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     Phi3Config,
@@ -379,6 +382,23 @@ def test_identity_of_weights_in_several_files(tiny_model, tiny_tokenizer, tmp_pa
     tiny_tokenizer.save_pretrained(tmp_path / "parts")
     model = load_policy(tmp_path / "parts").model
     assert all(p.equal(q) for p, q in zip(model.parameters(), tiny_model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", [GPT2LMHeadModel, GPTNeoXForCausalLM])
+def test_sizes_of_models_with_other_names_for_them(tmp_path, kind):
+    """The files of older versions of transformers hold masks of attention beside the parameters."""
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 3, "vocab_size": 64}
+    more = {"intermediate_size": 24} if kind is GPTNeoXForCausalLM else {}
+    model = kind(kind.config_class(**sizes, **more))
+    mask = {"h.0.attention.bias": torch.ones(1, 1, 16, 16)}
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    save_file(stored | mask, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert model_shape(tmp_path) == {
+        "parameters": model.num_parameters(), "layers": 3, "hidden": 8, "intermediate": 24 if more else 32, "gates": 0,
+        "query_width": 8, "kv_width": 8, "vocabulary": 64,
+    }  # fmt: skip
+    assert model_identity(tmp_path)["parameters"] == model.num_parameters()
 
 
 @pytest.fixture

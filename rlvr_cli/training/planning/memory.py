@@ -109,8 +109,7 @@ def memory_plan(
     """Estimate the memory that a run needs, and divide a device that trainer and vLLM share.
 
     Args:
-        shape: parameters, layers, hidden, intermediate, kv_width (key-value heads times head size), vocabulary; None if
-            they are not known.
+        shape: the sizes of `identity.model_shape`; None if they are not known.
         engine: the name of the sampling engine.
         rows: responses in a micro-batch, or packed sequences, that are asked for; None: its tokens are counted.
         capacities: the bytes of each visible CUDA device, by its name.
@@ -203,9 +202,12 @@ def adapter_parameters(shape: Mapping[str, int], rank: int) -> int:
     hidden, intermediate, kv = shape["hidden"], shape["intermediate"], shape["kv_width"]
     query = shape.get("query_width", hidden)
     attention = 2 * (hidden + query) + 2 * (hidden + kv)  # in and out of query and output, of key and value
-    return rank * (
-        shape["layers"] * attention + shape.get("dense_layers", shape["layers"]) * 3 * (hidden + intermediate)
-    )
+    mlp = shape.get("dense_layers", shape["layers"]) * _mlp_matrices(shape) * (hidden + intermediate)
+    return rank * (shape["layers"] * attention + mlp)
+
+
+def _mlp_matrices(shape: Mapping[str, int]) -> int:
+    return 2 + shape.get("gates", 1)
 
 
 def _row_tokens(config: TrainingConfig) -> int:
@@ -296,7 +298,7 @@ def _put_together(shape: Mapping[str, int], width: int, compute: int) -> float:
     of what is in no layer: embedding and head.
     """
     hidden, query = shape["hidden"], shape.get("query_width", shape["hidden"])
-    layer = float(2 * hidden * (query + shape["kv_width"]) + 3 * hidden * shape["intermediate"])
+    layer = float(2 * hidden * (query + shape["kv_width"]) + _mlp_matrices(shape) * hidden * shape["intermediate"])
     others = shape["parameters"] - shape["layers"] * layer
     return layer * (2 * compute + 4) + others * 2 * width
 
@@ -519,7 +521,7 @@ def host_note(plan: MemoryPlan, memory: float, *, dry_run: bool = False) -> str:
 def memory_lines(plan: MemoryPlan, placement: Placement, *, engine: str) -> dict[str, str]:
     """Return the plan's lines about memory."""
     if not plan.updating:
-        return {"memory": "not known: the model's files are not on this machine"}
+        return {"memory": "not known: the model's files are not on this machine, or do not say its sizes"}
     of = "" if plan.capacity is None else f" of the {_size(plan.capacity)} of {placement.trainer}"
     lines = {"memory": f"about {_total(plan.updating, of)}"}
     if plan.host:

@@ -28,6 +28,7 @@ from rlvr_cli.training.planning.memory import (
     GUESSED_PROMPT,
     HIDDEN,
     WORKSPACE,
+    adapter_parameters,
     check_memory,
     gpus_line,
     host_note,
@@ -137,6 +138,19 @@ def test_an_adapter_takes_16_bytes_a_parameter_and_no_reference():
     assert options_that_fit(replace(config, lora_rank=0), QWEN_7B, one(GPUS[24]), engine="transformers", rows=2) == (
         "--param-dtype bfloat16 --lora-rank 32 --gradient-checkpointing"
     )
+
+
+def test_an_mlp_without_a_gate_has_two_matrices():
+    shape = {"parameters": 1000, "layers": 2, "hidden": 8, "intermediate": 16, "kv_width": 4, "vocabulary": 32}
+    ungated = shape | {"gates": 0}
+    assert adapter_parameters(shape, 3) - adapter_parameters(ungated, 3) == 2 * 3 * (8 + 16)
+    config = GrpoConfig(fsdp=True, trainers=2)
+    whole = [
+        plan_of(config, sizes, engine="transformers", rows=3).updating["weights put together"]
+        for sizes in (shape, ungated)
+    ]
+    layer, moved = 8 * 16 * (2 * 4 + 4), 2 * 8 * 16 * 2 * 4
+    assert whole[0] - whole[1] == layer - moved
 
 
 def test_a_critic_of_its_own_doubles_what_is_trained():
@@ -271,7 +285,7 @@ def test_without_the_sizes_vllm_takes_little_beside_the_trainer():
     assert plan_of(GrpoConfig(gpu_memory_utilization=0.5), None, 80 * GIB).utilization == 0.5
     assert memory_lines(
         plan_of(GrpoConfig(), None), place("cpu", engine="vllm", in_process=True, cuda_devices=[]), engine="vllm"
-    ) == {"memory": "not known: the model's files are not on this machine"}
+    ) == {"memory": "not known: the model's files are not on this machine, or do not say its sizes"}
 
 
 def test_a_run_that_cannot_fit_is_refused_and_one_that_will_hardly_fit_is_noted():
