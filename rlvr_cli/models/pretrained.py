@@ -18,7 +18,14 @@ from typing import Any, cast
 import torch
 from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from rlvr_cli.errors import RlvrError, short_of_resources
@@ -82,6 +89,11 @@ def read_pretrained(
         raise RlvrError(
             f"{printable(name)} on the Hub is an adapter, and only one in a directory is loaded.",
             f"Download it: hf download {printable(name)} --local-dir DIR, and use --model DIR.",
+        )
+    if type(model.config) in MODEL_FOR_MASKED_LM_MAPPING and getattr(model.config, "is_decoder", None) is False:
+        raise RlvrError(
+            f"{printable(name)} is an encoder ({type(model).__name__}): its tokens see those that follow.",
+            "rlvr trains and samples decoder-only language models, such as Llama or Qwen: use one of them.",
         )
     if (
         model.config._attn_implementation == "sdpa"

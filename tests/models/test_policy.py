@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoTokenizer,
+    BertConfig,
     Gemma2Config,
     Gemma2ForCausalLM,
     GenerationConfig,
@@ -22,6 +24,7 @@ from transformers import (
     GptOssForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    RobertaConfig,
 )
 
 from marks import slow
@@ -264,6 +267,19 @@ def test_quantized_weights_are_refused_before_they_are_read(broken, tmp_path, se
 def test_a_dequantized_copy_may_say_that_it_was_quantized(broken):
     off = {"load_in_4bit": False, "load_in_8bit": False}
     edit_config(broken, quantization_config={"quant_method": "bitsandbytes", **off})
+    load_policy(broken, device="cpu")
+
+
+@pytest.mark.parametrize("config", [BertConfig, RobertaConfig])
+def test_an_encoder_is_refused_and_loaded_as_a_decoder(broken, config):
+    model = AutoModelForMaskedLM.from_config(
+        config(vocab_size=320, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    )
+    model.save_pretrained(broken)
+    error = refusal(broken)
+    assert "is an encoder (" in error.problem
+    assert "decoder-only" in error.hint
+    edit_config(broken, is_decoder=True)
     load_policy(broken, device="cpu")
 
 
