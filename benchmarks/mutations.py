@@ -2617,6 +2617,7 @@ CLUSTER = [
     Mutation("a quantized model teaches", "commands/distill.py", "    check_unquantized(model_path(config.teacher))\n", "", "tests/training/test_session.py -k quantized"),
     Mutation("a model with a damaged generation config is loaded", "models/pretrained.py", "    _check_generation_config(name, directory)\n    with quiet():\n        try:\n            model", "    with quiet():\n        try:\n            model", "tests/models/test_policy.py -k generation_config_is_not"),
     Mutation("a damaged generation config ends no responses", "models/pretrained.py", "    _check_generation_config(name, directory)\n    with quiet():\n        try:\n            found", "    with quiet():\n        try:\n            found", "tests/models/test_policy.py -k generation_config_is_not"),
+    Mutation("an encoder is loaded", "models/pretrained.py", 'getattr(model.config, "is_decoder", None) is False', "False", "tests/models/test_policy.py -k an_encoder"),
     Mutation("a quantized model is loaded", "models/pretrained.py", "    check_unquantized(path_or_id)\n", "", "tests/models/test_policy.py -k quantized"),
     Mutation("a model whose text model is quantized is loaded", "models/directory.py", 'config.get("text_config")', "None", "tests/models/test_policy.py -k quantized"),
     Mutation("a model's facts name the cache", "models/identity.py", "    if is_address(model):\n        identity", "    if False:\n        identity", f"{WORK} that_of_a_run"),

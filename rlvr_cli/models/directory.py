@@ -158,6 +158,13 @@ def local_directory(path_or_id: str | Path) -> Path | None:
         if isinstance(path_or_id, Path) or text.startswith((".", "/")) or text.count("/") > 1 or not text.strip("/"):
             raise RlvrError(f"There is no model directory {shown!r}.", "Check the path given to --model.")
         return None
+    holds_weights = any(path.glob("*.safetensors"))
+    has_gguf = path.suffix == ".gguf" if path.is_file() else any(path.glob("*.gguf"))
+    if has_gguf and not holds_weights:
+        raise RlvrError(
+            f"{shown} has its weights in GGUF; a model is a directory with config.json and *.safetensors.",
+            "Use the model that it was made from, whose weights are not quantized: on the Hub, its page names that as the base model.",
+        )
     if path.is_file():
         raise RlvrError(
             f"{shown} is a file; a model is a directory with config.json and *.safetensors.",
@@ -169,7 +176,7 @@ def local_directory(path_or_id: str | Path) -> Path | None:
             f"{shown} is not a model directory: it has no config.json.",
             f"Did you mean {inner}?" if inner else "Give a directory that save_pretrained wrote, or a Hub id.",
         )
-    if not any(path.glob("*.safetensors")):
+    if not holds_weights:
         pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in path.glob(pattern))
         if pickles:
             raise RlvrError(

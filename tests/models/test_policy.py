@@ -189,6 +189,16 @@ def test_pickles_are_never_opened(broken, tmp_path, name):
     assert not (tmp_path / "trace").exists()
 
 
+def test_gguf_names_the_model_that_it_was_made_from(tmp_path, broken):
+    (tmp_path / "q4.gguf").touch()
+    for path in (tmp_path, tmp_path / "q4.gguf"):
+        error = refusal(path)
+        assert f"{path} has its weights in GGUF" in error.problem
+        assert "Use the model that it was made from" in error.hint
+    shutil.copy(tmp_path / "q4.gguf", broken)
+    load_policy(broken, device="cpu")  # its safetensors
+
+
 def test_safetensors_beside_a_pickle_are_what_is_loaded(broken, tmp_path):
     torch.save(Evil(tmp_path / "trace"), broken / "pytorch_model.bin")
     load_policy(broken)
