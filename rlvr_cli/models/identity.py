@@ -83,7 +83,7 @@ def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
     None if its files are not here or its config has other names for these sizes. Of an adapter, those of its base.
 
     Raises:
-        RlvrError: its files are damaged.
+        RlvrError: its files are damaged, or transformers has no such model.
     """
     from transformers import AutoConfig
 
@@ -91,11 +91,13 @@ def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
 
     path_or_id = base_of(path_or_id) or path_or_id
     directory = local_directory(path_or_id) or snapshot_of(str(path_or_id))
+    if directory is None:
+        return None
     try:
         with quiet():
-            config = AutoConfig.from_pretrained(path_or_id, local_files_only=True).get_text_config()
-        if directory is None:
-            return None
+            config = AutoConfig.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False
+            ).get_text_config()
         mixture = any(getattr(config, name, None) not in (None, 0, 1) for name in _EXPERTS)
 
         def size(name: str) -> int | None:
@@ -114,7 +116,7 @@ def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
             "kv_width": (size("num_key_value_heads") or heads) * head_size,
             "vocabulary": config.vocab_size,
         }
-    except (OSError, ValueError, AttributeError, KeyError):
+    except AttributeError:
         return None
     except LOAD_ERRORS as error:
         raise load_error("model", str(path_or_id), directory, error) from error

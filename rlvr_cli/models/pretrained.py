@@ -164,7 +164,7 @@ def load_end_tokens(path_or_id: str | Path, tokenizer: PreTrainedTokenizerBase) 
             found: Any = GenerationConfig.from_pretrained(name, **options)
         except OSError:  # without the file, a model has what its config says
             try:
-                found = AutoConfig.from_pretrained(name, **options)
+                found = AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
             except LOAD_ERRORS as error:
                 raise load_error("config", name, directory, error) from error
         except LOAD_ERRORS as error:
@@ -194,7 +194,8 @@ def load_context_length(path_or_id: str | Path) -> int | None:
     directory = local_directory(path_or_id)
     with quiet():
         try:
-            config = AutoConfig.from_pretrained(str(directory or path_or_id), local_files_only=directory is not None)
+            name, local = str(directory or path_or_id), directory is not None
+            config = AutoConfig.from_pretrained(name, local_files_only=local, trust_remote_code=False)
         except LOAD_ERRORS:
             return None
     return configured_context(config)

@@ -2,9 +2,11 @@
 
 import copy
 import hashlib
+import io
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,7 +37,7 @@ from rlvr_cli.models.identity import builtin_model_path, model_identity, model_s
 from rlvr_cli.models.load import load_policy
 from rlvr_cli.models.log_probs import get_response_log_probs, wanted_in
 from rlvr_cli.models.policy import Critic, Policy, as_policy, distinct_tensors
-from rlvr_cli.models.pretrained import load_end_tokens
+from rlvr_cli.models.pretrained import load_context_length, load_end_tokens
 from rlvr_cli.models.tokens.tokenization import collate
 from rlvr_cli.samplers.embedded.engine import TransformersSampler
 from rlvr_cli.samplers.parallel.process import SamplingProcess
@@ -206,7 +208,9 @@ def test_safetensors_beside_a_pickle_are_what_is_loaded(broken, tmp_path):
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "of_its_own"])
-def test_code_in_the_repository_is_never_run(broken, tmp_path, model_type):
+def test_code_in_the_repository_is_never_run(broken, tmp_path, tiny_tokenizer, monkeypatch, model_type):
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))  # transformers may ask
+    (broken / "generation_config.json").unlink()
     trace = tmp_path / "trace"
     (broken / "evil.py").write_text(f"open({str(trace)!r}, 'w')\nclass Config: pass\nclass Model: pass\n")
     own = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model", "AutoTokenizer": ["evil.T", "evil.T"]}
@@ -217,6 +221,10 @@ def test_code_in_the_repository_is_never_run(broken, tmp_path, model_type):
         assert type(load_policy(broken).model).__module__.startswith("transformers.")
     else:
         assert "code from its repository" in refusal(broken).problem
+        for read in (model_shape, partial(load_end_tokens, tokenizer=tiny_tokenizer)):
+            with pytest.raises(RlvrError, match="code from its repository"):
+                read(broken)
+        assert load_context_length(broken) is None
     assert not trace.exists()
 
 
@@ -245,7 +253,8 @@ def test_damage_is_named(tiny_model_dir, tmp_path):
     heads = damaged("heads", lambda d: edit_config(d, num_attention_heads=0))
     assert "ZeroDivisionError" in heads
     assert "AssertionError: Padding" in damaged("vocabulary", lambda d: edit_config(d, vocab_size=0))
-    for name, problem in {"types": typed, "heads": heads}.items():
+    unknown, no_json = refusal(tmp_path / "type").problem, refusal(tmp_path / "json").problem
+    for name, problem in {"types": typed, "heads": heads, "type": unknown, "json": no_json}.items():
         with pytest.raises(RlvrError) as of_sizes:  # which a plan asks for first
             model_shape(tmp_path / name)
         assert of_sizes.value.problem == problem

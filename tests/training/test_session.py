@@ -177,6 +177,18 @@ def test_a_run_without_a_signal_replays_in_bfloat16(begun, tmp_path):
     assert max(found.gaps) > GAP
 
 
+def test_a_model_of_no_known_type_is_refused_before_a_run_is_made(tiny_model_dir, tmp_path):
+    unknown = shutil.copytree(tiny_model_dir, tmp_path / "unknown")
+    config = json.loads((unknown / "config.json").read_text())
+    (unknown / "config.json").write_text(json.dumps(config | {"model_type": "zork"}))
+    given = (
+        "grpo --dataset arithmetic:8 --rollout-batch-size 4 --train-batch-size 4 --group-size 2 --device cpu --run r"
+    )
+    with pytest.raises(RlvrError, match="has model type `zork`"):
+        invoke([*given.split(), "--model", str(unknown), "--runs-dir", str(tmp_path / "runs")])
+    assert not (tmp_path / "runs" / "r").exists()
+
+
 @pytest.mark.parametrize(
     "words",
     [
