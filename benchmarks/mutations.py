@@ -1528,6 +1528,7 @@ EPISODES = [
     ),
     *mutations_of(
         "models/tokens/next_turn.py",
+        ("renderers reads calls whose form is known", "if self._read is not None:", "if self._renderer is None:", f"{NEXT_TURN} with_renderers_as_without"),
         ("a thinking that the prompt began has not begun", 'thinks=begun.rstrip().endswith("<think>")', "thinks=False", f"{NEXT_TURN} prompt_began"),
         ("a role of a prompt that the template leaves out goes unseen", "            self._check_shown(messages)\n", "", f"{CHAT_TURNS} cannot_begin"),
         ("markers in a message are special tokens", '{"content": self.markers.hide(message["content"])}', '{"content": message["content"]}', f"{NEXT_TURN} markers_in_a_text"),

@@ -57,10 +57,14 @@ class NextTurn:
         problem = self._disagreement()
         if problem:
             self._renderer = None
-        self._read: Callable[[str], list[Call]] | None = None
-        if chat.tools and self._renderer is None:
+        self._read: Callable[[str], list[Call]] | None = None  # None: only `renderers` knows the form of calls
+        if chat.tools:
             (end,) = (text for text, i in self.markers.ids_of.items() if i == self.end)
-            self._read = form_of(chat, end=end)
+            try:
+                self._read = form_of(chat, end=end)
+            except RlvrError:
+                if self._renderer is None:
+                    raise
         self.way = (
             "the next turn is what renderers gives, and where it gives nothing, the difference of two renderings"
             if self._renderer
@@ -119,15 +123,16 @@ class NextTurn:
 
     def calls(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> list[Call]:
         """The calls in a turn, which follows the ids of `prompt_ids`."""
-        if self._renderer is not None:
-            return self._renderer.calls(prompt_ids, ids)
-        assert self._read is not None, "a conversation without tools"
         text, begun = (
             str(self.chat.tokenizer.decode([*part], clean_up_tokenization_spaces=False)) for part in (ids, prompt_ids)
         )
         for end in self._ends:
             text = text.removesuffix(end)
-        return self._read(spoken(text, thinks=begun.rstrip().endswith("<think>")))
+        text = spoken(text, thinks=begun.rstrip().endswith("<think>"))
+        if self._read is not None:
+            return self._read(text)
+        assert self._renderer is not None, "a conversation without tools"
+        return self._renderer.calls(prompt_ids, ids) if text else []
 
     def conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[int], list[bool]]:
         """The ids of a conversation that is given, turn by turn as those of an episode: of its prompt, of what follows, and of

@@ -51,12 +51,20 @@ class Renderer:
             found = self._renderer.parse_response([*ids], tools=self._tools, prompt_ids=[*prompt_ids])
         except RecursionError:
             return [{"name": "", "problem": f"the call cannot be read: {TOO_DEEP}"}]
-        return [
-            {"name": call.name, "arguments": call.arguments}
-            if call.status == "ok" and isinstance(call.arguments, dict) and not is_too_deep(call.arguments)
-            else {"name": call.name or "", "problem": f"the call cannot be read ({call.status})"}
-            for call in found.tool_calls
-        ]
+        return [_read(call) for call in found.tool_calls]
+
+
+def _read(call: Any) -> dict[str, Any]:
+    name = call.name if isinstance(call.name, str) else ""
+    if call.status != "ok" or not isinstance(call.arguments, dict):
+        problem = f"the call cannot be read ({call.status})"
+    elif not isinstance(call.name, str):
+        problem = "the call cannot be read: its name is no text"
+    elif is_too_deep(call.arguments):
+        problem = f"the call cannot be read: {TOO_DEEP}"
+    else:
+        return {"name": name, "arguments": call.arguments}
+    return {"name": name, "problem": problem}
 
 
 class _Tokenizer:

@@ -482,3 +482,45 @@ def test_renderers_and_the_chat_template_agree(made, next_turn, name):
         )
     finally:
         chat.tokenizer.chat_template = kept
+
+
+UNFINISHED = '<think>\nOr <tool_call>\n{"name": "calc", "arguments": {"expression": "1"}}\n</tool_call> but'
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3", UNFINISHED),
+        ("qwen3", '<tool_call>\n{"name": "calc", "arguments": "{\\"expression\\": 1}"}\n</tool_call>'),
+        ("llama3_2", '<|python_tag|>{"name": "calc", "parameters": {"expression": "1"}}'),
+    ],
+)
+def test_calls_are_read_with_renderers_as_without(made, next_turn, name, text):
+    pytest.importorskip("renderers", reason="needs the extra renderers")
+    difference = next_turn(name, tools=True)
+    extended = NextTurn(difference.chat, ends=[difference.end], model=CHAT_MODELS[name].name)
+    assert extended.way.startswith("the next turn is what renderers gives")
+    _, prompt = difference.prompt([QUESTION])
+    sampled = [*ids_of(difference, text), difference.end]
+    assert extended.calls(prompt, sampled) == difference.calls(prompt, sampled)
+
+
+def test_calls_in_a_form_that_renderers_alone_knows(made):
+    pytest.importorskip("renderers", reason="needs the extra renderers")
+    chat = ChatTemplate(made("qwen3"), tools=[SCHEMA])
+    kept = chat.tokenizer.chat_template
+    try:
+        chat.tokenizer.chat_template = kept.replace("<tool_call>", "<function>").replace("</tool_call>", "</function>")
+        turns = NextTurn(chat, ends=[chat.tokenizer.eos_token_id], model=CHAT_MODELS["qwen3"].name)
+        _, prompt = turns.prompt([QUESTION])
+
+        def calls(text):
+            return turns.calls(prompt, [*ids_of(turns, text), turns.end])
+
+        call = '<tool_call>\n{"name": "calc", "arguments": {}}\n</tool_call>'
+        assert calls(call) == [{"name": "calc", "arguments": {}}]
+        assert calls(UNFINISHED) == []
+        (unread,) = calls(call.replace('"calc"', "5"))
+        assert unread == {"name": "", "problem": "the call cannot be read: its name is no text"}
+    finally:
+        chat.tokenizer.chat_template = kept
