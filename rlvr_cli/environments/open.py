@@ -126,10 +126,10 @@ def load_environment(spec: EnvironmentSpec) -> Callable[[], Environment]:
         return user_code.load(spec.name, ENVIRONMENT)
     if spec.of_verifiers:
         loaded = verifiers.load(spec.name)
-        from rlvr_cli.environments.verifiers import VerifiersEnvironment  # here: it needs the library
+        from rlvr_cli.environments.verifiers import VerifiersEnvironment, schemas_of  # here: it needs the library
 
-        loop = asyncio.new_event_loop()
-        return lambda: VerifiersEnvironment(loaded, loop)
+        loop, schemas = asyncio.new_event_loop(), schemas_of(loaded)
+        return lambda: VerifiersEnvironment(loaded, loop, schemas)
     if spec.chat:
         functions = load_functions(spec)
         return lambda: ChatTools(functions)

@@ -10,9 +10,9 @@ import random
 from typing import Any
 
 from verifiers.clients import OpenAIChatCompletionsClient
-from verifiers.types import Response, ResponseMessage, ToolCall
+from verifiers.types import Response, ResponseMessage, Tool, ToolCall
 
-from rlvr_cli.data.packages.verifiers import text_of
+from rlvr_cli.data.packages.verifiers import CAUGHT, Caught, members_of, text_of
 from rlvr_cli.environments.interface import Reply
 from rlvr_cli.types import ENVIRONMENT, Example
 
@@ -24,16 +24,26 @@ class Policy(OpenAIChatCompletionsClient):
 
     Attributes:
         asked: gets the messages of the next request.
+
+    Args:
+        tools: schemas of what the policy is told of.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, tools: list[dict[str, Any]]) -> None:
         super().__init__(None)
-        self._loop = loop
+        self._loop, self._tools = loop, tools
         self.asked, self._said = loop.create_future(), loop.create_future()
 
-    async def get_response(self, prompt: Any, *args: Any, **kwargs: Any) -> Response:
+    async def get_response(
+        self, prompt: Any, model: str, sampling_args: Any, tools: list[Tool] | None = None, **kwargs: Any
+    ) -> Response:
         if self.asked.done():
             raise RuntimeError("the environment asks its model for several turns at once")
+        if _schemas(tools) != self._tools:
+            own, told = (", ".join(_names_of(schemas)) or "none" for schemas in (_schemas(tools), self._tools))
+            raise RuntimeError(
+                f"the environment has tools of its own for this row: {own}; the policy is told of {told}"
+            )
         messages, _ = await self.to_native_prompt(prompt)
         self.asked.set_result(messages)
         return await self._said
@@ -50,30 +60,24 @@ class VerifiersEnvironment:
     Args:
         environment: of verifiers, for single rollouts; it keeps nothing from rollout to rollout.
         loop: in which the rollouts of this process run, while one of them is asked.
+        schemas: what a chat model is told of the environment's tools, by `schemas_of` before any rollout.
     """
 
     stop = ()
     gives_rewards = True
     marker = ""
 
-    def __init__(self, environment: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._environment, self._loop = environment, loop
+    def __init__(self, environment: Any, loop: asyncio.AbstractEventLoop, schemas: list[dict[str, Any]]) -> None:
+        self._environment, self._loop, self.schemas = environment, loop, schemas
         self._heard: list[dict[str, Any]] = []
         self._turns = 0
-
-    @property
-    def schemas(self) -> list[dict[str, Any]]:
-        """What a chat model is told of the environment's tools."""
-        fields = ("name", "description", "parameters")
-        return [
-            {"type": "function", "function": {name: getattr(tool, name) for name in fields}}
-            for tool in self._environment.tool_defs or ()
-        ]
 
     def begin(self, example: Example, seed: int) -> list[dict[str, Any]]:
         """Begin the rollout, and return what it first asks its model."""
         row = _row_of(example, self._environment.system_prompt)
-        self._seed, self._policy = seed, Policy(self._loop)
+        self._seed, self._policy = seed, Policy(self._loop, self.schemas)
+        self._caught = Caught()
+        CAUGHT.set(self._caught)  # the rollout begins with it
         self._rollout = self._loop.create_task(self._environment.run_rollout(row, self._policy, "policy", {}))
         if not self._go_on():
             self._output()
@@ -96,6 +100,7 @@ class VerifiersEnvironment:
         self._turns += 1
         before = len(self._heard)
         known = self._heard
+        self._caught.tools.clear()
         self._policy.say(Response(id=str(self._turns), created=0, model="policy", message=message))
         if not self._go_on():
             output = self._output()
@@ -118,8 +123,9 @@ class VerifiersEnvironment:
         if message["role"] != "tool":
             raise RuntimeError(f"the environment says something as {message['role']}, not as user or tool")
         call = message["tool_call_id"]
-        known = {tool.name for tool in self._environment.tool_defs or ()}
-        return Reply(text, role=names[call] if names[call] in known else "tool", error=problems[call])
+        if names[call] not in _names_of(self.schemas):
+            return Reply(text, role="tool", error=problems[call] or f"there is no tool {names[call]}")
+        return Reply(text, role=names[call], error=problems[call] or (text if text in self._caught.tools else None))
 
     def _go_on(self) -> bool:
         """Run the rollout until it asks its model, and keep what it asks; or until it ends, which returns False."""
@@ -133,11 +139,27 @@ class VerifiersEnvironment:
         return asked.done()
 
     def _output(self) -> Any:
-        """What the rollout gave. Raises the error with which it ended."""
+        """What the rollout gave. Raises the error with which it ended, or which a reward function raised."""
         output = self._rollout.result()
         if output.get("error"):
             raise RuntimeError(f"the rollout failed: {output['error']}")
+        if self._caught.rewards:
+            raise RuntimeError("; ".join(self._caught.rewards))
         return output
+
+
+def schemas_of(environment: Any) -> list[dict[str, Any]]:
+    """The schemas of the tools of an environment, or of each in a group."""
+    return _schemas(members_of(environment)[0].tool_defs)
+
+
+def _schemas(tools: list[Tool] | None) -> list[dict[str, Any]]:
+    fields = ("name", "description", "parameters")
+    return [{"type": "function", "function": {name: getattr(tool, name) for name in fields}} for tool in tools or ()]
+
+
+def _names_of(schemas: list[dict[str, Any]]) -> list[str]:
+    return [schema["function"]["name"] for schema in schemas]
 
 
 def _metrics_of(output: Any) -> dict[str, float]:

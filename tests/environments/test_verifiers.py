@@ -3,7 +3,7 @@
 import json
 import signal
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from chat_models import write_chat_model
 from checks import findings
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.data.packages.verifiers import load, text_of
-from rlvr_cli.environments.open import EnvironmentSpec, check_environment
+from rlvr_cli.environments.open import EnvironmentSpec, check_environment, load_environment
 from rlvr_cli.environments.pool import EnvironmentPool
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.replay.run import replay_run
@@ -95,6 +95,8 @@ def test_questions_are_the_environments_rows(place):
         ("verifiers:no-such-thing", "verifiers cannot load no-such-thing: .*installed"),
         ("verifiers:rlvr-mine,kind=broken", "verifiers cannot load rlvr-mine: .*out of order"),
         ("verifiers:rlvr-mine,grouped=true", "rewards of a whole group"),
+        ("verifiers:rlvr-mine,kind=other_tools", "a group of environments with different tools"),
+        ("verifiers:rlvr-mine,kind=unscored", "score_rollouts=False: each reward would be 0"),
         ("verifiers:rlvr-mine,kind=game,tokens=9", "ends a rollout by max_total_completion_tokens"),
     ],
 )
@@ -159,14 +161,68 @@ def test_a_tool_answers_its_calls_and_a_turn_without_one_ends(pools, question):
         {"name": "lookup", "arguments": {"key": "moon"}},
         {"name": "nothing", "arguments": {}},
         {"name": "lookup", "problem": "no JSON"},
+        {"name": "lookup", "arguments": {"key": "sun"}},
     ]
     first = turn("Let me see.", *calls)
     replies = pool.answer(question, 1, [first]).result().reply.calls
-    assert [reply.role for reply in replies] == ["lookup", "tool", "lookup"]
+    assert [reply.role for reply in replies] == ["lookup", "tool", "lookup", "lookup"]
     assert replies[0].text == "1738"
-    assert [reply.error for reply in replies] == [None, None, "no JSON"]
+    assert [reply.error for reply in replies] == [
+        None,
+        "there is no tool nothing",
+        "no JSON",
+        "'sun'",
+    ]
     last = pool.answer(question, 1, [first, turn("2")]).result().reply
     assert (last.done, last.reward) == (True, pytest.approx(1 + 0.1 / 40))
+
+
+@pytest.fixture
+def made():
+    """Returns what makes an environment of this kind in this process, for an episode after the other."""
+    with ExitStack() as loops:
+
+        def make(kind):
+            new = load_environment(EnvironmentSpec(f"verifiers:rlvr-mine,kind={kind}", chat=True))
+            loops.callback(new()._loop.close)
+            return new
+
+        yield make
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("raises", "the reward function judged raised OSError: no judge answers"),
+        ("none", "the reward function nothing raised TypeError"),
+    ],
+)
+def test_a_reward_function_that_raises_fails_the_episode(made, question, kind, problem):
+    """For verifiers it is a reward of 0."""
+    playing = made(kind)()
+    playing.begin(question, 1)
+    with pytest.raises(RuntimeError, match=problem):
+        playing.answer(turn("It is 2."))
+
+
+def test_the_environments_of_a_group_have_the_same_tools(made, question):
+    playing = made("same_tools")()
+    assert [schema["function"]["name"] for schema in playing.schemas] == ["lookup"]
+    row = json.loads(question.ground_truth)
+    routed = Example("x", "Double 1.", json.dumps(row | {"info": row["info"] | {"env_id": "env_1"}}))
+    playing.begin(routed, 1)
+    (reply,) = playing.answer(turn("", {"name": "lookup", "arguments": {"key": "moon"}})).calls
+    assert (reply.role, reply.text, reply.error) == ("lookup", "1738", None)
+    playing.give_up()
+
+
+@pytest.mark.parametrize(("kind", "own"), [("own_tools", "peek"), ("late_tools", "lookup, repeat")])
+def test_tools_that_the_policy_is_not_told_of_fail_the_episode(made, kind, own):
+    row = load_dataset(f"verifiers:rlvr-mine,kind={kind}", split="train", limit=1).examples[0]
+    new = made(kind)
+    for _ in range(2):  # also where the environment keeps them from an episode before
+        with pytest.raises(RuntimeError, match=f"tools of its own for this row: {own}.*; the policy is told of lookup"):
+            new().begin(row, 1)
 
 
 def test_episodes_of_one_process_go_on_side_by_side_and_are_played_again(pools, question):

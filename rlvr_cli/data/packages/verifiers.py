@@ -11,9 +11,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import wraps
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +39,22 @@ class VerifiersSpec(NamedTuple):
     name: str
     arguments: dict[str, Any]
     size: int | None
+
+
+@dataclass
+class Caught:
+    """The exceptions of a rollout that the library catches.
+
+    Attributes:
+        rewards: of reward functions, for which it takes a reward of 0.
+        tools: of tools, as the policy is told of them.
+    """
+
+    rewards: list[str] = field(default_factory=list)
+    tools: list[str] = field(default_factory=list)
+
+
+CAUGHT: ContextVar[Caught | None] = ContextVar("CAUGHT", default=None)  # of the rollout that runs
 
 
 def parse(spec: str) -> VerifiersSpec:
@@ -75,10 +96,10 @@ def digests(spec: str) -> dict[str, str]:
 
 
 def load(spec: str) -> Any:
-    """Load the environment of a specification: its code runs.
+    """Load the environment of a specification: its code runs. The exceptions that its rollouts catch are put into `CAUGHT`, too.
 
     Raises:
-        RlvrError: the library is not installed, or it cannot load the environment.
+        RlvrError: the library is not installed, it cannot load the environment, or no episodes can be played with that.
     """
     check_installed()
     name, arguments, _ = parse(spec)
@@ -94,13 +115,28 @@ def load(spec: str) -> Any:
             f"{name} of verifiers has rewards of a whole group, and an episode is rewarded by itself.",
             "Use an environment whose rewards are of single rollouts.",
         )
-    for one in _single(environment):
+    members = members_of(environment)
+    if any((one.tool_defs or []) != (members[0].tool_defs or []) for one in members):
+        raise RlvrError(
+            f"{name} of verifiers is a group of environments with different tools, and a policy is told of the same ones in each episode.",
+            "Play its environments in runs of their own, or give all of them the same tools.",
+        )
+    for one in members:
         if getattr(one, "max_total_completion_tokens", 0) > 0:
             raise RlvrError(
                 f"{name} of verifiers ends a rollout by max_total_completion_tokens, and is told no numbers of tokens.",
                 "Leave it out of the environment: --sampling-max-tokens bounds what the policy samples in an episode.",
             )
+        if not one.score_rollouts:
+            raise RlvrError(
+                f"{name} of verifiers has score_rollouts=False: each reward would be 0.",
+                "Leave it out of the environment.",
+            )
         one.timeout_seconds = None  # it would count the time in which the policy samples
+        if hasattr(one, "error_formatter"):
+            one.error_formatter = _telling(one.error_formatter)
+    for rubric in {id(rubric): rubric for one in members for rubric in _rubrics_of(one.rubric)}.values():
+        rubric.funcs = [_failing(function) for function in rubric.funcs]
     return environment
 
 
@@ -108,11 +144,48 @@ def _module_of(name: str) -> str:
     return name.rpartition("/")[2].replace("-", "_")
 
 
-def _single(environment: Any) -> list[Any]:
+def members_of(environment: Any) -> list[Any]:
     """The environments in a group, which may hold groups in turn; of any other environment itself."""
     if not isinstance(environment, import_module("verifiers").EnvGroup):
         return [environment]
-    return [one for member in environment.envs for one in _single(member)]
+    return [one for member in environment.envs for one in members_of(member)]
+
+
+def _rubrics_of(rubric: Any) -> list[Any]:
+    """A rubric and, of a group, those in it."""
+    return [rubric, *(one for member in getattr(rubric, "rubrics", ()) for one in _rubrics_of(member))]
+
+
+def _failing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A reward function whose exceptions, and what is no number, are put into `CAUGHT`."""
+
+    @wraps(function)
+    async def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            value = function(*args, **kwargs)
+            value = await value if isawaitable(value) else value
+            float(value)
+        except Exception as error:  # whatever the function raises
+            if caught := CAUGHT.get():
+                name = getattr(function, "__name__", type(function).__name__)
+                caught.rewards.append(f"the reward function {name} raised {type(error).__name__}: {error}")
+            raise
+        return value
+
+    return called
+
+
+def _telling(formatter: Callable[[Exception], str]) -> Callable[[Exception], str]:
+    """An `error_formatter` whose texts are put into `CAUGHT`."""
+
+    @wraps(formatter)
+    def called(error: Exception) -> str:
+        text = formatter(error)
+        if caught := CAUGHT.get():
+            caught.tools.append(text)
+        return text
+
+    return called
 
 
 def questions(spec: str, *, split: str, limit: int | None) -> tuple[list[Example], list[str]]:
