@@ -1890,6 +1890,8 @@ EPISODES = [
     Mutation("a link to a run is another run", "runs/readers.py", "sorted({path.resolve(): path for path in found}.values())", "sorted(found)", "tests/commands/store/test_runs.py -k and_once"),
     Mutation("a link hides the run", "runs/readers.py", "key=Path.is_symlink, reverse=True)", "key=Path.is_symlink)", "tests/commands/store/test_runs.py -k and_once"),
     Mutation("sums are decimals in a notebook", "notebook.py", "*map(_plain, table.columns)", "*table.columns", "tests/test_notebook.py -k numbers_are_plain"),
+    Mutation("differences of times are intervals in a notebook", "notebook.py", "if str(column.type) == INTERVAL:", "if False:", "tests/test_notebook.py -k are_durations"),
+    Mutation("months are durations in a notebook", "notebook.py", "any(value.months for", "any(False for", "tests/test_notebook.py -k are_durations"),
     Mutation("queries of users take counts only", "commands/store/analyzing/asked.py", "value is None or query.name not in named_queries()", "value is None", "tests/test_notebook.py -k own_query"),
     Mutation("a parameter takes what its option refuses", "commands/store/analyzing/asked.py", "        resolve(AnalyzeConfig, flags=flags, command=\"analyze\")\n", "        del flags\n", "tests/test_notebook.py -k cannot_be"),
     Mutation("pictures in threads take the streams away", "notebook.py", "with DRAWING, ", "with ", "tests/test_notebook.py -k in_threads"),

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 OF_TABLES = ("compare", "judge_agreement")  # the command line makes several tables of their rows
 SHOWN_ROWS = 20  # of `Rows` in a notebook
+INTERVAL = "month_day_nano_interval"  # DuckDB's, as Arrow calls it
+DAY = 86_400_000_000  # in microseconds
 DRAWING = threading.Lock()  # a picture at a time: streams and the settings of matplotlib are those of all threads
 
 
@@ -189,11 +191,17 @@ class Rows:
         return self._table.to_pandas()
 
     def polars(self) -> "polars.DataFrame":
-        """Return a Polars DataFrame. Raises RlvrError if Polars is not installed."""
+        """Return a Polars DataFrame. Raises RlvrError if Polars is not installed, or a column has months or lists of intervals."""
         try:
             import polars
         except ModuleNotFoundError as error:
             raise missing_extra("polars", "polars") from error
+        held = [field.name for field in self._table.schema if INTERVAL in str(field.type)]
+        if held:
+            raise RlvrError(
+                f"Polars takes no months and no lists of intervals: {', '.join(held)}.",
+                "Write epoch(...) around the interval, which gives its seconds.",
+            )
         return polars.DataFrame(self._table)
 
     @property
@@ -236,9 +244,13 @@ def _python(value: Any, *, counts: bool) -> Any:
 
 
 def _plain(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
-    """Whole numbers or floats in place of decimals, which DuckDB has for the sums of whole numbers: JSON and plots do not take them."""
+    """Whole numbers or floats in place of decimals, which DuckDB has for the sums of whole numbers: JSON and plots do not take them.
+    Durations in place of its intervals, which Polars does not take.
+    """
     import pyarrow as pa
 
+    if str(column.type) == INTERVAL:
+        return _durations(column)
     kind = _plain_type(column.type, pa.int64())
     if kind == column.type:
         return column
@@ -246,6 +258,20 @@ def _plain(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
         return column.cast(kind)
     except pa.ArrowInvalid:  # too large
         return column.cast(_plain_type(column.type, pa.float64()))
+
+
+def _durations(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
+    """Intervals as durations; as they are if there are months among them, whose length depends on the date."""
+    import pyarrow as pa
+
+    values = column.to_pylist()
+    if any(value.months for value in values if value is not None):
+        return column
+    numbers = [value and value.days * DAY + value.nanoseconds // 1000 for value in values]
+    try:
+        return pa.chunked_array([pa.array(numbers, pa.duration("us"))])
+    except OverflowError:  # too large
+        return column
 
 
 def _plain_type(kind: "pa.DataType", whole: "pa.DataType") -> "pa.DataType":

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,12 @@ def test_rows_are_arrow_pandas_and_lists(here):
 
 def test_rows_are_polars(here):
     pytest.importorskip("polars", reason="needs the extra polars")
-    assert rlvr_cli.open_run("a-1").sql(BY_STEP).polars()["reward"].to_list() == [0.0, 0.5]
+    run = rlvr_cli.open_run("a-1")
+    assert run.sql(BY_STEP).polars()["reward"].to_list() == [0.0, 0.5]
+    assert run.sql("SELECT INTERVAL 1 DAY AS x").polars()["x"].to_list() == [timedelta(days=1)]
+    for held in ("INTERVAL 1 MONTH", "[INTERVAL 1 DAY]"):
+        with pytest.raises(RlvrError, match=r"(?s)no lists of intervals: x\..*Write epoch\("):
+            run.sql(f"SELECT {held} AS x").polars()
 
 
 def test_a_missing_library_gives_the_line_for_pip(here, monkeypatch):
@@ -158,6 +163,18 @@ def test_numbers_are_plain(here):
     """
     (row,) = rlvr_cli.open_run("a-1").sql(nested)
     assert json.dumps(row) == '{"l": [10], "st": {"a": [1.5]}, "m": [["k", 10]], "f": [1.5], "e": "u", "u": 1}'
+
+
+def test_differences_of_times_are_durations(here):
+    """DuckDB has intervals of months, days and microseconds, which Polars does not take."""
+    run = rlvr_cli.open_run("a-1")
+    query = "SELECT max(sampled_at) - min(sampled_at) + INTERVAL 1 DAY + INTERVAL 2 MICROSECONDS AS x, NULL::INTERVAL AS n FROM rollouts"
+    rows = run.sql(query)
+    assert rows.arrow().schema.types == [pa.duration("us")] * 2
+    assert list(rows) == [{"x": timedelta(days=1, microseconds=2), "n": None}]
+    for months in ("INTERVAL 1 MONTH", "INTERVAL 2000000000 DAYS"):
+        (row,) = run.sql(f"SELECT {months} AS x")
+        assert row["x"].months or row["x"].days
 
 
 def test_several_runs(here):
