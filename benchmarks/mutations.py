@@ -1998,6 +1998,7 @@ REASONING_GYM = [
         ("evaluations have the size of training", 'if not pair.startswith("size=")', "if True", f"{GYM} their_own_size"),
         ("the seed of a specification is lost", 'config.pop("seed", seed)', "seed", f"{GYM} options_of_any_kind"),
         ("the limit is not the size", "limit or SIZE", "SIZE", f"{GYM} options_of_any_kind"),
+        ("families in a mixture are not checked", '        _check_parts(spec.config.get("datasets"))\n', "        pass\n", f"{GYM} has_its_options"),
     ),
     *mutations_of(
         "config/shared/questions.py",

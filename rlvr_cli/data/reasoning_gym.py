@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +38,10 @@ CHUNK = 500  # questions of one dataset of the package; what it makes may depend
 VALIDATION_ONE_IN = 2  # questions, by hash
 GIVE_UP = 1_000  # questions in a row of which none is new
 EXAMPLE = f"{REASONING_GYM}gcd,size=2000,seed=7,max_value=500"
+MIXTURE = (
+    f'{REASONING_GYM}composite,datasets=[{{"name":"gcd","weight":2}},{{"name":"lcm","config":{{"max_value":50}}}}]'
+)
+PART = ("name", "weight", "config")  # of what is in a mixture
 
 
 @dataclass(frozen=True)
@@ -194,20 +198,12 @@ def checked(spec: GymSpec) -> dict[str, Any]:
     """
     known = families()
     if spec.family not in known:
-        near = nearest(spec.family, known)
-        raise RlvrError(
-            f"reasoning-gym has no family {spec.family!r}." + (f" Did you mean {near[0]!r}?" if near else ""),
-            f"Its families are {', '.join(known)}.",
-        )
+        raise _unknown(f"reasoning-gym has no family {spec.family!r}", spec.family, known, "Its families are")
     defaults = option_defaults(spec.family)
     for key, value in spec.config.items():
         if key not in defaults:
-            near = nearest(key, defaults)
-            raise RlvrError(
-                f"{spec.family} of reasoning-gym has no option {key!r}."
-                + (f" Did you mean {near[0]!r}?" if near else ""),
-                f"Its options are {', '.join(['size', 'seed', *defaults])}.",
-            )
+            problem = f"{spec.family} of reasoning-gym has no option {key!r}"
+            raise _unknown(problem, key, defaults, "Its options are size, seed,")
         default = list(defaults[key]) if isinstance(defaults[key], tuple) else defaults[key]
         kind = type(default)
         if kind in (bool, int, float, str, list) and type(value) is not kind and (kind, type(value)) != (float, int):
@@ -215,7 +211,38 @@ def checked(spec: GymSpec) -> dict[str, Any]:
                 f"{key} of {spec.family} is {json.dumps(value)}, and its default {json.dumps(default)}.",
                 f"Write {key}={json.dumps(default)}, or another value of this kind.",
             )
+    if spec.family == "composite":
+        _check_parts(spec.config.get("datasets"))
     return spec.config
+
+
+def _check_parts(parts: object) -> None:
+    """Raise RlvrError unless the `datasets` of a composite are families with options of theirs."""
+    if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
+        raise RlvrError(
+            f"The datasets of composite are {json.dumps(parts)}, not a list of objects.", f"For example {MIXTURE}."
+        )
+    for part in parts:
+        for key in part:
+            if key not in PART:
+                raise _unknown(f"A dataset of composite has no key {key!r}", key, PART, "Its keys are")
+        name, config, weight = part.get("name"), part.get("config", {}), part.get("weight", 1)
+        if not isinstance(name, str) or not isinstance(config, dict) or type(weight) not in (int, float):
+            raise RlvrError(
+                f"{json.dumps(part)} in the datasets of composite is not a name, a number as weight and an object as config.",
+                f"For example {MIXTURE}.",
+            )
+        if name == "composite":
+            raise RlvrError(
+                "A composite of reasoning-gym holds another one, whose answers the package does not score.",
+                "Write the datasets of the inner one into the outer one.",
+            )
+        checked(GymSpec(name, {key: value for key, value in config.items() if key not in ("size", "seed")}, SIZE))
+
+
+def _unknown(problem: str, word: str, known: Iterable[str], all_are: str) -> RlvrError:
+    near = nearest(word, known)
+    return RlvrError(f"{problem}." + (f" Did you mean {near[0]!r}?" if near else ""), f"{all_are} {', '.join(known)}.")
 
 
 if __name__ == "__main__":

@@ -93,11 +93,34 @@ def test_what_questions_alone_cannot_do():
             r'operators of basic_arithmetic is "\+", and its default \["\+", "-", "\*", "/"\]',
         ),
         ("gcd", {"max_value": 1.5}, "max_value of gcd is 1.5"),
+        ("composite", {}, "The datasets of composite are null, not a list of objects"),
+        ("composite", {"datasets": ["gcd"]}, r'The datasets of composite are \["gcd"\], not a list of objects'),
+        ("composite", {"datasets": [{"weight": 2}]}, "is not a name, a number as weight and"),
+        ("composite", {"datasets": [{"name": "gcd", "weight": "2"}]}, "is not a name, a number as weight and"),
+        ("composite", {"datasets": [{"name": "gcd", "config": [1]}]}, "is not a name, .* and an object as config"),
+        (
+            "composite",
+            {"datasets": [{"name": "gcd", "wieght": 2}]},
+            r"(?s)no key 'wieght'. Did you mean 'weight'\?.*Its keys are name",
+        ),
+        ("composite", {"datasets": [{"name": "lcm"}, {"name": "gdc"}]}, r"no family 'gdc'. Did you mean 'gcd'\?"),
+        (
+            "composite",
+            {"datasets": [{"name": "gcd", "config": {"max_valu": 3}}]},
+            r"no option 'max_valu'. Did you mean 'max_value'\?",
+        ),
+        ("composite", {"datasets": [{"name": "composite"}]}, "A composite of reasoning-gym holds another one"),
     ],
 )
 def test_a_family_has_its_options(family, config, problem):
     with pytest.raises(RlvrError, match=problem):
         reasoning_gym.checked(GymSpec(family, config, 1))
+
+
+@needs_package
+def test_parts_of_a_mixture_may_have_a_seed_of_their_own():
+    for spec in (reasoning_gym.MIXTURE, 'reasoning-gym:composite,datasets=[{"name":"gcd","config":{"seed":3}}]'):
+        assert reasoning_gym.checked(parse(spec)) == parse(spec).config
 
 
 @needs_package
