@@ -1540,7 +1540,7 @@ EPISODES = [
         ("the end of a turn comes twice", "own = self._ids_after(hidden)[ended:]", "own = self._ids_after(hidden)", f"{NEXT_TURN} conversation_is_that"),
         ("the end of a turn is missing where a stop string ended it", "any(i in self._end_ids for i in response_ids[-1:])", "True", f"{CHAT_TURNS} gets_its_end"),
         ("the frame of a given conversation is trained on", "mask += [False] * len(said)", "mask += [True] * len(said)", f"{NEXT_TURN} masked_in"),
-        ("what is called in a thinking is called", 'self._read(spoken(text, thinks=begun.rstrip().endswith("<think>")))', "self._read(text)", f"{CHAT_TURNS} in_their_order"),
+        ("what is called in a thinking is called", 'text = spoken(text, thinks=begun.rstrip().endswith("<think>"))', "pass", f"{CHAT_TURNS} in_their_order"),
         ("a template that makes markers of a text goes unseen", "if self.markers.in_order(text) != self._frames[key]:", "if False:", f"{NEXT_TURN} half_the_templates"),
         ("a template that changes what came before goes unseen", "if not long.startswith(short) or", "if", f"{NEXT_TURN} cannot_go_on"),
         ("a template that changes with the turn goes unseen", "if self.chat.render(later).rpartition", "if False and self.chat.render(later).rpartition", f"{NEXT_TURN} cannot_go_on"),
