@@ -100,7 +100,7 @@ def _call(text: str, arguments: str = "arguments") -> Call:
     try:
         return _of_value(_parsed(text), arguments)
     except ValueError as problem:
-        return _unread(f"this is no JSON: {problem}")
+        return _unread(str(problem) if str(problem) == TOO_DEEP else f"this is no JSON: {problem}")
 
 
 def _of_value(value: Any, arguments: str = "arguments") -> Call:

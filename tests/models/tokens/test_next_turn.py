@@ -292,7 +292,7 @@ def read(next_turn, name, text):
         ("qwen3", '<tool_call>{"name": "a", "arguments": [1]}</tool_call>', "its arguments are no JSON object"),
         ("qwen3", '<tool_call>{"name": "a"</tool_call>', "this is no JSON"),
         ("qwen3", '<tool_call>{"name": "a"}<|im_end|>', "there is no </tool_call>"),
-        *(("qwen3", f'<tool_call>{{"name": "a", "arguments": {{"x": {"[" * n}{"]" * n}}}}}</tool_call>', "this is no JSON: it is nested too deeply")
+        *(("qwen3", f'<tool_call>{{"name": "a", "arguments": {{"x": {"[" * n}{"]" * n}}}}}</tool_call>', "it is nested too deeply")
           for n in (200, 10_000)),
         ("qwen3", f'<tool_call>{{"name": "a", "arguments": "{"[" * 10_000}"}}</tool_call>', "its arguments are no JSON object"),
         ("llama3_2", '{"name": "calc", "parameters": {"expression": "1"}}<|eot_id|>', [{"name": "calc", "arguments": {"expression": "1"}}]),
@@ -522,5 +522,8 @@ def test_calls_in_a_form_that_renderers_alone_knows(made):
         assert calls(UNFINISHED) == []
         (unread,) = calls(call.replace('"calc"', "5"))
         assert unread == {"name": "", "problem": "the call cannot be read: its name is no text"}
+        for depth in (200, 100_000):
+            (unread,) = calls(call.replace("{}", '{"x": ' + "[" * depth + "]" * depth + "}"))
+            assert unread["problem"] == "the call cannot be read: it is nested too deeply"
     finally:
         chat.tokenizer.chat_template = kept
