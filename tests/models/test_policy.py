@@ -430,7 +430,7 @@ def test_sizes_of_models_with_other_names_for_them(tmp_path, kind):
     stored = load_file(tmp_path / "model.safetensors")
     save_file(stored | mask, tmp_path / "model.safetensors", metadata={"format": "pt"})
     assert model_shape(tmp_path) == {
-        "parameters": model.num_parameters(), "layers": 3, "hidden": 8, "intermediate": 24 if more else 32, "gates": 0,
+        "parameters": model.num_parameters(), "layers": 3, "dense_layers": 3, "hidden": 8, "intermediate": 24 if more else 32, "gates": 0,
         "query_width": 8, "kv_width": 8, "vocabulary": 64,
     }  # fmt: skip
     assert model_identity(tmp_path)["parameters"] == model.num_parameters()
