@@ -2210,7 +2210,9 @@ VIEW = [
         ("an empty view does not see that folders have runs", "pages.page_state(committed, doing, below)", 'pages.page_state(committed, doing, "")', f"{SERVED}that_ends_changes"),
         ("an empty view names no runs of folders", 'below = "" if paths else library.below()', 'below = ""', f"{SERVED}that_ends_changes"),
         ("any directory is a run of the view", "if name not in paths:", "if False:", f"{SERVED}only_runs_of_the_directory"),
-        ("a page asks again for what took too long", " else 504 if isinstance(error, LimitReached)", "", f"{SERVED}takes_too_long"),
+        ("a page asks again for what took too long", ", LimitReached: 504}", "}", f"{SERVED}takes_too_long"),
+        ("a page asks again for what is refused", ", rollouts.Refused: 400,", ",", f"{SERVED}bad_request"),
+        ("a page does not ask again for a part that was missing", "if isinstance(error, kind)), 503)", "if isinstance(error, kind)), 400)", f"{SERVED}broken_run_has"),
     ),
     Mutation("the list of the view reads all runs each time", "analysis/live/server.py", "pages.run_rows(paths, known), render", "pages.run_rows(paths), render", f"{SERVED}that_have_changed"),
     *mutations_of(

@@ -60,15 +60,18 @@ _LISTED = f"""
 """
 
 
+class Refused(RlvrError):
+    """A request asks for what there is not, or a parameter is wrong: it would be refused again."""
+
+
 class Databases:
     """Opened runs, kept for the next query over the same committed rollouts. Each is used by one thread at a time."""
 
     def __init__(self) -> None:
         self._idle: OrderedDict[tuple[Any, ...], list[tuple[Database, ExitStack]]] = OrderedDict()
         self._lock = threading.Lock()
-        self._kinds: dict[
-            str, tuple[set[str], set[tuple[Any, ...]]]
-        ] = {}  # run -> sums of the parts that were read, kinds
+        # Run -> sums of the parts that were read, kinds.
+        self._kinds: dict[str, tuple[set[str], set[tuple[Any, ...]]]] = {}
 
     def kinds(self, info: RunInfo) -> set[tuple[Any, ...]]:
         """The categories and kinds of failure in a run's rollouts. Only parts that were not there before are read: parts do not change."""
@@ -143,7 +146,9 @@ def page(databases: Databases, runs: Sequence[RunInfo], asked: Mapping[str, str]
         asked: the filters, each as JSON; reward, words, sort, down, first.
 
     Raises:
-        RlvrError: a parameter is not one of these, or the query took too long.
+        Refused: a parameter is not one of these.
+        LimitReached: the query took too long.
+        RlvrError: a part is missing or damaged.
     """
     total = sum(_places_of(runs).values())
     chosen = _of_filters(runs, _condition(asked)[1])
@@ -228,7 +233,7 @@ def group(databases: Databases, runs: Sequence[RunInfo], asked: Mapping[str, str
     sample = _value(asked, "sample_index")
     info = next((info for info in runs if info.id == where.run), None)
     if info is None:
-        raise RlvrError(f"There is no run {where.run!r} here.")
+        raise Refused(f"There is no run {where.run!r} here.")
     pieces, template = pieces_of(info), prompt_template(info.metadata)
     with open_runs([_rollouts_of(of_steps(info, {where.key[:3]}))], timeout_seconds=SECONDS) as database:
         rows = read_groups(database, [where])
@@ -271,11 +276,11 @@ def _condition(asked: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     parts = [f"{name} IS NOT DISTINCT FROM ${name}" for name in parameters]
     if reward := asked.get("reward", ""):
         if reward not in _REWARDS:
-            raise RlvrError(f"reward is {reward!r}.", f"It is one of: {', '.join(_REWARDS)}.")
+            raise Refused(f"reward is {reward!r}.", f"It is one of: {', '.join(_REWARDS)}.")
         parts.append(_REWARDS[reward])
     if words := asked.get("words", ""):
         if len(words) > MAX_WORDS:
-            raise RlvrError(f"The search has {len(words)} characters.", f"Search for {MAX_WORDS} at most.")
+            raise Refused(f"The search has {len(words)} characters.", f"Search for {MAX_WORDS} at most.")
         parts.append(_WORDS)
         parameters["words"] = storable(words)
     return " AND ".join(parts) or "true", parameters
@@ -299,7 +304,7 @@ def _order(asked: Mapping[str, str]) -> list[tuple[str, bool]]:
     if not sort:
         return list(_NEWEST)
     if sort not in _SORTS:
-        raise RlvrError(f"sort is {sort!r}.", f"It is one of: {', '.join(_SORTS)}.")
+        raise Refused(f"sort is {sort!r}.", f"It is one of: {', '.join(_SORTS)}.")
     return [(_SORTS[sort], asked.get("down") == "1"), *_NEWEST]
 
 
@@ -309,19 +314,19 @@ def _order_sql(order: Sequence[tuple[str, bool]], is_reversed: bool) -> str:
 
 
 def _value(asked: Mapping[str, str], name: str) -> str | int | None:
-    """The value of a column in a request. Raises RlvrError if it is missing or neither text, nor a whole number, nor null."""
+    """The value of a column in a request. Raises Refused if it is missing or neither text, nor a whole number, nor null."""
     try:
         value = json.loads(asked[name])
     except (KeyError, ValueError, RecursionError):
-        raise RlvrError(f"{name} is missing, or is not JSON.") from None
+        raise Refused(f"{name} is missing, or is not JSON.") from None
     if value is not None and (not isinstance(value, str | int) or isinstance(value, bool)):
-        raise RlvrError(f"{name} is neither text, nor a whole number, nor null.")
+        raise Refused(f"{name} is neither text, nor a whole number, nor null.")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise RlvrError(f"{name} is too large.")
+        raise Refused(f"{name} is too large.")
     return storable(value) if isinstance(value, str) else value
 
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 12):
-        raise RlvrError(f"first is {text!r}, not a whole number.")
+        raise Refused(f"first is {text!r}, not a whole number.")
     return int(text)
