@@ -162,8 +162,11 @@
     async function ask(what, parameters) {
       const query = new URLSearchParams(runs.map((run) => ["run", run]));
       for (const [name, data] of Object.entries(parameters)) query.set(name, data);
-      const answer = await fetch(`${what}?${query}`, { cache: "no-store" });
-      const body = await answer.json().catch(() => ({}));
+      const answer = await fetch(`${what}?${query}`, { cache: "no-store", signal: AbortSignal.timeout(60000) });
+      const body = await answer.json().catch((error) => {
+        if (answer.ok) throw error; // it was cut off
+        return {};
+      });
       if (!answer.ok) throw Object.assign(new Error(body.error ?? `The server answered ${answer.status}.`), { status: answer.status });
       return body;
     }
@@ -495,21 +498,25 @@
 
   // The rollout that is shown is the open one again, below the reason why another is not.
   function stay(reason) {
+    const alert = element("p", { class: "note", role: "alert" }, visible(reason));
     mark(unfolded);
-    if (unfolded) offerMoves();
-    detail.querySelector("[role=alert]")?.remove();
-    detail.prepend(element("p", { class: "note", role: "alert" }, visible(reason)));
+    if (unfolded) {
+      offerMoves();
+      detail.querySelector("[role=alert]")?.remove();
+      detail.prepend(alert);
+    } else detail.replaceChildren(alert, element("p", { class: "moves" }, close));
     reveal();
   }
 
   const moving = [["‹ previous", -1], ["next ›", 1]].map(([label, by]) =>
     ({ by, button: element("button", { type: "button", onclick: () => go(by) }, label) }));
 
+  const close = element("button", { type: "button", id: "close", onclick: () => shut() }, "close");
+
   const astray = element("span", { class: "note", role: "status" });
 
   function moves() {
     offerMoves();
-    const close = element("button", { type: "button", id: "close", onclick: () => shut() }, "close");
     return element("p", { class: "moves" }, moving.map(({ button }) => button), close, astray, element("a", { href: "#rollouts" }, "back to the list"));
   }
 
@@ -556,7 +563,7 @@
   }
 
   function shut() {
-    const line = [...body.children].find((other) => other.dataset.key === opened.key);
+    const line = [...body.children].find((other) => other.dataset.key === opened?.key);
     opened = unfolded = null;
     detail.replaceChildren();
     layout.classList.remove("open");

@@ -227,6 +227,12 @@ def test_one_list_is_asked_for_at_a_time_and_shown_unless_another_is_wanted(brow
     gate.is_closed = False
     page.settled()
     assert len(gate.asked) == 3
+    page.js("const timeout = AbortSignal.timeout.bind(AbortSignal); AbortSignal.timeout = (wait) => timeout(wait / 200)")
+    gate.is_closed = True
+    choose("")
+    page.until(lambda: "timed out" in page.text(".status"))
+    gate.is_closed = False
+    page.until(lambda: page.text(".status") == "1 to 12 of 12 rollouts")
 
 
 @pytest.mark.slow
@@ -279,6 +285,12 @@ def test_a_rollout_that_cannot_be_opened_leaves_the_one_that_is_shown(browser, s
     refuse(3, "*/group?*")
     page.until(lambda: page.all("#rollout [role=alert]"))
     assert current() == []
+    page.one("#close").click()
+    assert page.one("#rollout").text == ""
+    assert not page.all(".layout.open")
+    for _ in range(2):
+        refuse(3, "*/group?*")
+        page.until(lambda: page.all("#rollout [role=alert]"))
     block()
     page.open(0)
     assert not page.all("#rollout [role=alert]")
