@@ -289,8 +289,13 @@ def names_of(host: str) -> list[str]:
     return ["localhost", host, socket.gethostname(), socket.getfqdn()]
 
 
-def serve(app: ASGIApp, listener: socket.socket, *, started: Callable[[], None]) -> None:
-    """Answer requests until Ctrl-C, or another signal to stop. With answers that then need more than 2 s the process is left."""
+def serve(app: ASGIApp, listener: socket.socket, *, started: Callable[[], None], has_process: bool) -> None:
+    """Answer requests until Ctrl-C, or another signal to stop.
+
+    Args:
+        started: called when requests are answered.
+        has_process: whether the process does nothing else: with answers that then need more than 2 s it is left.
+    """
     are_given_up = False
 
     async def answering(scope: Scope, receive: Receive, send: Send) -> None:
@@ -312,15 +317,6 @@ def serve(app: ASGIApp, listener: socket.socket, *, started: Callable[[], None])
     )
     server = uvicorn.Server(config)
 
-    def stop(number: int, frame: object) -> None:
-        """Ask the server to stop: an exception here would end the answer that is being given, and not the server."""
-        server.should_exit = True
-
-    logging.getLogger("uvicorn.error").addFilter(lambda record: not server.should_exit)  # of answers that are given up
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, stop)
-
     async def run() -> None:
         task = asyncio.ensure_future(server.serve(sockets=[listener]))
         while not server.started and not task.done():
@@ -329,6 +325,31 @@ def serve(app: ASGIApp, listener: socket.socket, *, started: Callable[[], None])
             started()
         await task
 
-    asyncio.run(run())  # uvicorn raises the signals that it has received again at the end
-    if are_given_up:
-        process.leave(0)
+    with _ended_by_signals(server):
+        asyncio.run(run())  # uvicorn raises the signals that it has received again at the end
+        if are_given_up and has_process:
+            process.leave(0)
+
+
+@contextmanager
+def _ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
+    """Have signals to stop end the server, without a word of the answers that are given up; afterwards they do what they did."""
+
+    def stop(number: int, frame: object) -> None:
+        """Ask the server to stop: an exception here would end the answer that is being given, and not the server."""
+        server.should_exit = True
+
+    def is_said(record: logging.LogRecord) -> bool:
+        return not server.should_exit
+
+    log, previous = logging.getLogger("uvicorn.error"), {}
+    log.addFilter(is_said)
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                previous[number] = signal.signal(number, stop)
+        yield
+    finally:
+        log.removeFilter(is_said)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

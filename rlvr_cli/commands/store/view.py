@@ -35,8 +35,8 @@ def run(config: ViewConfig) -> None:
     token = secrets.token_urlsafe(32) if config.token else ""
     name = config.host if config.host not in ("0.0.0.0", "::") else names_of(config.host)[2]
     address = f"http://{f'[{name}]' if ':' in name else name}:{port}/{f'?token={token}' if token else ''}"
-    # A query of ours has DuckDB's own limits. Those of `process` would end the whole server.
-    process.limits_apply = False
+    # A query of ours has DuckDB's own limits. Those of `process`, which apply where `rlvr` was called, would end the whole server.
+    has_process, process.limits_apply = process.limits_apply, False
 
     def started() -> None:
         console.print_text(address)
@@ -46,7 +46,7 @@ def run(config: ViewConfig) -> None:
 
     hosts, cookie = names_of(config.host), f"rlvr-view-{port}"  # cookies are not kept apart by port
     with listener, open_app(library, token=token, hosts=hosts, cookie=cookie) as app:
-        serve(app, listener, started=started)
+        serve(app, listener, started=started, has_process=has_process)
 
 
 def named_runs(config: ViewConfig) -> tuple[Path | str | None, list[Path]]:

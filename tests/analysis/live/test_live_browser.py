@@ -227,7 +227,9 @@ def test_one_list_is_asked_for_at_a_time_and_shown_unless_another_is_wanted(brow
     gate.is_closed = False
     page.settled()
     assert len(gate.asked) == 3
-    page.js("const timeout = AbortSignal.timeout.bind(AbortSignal); AbortSignal.timeout = (wait) => timeout(wait / 200)")
+    page.js(
+        "const timeout = AbortSignal.timeout.bind(AbortSignal); AbortSignal.timeout = (wait) => timeout(wait / 200)"
+    )
     gate.is_closed = True
     choose("")
     page.until(lambda: "timed out" in page.text(".status"))

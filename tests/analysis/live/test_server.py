@@ -804,9 +804,9 @@ def test_databases_are_lent_again_only_for_the_same_rollouts(root):
 @pytest.mark.parametrize(
     "number", [signal.SIGHUP, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGTERM))]
 )
-def test_a_signal_in_the_middle_of_an_answer_ends_the_server_after_it(number):
+def test_a_signal_in_the_middle_of_an_answer_ends_the_server_after_it_and_a_script_goes_on(number):
     script = f"""
-import os, signal, threading, urllib.request
+import asyncio, logging, signal, socket, threading, urllib.request
 from rlvr_cli.analysis.live.server import listen, serve
 
 signal.signal({number:d}, signal.default_int_handler)
@@ -819,11 +819,23 @@ async def app(scope, receive, send):
 listener = listen("127.0.0.1", 0)
 address = f"http://127.0.0.1:{{listener.getsockname()[1]}}"
 ask = threading.Thread(target=lambda: print(urllib.request.urlopen(address, timeout=30).read().decode()))
-serve(app, listener, started=ask.start)
+serve(app, listener, started=ask.start, has_process=False)
 ask.join()
+print(signal.getsignal({number:d}) is signal.default_int_handler, logging.getLogger("uvicorn.error").filters)
+
+async def endless(scope, receive, send):
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+    await asyncio.sleep(3600)
+
+listener = listen("127.0.0.1", 0)
+client = socket.create_connection(listener.getsockname())
+client.sendall(b"GET / HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
+serve(endless, listener, started=lambda: None, has_process=False)
+print("goes on")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "whole\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "whole\nTrue []\ngoes on\n", "")
 
 
 def test_an_answer_that_does_not_end_is_given_up_quietly_at_the_second_ctrl_c(tmp_path):
@@ -851,7 +863,7 @@ async def app(scope, receive, send):
 listener = listen("127.0.0.1", 0)
 client = socket.create_connection(listener.getsockname())
 client.sendall(b"GET / HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
-serve(app, listener, started=lambda: print("started", flush=True))
+serve(app, listener, started=lambda: print("started", flush=True), has_process=True)
 """
     command, env = [sys.executable, "-c", script], {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
