@@ -1723,6 +1723,7 @@ EPISODES = [
     ),
     Mutation("what a worker imports is collected", "parallel/child.py", "    with importing():\n        function = resolve_name(entry)", "    function = resolve_name(entry)", "tests/parallel/test_worker.py -k never_collected"),
     Mutation("what an engine imports is collected", "samplers/open.py", " in sys.modules else importing():", " in sys.modules else nullcontext():", "tests/test_process.py -k never_collected"),
+    Mutation("what is interrupted beside a thread leaves its temporary folders", "cli.py", "process.leave(130)", "os._exit(130)", "tests/test_process.py -k beside_a_thread"),
     Mutation("what a command imports is collected", "cli.py", "process.left_on_interrupt(), process.importing():", "process.left_on_interrupt():", "tests/test_process.py -k never_collected"),
     Mutation("with a model on the CPU freed memory goes back to the system", "models/load.py", "        keep_freed_memory()\n", "        pass\n", "tests/models/test_policy.py -k is_freed"),
     *mutations_of(

@@ -141,6 +141,31 @@ def test_what_a_query_that_is_given_up_had_on_disk_is_removed(tmp_path):
     assert not folder.exists()
 
 
+def test_what_is_interrupted_beside_a_thread_that_goes_on_is_left_without_its_temporary_folders(tmp_path):
+    folder = tmp_path / "spill"
+    folder.mkdir()
+    os.mkfifo(tmp_path / "c.toml")
+    code = """
+import os, pathlib, signal, sys, threading, time
+from rlvr_cli.cli import main
+from rlvr_cli.process import removed_if_given_up
+
+def interrupt():
+    with open("c.toml", "w"):  # main reads it now
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+threading.Thread(target=interrupt).start()
+sys.argv = ["rlvr", "eval", "--config", "c.toml"]
+with removed_if_given_up(pathlib.Path("spill")):
+    main()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=30)
+    assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize(("work", "status"), [("time.sleep(0.5)", 0), ("\n      while True: pass", 1)])
 def test_a_limit_on_what_is_computed_counts_no_waiting(work, status):
     code = (
