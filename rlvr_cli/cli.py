@@ -348,8 +348,9 @@ def main() -> None:
     except (Interrupted, KeyboardInterrupt) as e:
         print(f"interrupted{f': {printable(str(e))}' if str(e) else ''}", file=sys.stderr, flush=True)
         if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+            # One that cannot be stopped, such as in a verifier of the user's: Python would wait for it.
             streams.flush()
-            process.leave(130)  # one that cannot be stopped, such as in a verifier of the user's: Python would wait for it
+            process.leave(130)
         sys.exit(130)
     except BrokenPipeError:
         streams.discard()  # the reader closed the pipe
