@@ -1382,6 +1382,7 @@ MATHEMATICS = [
     Mutation("compare of two arms does not say what limits it", "commands/store/analyzing/compared.py", '[of_two.verdict, *notes_of({"B": of_two}, baseline="A")]', "[of_two.verdict]", "tests/commands/store/test_analyze.py -k left_out"),
     Mutation("the page of two runs does not say what limits them", "analysis/live/pages.py", ', *notes_of({"B": found}, baseline="A"))', ",)", "tests/analysis/live/test_server.py -k limits_a"),
     Mutation("evaluations of a sweep are told of training", "commands/sweep.py", ", command=experiment.command), *others", "), *others", "tests/commands/test_results.py -k limits"),
+    Mutation("runs that have ended use servers", "commands/sweep.py", "for job in sweep.jobs if sweep.status_of(job) not in ENDED]", "for job in sweep.jobs]", "tests/commands/test_sweep.py -k give_no_server"),
     Mutation("the best of arms without evaluations are the baseline", "commands/sweep.py", "        sweep.check_evaluated()\n", "", "tests/sweeps/test_stage.py"),
     Mutation("runs without evaluations have no report", "analysis/statistics/sweep_table.py", "        except RlvrError as error:\n            others", "        except KeyError as error:\n            others", "tests/commands/test_results.py -k never_evaluated"),
     *mutations_of(

@@ -132,8 +132,8 @@ def reached_by(sweep: Sweep) -> dict[str, float]:
 
 
 def slots_of(sweep: Sweep, config: SweepConfig) -> list[Slot]:
-    """Where its runs are made; of a cluster, it is said. Raises RlvrError if a run wants more than it would get."""
-    configs = [job.config for job in sweep.jobs]
+    """Where its runs are made that are left; of a cluster, it is said. Raises RlvrError if one wants more than it would get."""
+    configs = [job.config for job in sweep.jobs if sweep.status_of(job) not in ENDED]
     if not config.cluster:
         return slots_here(config.jobs, [device for device in config.devices.split(",") if device], configs)
     slots, who = slots_on(config.cluster, config.jobs, configs)

@@ -274,6 +274,15 @@ def test_runs_that_others_made_are_this_sweeps_only_with_its_options(sweep, emit
             sweep("grpo_baselines", "--group-size", "2", seeds="0", **flags)
 
 
+def test_runs_that_have_ended_give_no_server_their_weights(sweep, emitted, tmp_path):
+    words = ("grpo_baselines", "--sampler-urls", "http://127.0.0.1:9")
+    emitted(*words[1:])
+    assert "finished" in sweep(*words, seeds="0", jobs=2, dry_run=True).out
+    with pytest.raises(RlvrError, match="while another run would sample with it") as raised:
+        sweep(*words, seeds="0,1", jobs=2, dry_run=True)
+    assert "servers of its own (one seed per arm)" in raised.value.hint
+
+
 def test_a_config_file_that_has_changed_is_other_options(sweep, emitted, tmp_path):
     file = tmp_path / "my.toml"
     file.write_text("learning_rate = 1e-5\n")
