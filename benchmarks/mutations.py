@@ -965,6 +965,8 @@ MATHEMATICS = [
         ("layers that are computed again cast their inputs", ", again=self._own_casts", "", "tests/models/test_adapter.py -k inputs_of_adapted", "lora_rank"),
         ("peft chooses the layers of an adapter", "target_modules=_linear_layers(model)", 'target_modules="all-linear"', "tests/models/test_adapter.py -k mixture"),
         ("an adapter is on layers that peft takes for experts", "return sorted(read_by_peft.target_modules)", "return sorted(names)", "tests/models/test_adapter.py -k mixture"),
+        ("routers that are linear layers by class get an adapter", "return type(module) in (nn.Linear, Conv1D)", "return isinstance(module, (nn.Linear, Conv1D))", "tests/models/test_adapter.py -k nearly_linear"),
+        ("Falcon gets no adapter", ' or type(module).__name__ == "FalconLinear"', "", "tests/models/test_adapter.py -k nearly_linear"),
         ("an adapter's files differ from process to process", "config.target_modules = sorted(config.target_modules)", "config.target_modules = list(config.target_modules)", "tests/models/test_adapter.py -k save_and_load"),
     ),
     *mutations_of(

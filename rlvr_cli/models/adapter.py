@@ -253,7 +253,7 @@ def add_adapter(model: PreTrainedModel, lora: Lora | None, *, directory: Path | 
 
 
 def _linear_layers(model: PreTrainedModel) -> list[str]:
-    """Return the names of the linear layers that get an adapter: all but the head.
+    """Return the names of the linear layers that get an adapter: all but the head, and but routers and others that subclass them.
 
     In some mixtures of experts, peft takes names such as gate_proj for those of experts, which are one tensor: layers with these
     names get none, since peft would adapt that tensor instead.
@@ -261,13 +261,18 @@ def _linear_layers(model: PreTrainedModel) -> list[str]:
     from peft import LoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
-    head, linear = model.get_output_embeddings(), (nn.Linear, Conv1D)
-    names = [name for name, module in model.named_modules() if isinstance(module, linear) and module is not head]
+    head = model.get_output_embeddings()
+    names = [name for name, module in model.named_modules() if _is_linear(module) and module is not head]
     read_by_peft = LoraConfig(target_modules=names)
     convert_peft_config_for_transformers(read_by_peft, model, None)
     if not read_by_peft.target_modules:
         raise RlvrError(f"{type(model).__name__} has no linear layers for a LoRA adapter.", _WITHOUT)
     return sorted(read_by_peft.target_modules)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Whether a module computes what its class says: subclasses may return more, or take the weight in parts. Falcon's does not."""
+    return type(module) in (nn.Linear, Conv1D) or type(module).__name__ == "FalconLinear"
 
 
 def _low_rank(layer: Any) -> LowRank:

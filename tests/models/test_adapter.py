@@ -12,10 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     MambaConfig,
     MambaForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3MoeConfig,
@@ -474,6 +478,22 @@ def test_a_mixture_of_experts_has_its_adapter_beside_the_experts(tiny_tokenizer,
     assert log_probs_of(load_policy(tmp_path / "adapter")).equal(moved)
     policy.save(tmp_path / "merged", merged=True)
     torch.testing.assert_close(log_probs_of(load_policy(tmp_path / "merged")), moved, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "adapted"),
+    [
+        (PhimoeForCausalLM, PhimoeConfig(num_key_value_heads=1, num_local_experts=2, intermediate_size=8), 4),
+        (FalconForCausalLM, FalconConfig(), 4),
+    ],
+)
+def test_of_the_layers_that_are_nearly_linear_those_of_falcon_are_adapted(model, config, adapted):
+    """The router of a Phi-MoE is an `nn.Linear` by its class, and returns a tuple."""
+    config.update(dict(vocab_size=41, hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
+    made = model(config)
+    add_adapter(made, LORA)
+    assert sum(".lora_A." in name for name in made.state_dict()) == adapted
+    assert made(torch.tensor([[1, 2, 3]])).logits.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
