@@ -2627,6 +2627,7 @@ CLUSTER = [
         ("what could not be sent is forgotten", "            self._unsent.append(name)\n", "", f"{WORK} a_sweep_is"),
     ),
     Mutation("a teacher in object storage is looked for on this machine", "training/parallel/replica.py", "model_path(own.loaded_teacher)", "own.loaded_teacher", f"{WORK} teacher_is_that"),
+    Mutation("a Doge without experts is a mixture", "models/identity.py", 'getattr(config, "is_moe", True)', "True", "tests/models/test_policy.py -k other_names"),
     Mutation("each MLP has a gate", "models/identity.py", 'int(any("gate" in name for name in shapes))', "1", "tests/models/test_policy.py -k other_names"),
     Mutation("stored masks count as parameters", "models/identity.py", " if shape[:2] != [1, 1]", "", "tests/models/test_policy.py -k other_names"),
     Mutation("a second copy of weights counts", "models/identity.py", "for path in weight_files(directory):", 'for path in directory.glob("*.safetensors"):', "tests/models/test_policy.py -k identity"),

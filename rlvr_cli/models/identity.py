@@ -99,6 +99,7 @@ def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
                 directory, local_files_only=True, trust_remote_code=False
             ).get_text_config()
         mixture = any(getattr(config, name, None) not in (None, 0, 1) for name in _EXPERTS)
+        mixture &= getattr(config, "is_moe", True)  # a Doge's config has a number of experts also where there are none
 
         def size(name: str) -> int | None:
             return getattr(config, name, None)

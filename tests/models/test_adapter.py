@@ -468,7 +468,7 @@ def test_a_mixture_of_experts_has_its_adapter_beside_the_experts(tiny_tokenizer,
     adapted = {name.partition(".lora_")[0].rpartition(".")[2] for name in policy.weights()}
     assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj"}
     trained = sum(p.numel() for p in policy.trainable_parameters().values())
-    assert f"the head and the experts: {trained:,} parameters" in adapter_line(
+    assert f"on the attention, and on MLPs whose names no expert has: about {trained:,} parameters" in adapter_line(
         SftConfig(lora_rank=4), model_shape(base)
     )
     train(policy, updates=1)

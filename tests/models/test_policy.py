@@ -17,6 +17,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
     BertConfig,
+    DogeForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GenerationConfig,
@@ -419,19 +420,19 @@ def test_identity_of_weights_in_several_files(tiny_model, tiny_tokenizer, tmp_pa
     assert all(p.equal(q) for p, q in zip(model.parameters(), tiny_model.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("kind", [GPT2LMHeadModel, GPTNeoXForCausalLM])
+@pytest.mark.parametrize("kind", [GPT2LMHeadModel, GPTNeoXForCausalLM, DogeForCausalLM])
 def test_sizes_of_models_with_other_names_for_them(tmp_path, kind):
-    """The files of older versions of transformers hold masks of attention beside the parameters."""
+    """The files of older versions of transformers hold masks of attention beside the parameters. A Doge may have no experts."""
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 3, "vocab_size": 64}
-    more = {"intermediate_size": 24} if kind is GPTNeoXForCausalLM else {}
+    more = {"intermediate_size": 24} if kind is not GPT2LMHeadModel else {}
     model = kind(kind.config_class(**sizes, **more))
     mask = {"h.0.attention.bias": torch.ones(1, 1, 16, 16)}
     model.save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     save_file(stored | mask, tmp_path / "model.safetensors", metadata={"format": "pt"})
     assert model_shape(tmp_path) == {
-        "parameters": model.num_parameters(), "layers": 3, "dense_layers": 3, "hidden": 8, "intermediate": 24 if more else 32, "gates": 0,
-        "query_width": 8, "kv_width": 8, "vocabulary": 64,
+        "parameters": model.num_parameters(), "layers": 3, "hidden": 8, "intermediate": 24 if more else 32,
+        "gates": int(kind is DogeForCausalLM), "dense_layers": 3, "query_width": 8, "kv_width": 8, "vocabulary": 64,
     }  # fmt: skip
     assert model_identity(tmp_path)["parameters"] == model.num_parameters()
 

@@ -197,7 +197,7 @@ def compute_dtype(config: TrainingConfig, device: str) -> torch.dtype:
 def adapter_parameters(shape: Mapping[str, int], rank: int) -> int:
     """Return the parameters of a LoRA adapter of all linear layers but the head: a Llama's, as `model_shape` describes it.
 
-    Of a mixture of experts, those of its attention.
+    Of a mixture of experts, those of an attention like a Llama's: about as many as there are.
     """
     hidden, intermediate, kv = shape["hidden"], shape["intermediate"], shape["kv_width"]
     query = shape.get("query_width", hidden)

@@ -86,13 +86,15 @@ def micro_batches_line(config: TrainingConfig, memory: MemoryPlan) -> str:
 
 def adapter_line(config: TrainingConfig, shape: Mapping[str, int] | None) -> str:
     """The LoRA adapter on one line of the plan."""
-    without, share = "the head", ""
+    layers, share = "all linear layers but the head", ""
     if shape:
-        without += "" if shape["dense_layers"] else " and the experts"
+        about = ""
+        if not shape["dense_layers"]:
+            layers, about = "the attention, and on MLPs whose names no expert has", "about "
         trained = adapter_parameters(shape, config.lora_rank)
-        share = f": {trained:,} parameters, {trained / shape['parameters']:.1%} of the model's"
+        share = f": {about}{trained:,} parameters, {trained / shape['parameters']:.1%} of the model's"
     return (
-        f"LoRA of rank {config.lora_rank}, alpha {config.lora_alpha}, on all linear layers but {without}{share}; "
+        f"LoRA of rank {config.lora_rank}, alpha {config.lora_alpha}, on {layers}{share}; "
         "its learning rate is usually about 10 times that of full fine-tuning"
     )
 
