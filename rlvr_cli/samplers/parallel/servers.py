@@ -364,6 +364,7 @@ class _Server:
         """Raise RlvrError if the server does not serve the weights of `policy`."""
         self._vocabulary = min(policy.vocabulary_size, len(self._tokenizer))
         probe = take_probe(policy, self._probe())
+        other = ", which may be another run's, too: one run loads weights into a server at a time"
         verify_weights(
             probe,
             self._last_probe,
@@ -371,7 +372,7 @@ class _Server:
             precisions=[dtype_name(policy.dtype), *["bfloat16"] * (policy.device.type == "cuda")],
             version=version,
             served_version=served_version,
-            hint=f"This is {self.url}, which may be another run's, too: one run loads weights into a server at a time. {HOW_TO_START}",
+            hint=f"This is {self.url}{'' if self._adapter else other}. {HOW_TO_START}",
         )
         self._last_probe = probe
 

@@ -458,6 +458,7 @@ def test_a_server_that_keeps_its_old_adapter_or_takes_none_is_found(servers, pol
     with pytest.raises(RlvrError, match="does not serve the model's weights") as raised:
         sampler.load_weights(adapted(by=0.2), 2)
     assert servers[1].url in raised.value.hint
+    assert "another run" not in raised.value.hint, "adapters have names of their own"
     sampler.close()
     servers[0].takes_adapters = False
     with pytest.raises(RlvrError, match="load_lora_adapter answered 404") as raised:
