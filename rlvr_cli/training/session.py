@@ -182,7 +182,7 @@ def evaluation_engine(config: TrainingConfig, eval_dataset: Dataset | None) -> E
     if name is not None and config.engine != "vllm":
         raise RlvrError(
             f"{flag(name)} is of vLLM, which answers evaluations here only with --engine vllm.",
-            "Leave it out, or add --engine vllm.",
+            "Leave it out." if config.sampler_urls else "Leave it out, or add --engine vllm.",
         )
     if config.sampler_urls or config.engine == "vllm":
         return choose_engine(config.engine, base_url="", sampler_urls=config.sampler_urls)

@@ -375,8 +375,17 @@ def test_options_of_vllm_are_refused_without_it(tmp_path, option):
     problem = f"--{name.replace('_', '-')} is of vLLM, which answers evaluations here only with --engine vllm."
     flags = {"dataset": "arithmetic:8", "engine": "transformers", "runs_dir": str(tmp_path), **option}
     config = resolve(SftConfig, flags=flags, command="sft")
-    with pytest.raises(RlvrError, match=problem):
+    with pytest.raises(RlvrError, match=problem) as raised:
         sft.run(config)
+    assert raised.value.hint == "Leave it out, or add --engine vllm."
+
+
+def test_beside_servers_options_of_vllm_have_no_engine_to_add():
+    flags = {"eval_dataset": "arithmetic:8", "sampler_urls": "http://127.0.0.1:9", "max_model_len": 64}
+    config = resolve(SftConfig, flags=flags, command="sft")
+    with pytest.raises(RlvrError, match="--max-model-len is of vLLM") as raised:
+        evaluation_engine(config, load_eval_dataset(config))
+    assert raised.value.hint == "Leave it out."
 
 
 def test_auto_is_transformers_where_vllm_is_the_default_of_others(monkeypatch):
