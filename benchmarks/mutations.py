@@ -1112,6 +1112,7 @@ MATHEMATICS = [
         ("an evaluation of a training run's weights is not noted", "if model and (note := note_of_weights(urls)):", "if False and (note := \"\"):", "tests/samplers/parallel/test_servers.py -k noted"),
         ("servers that get weights are noted", "if model and (note :=", "if (note :=", "tests/samplers/parallel/test_servers.py -k noted"),
         ("a server that was started again is asked for the new version", "server.check_same()", "pass", "tests/samplers/parallel/test_servers.py -k after_it_got_weights"),
+        ("a server that was started again between two turns is asked on", "more=more and _AfterIdle(more, self.check_same)", "more=more", "tests/samplers/parallel/test_servers.py -k between_two_turns"),
         ("a server that was started again ends a run with an adapter", "except RlvrError:  # it has been started again", "except NotNow:  # it has been started again", "tests/samplers/parallel/test_servers.py -k gets_the_next"),
     ),
     *mutations_of(

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -250,7 +250,7 @@ class _Server:
         self, requests: Sequence[Request], params: SamplingParams, *, more: MoreRequests | None = None
     ) -> Generator[Completion]:
         """Answer every seed of every request, and of those that come; their `prompt_ids` are sampled from. Raises RlvrError."""
-        completions = self._sampler.sample(requests, params, more=more)
+        completions = self._sampler.sample(requests, params, more=more and _AfterIdle(more, self.check_same))
         try:
             for completion in completions:
                 self._check(completion)
@@ -412,6 +412,23 @@ class _Server:
                 raise odd_answer(self.url, f"{completion.num_tokens} tokens, and {PROBE_TOKENS} were asked for")
             answers.append(completion)
         return answers
+
+
+class _AfterIdle:
+    """What a server is asked as it comes (`types.MoreRequests`); it is checked when it had nothing to do: no request would fail.
+
+    Args:
+        check: raises an error.
+    """
+
+    def __init__(self, more: MoreRequests, check: Callable[[], None]) -> None:
+        self._more, self._check, self.notify = more, check, more.notify
+
+    def take(self, *, wait: bool) -> Sequence[Request]:
+        taken = self._more.take(wait=wait)
+        if wait and taken:
+            self._check()
+        return taken
 
 
 def odd_answer(url: str, what: str, *, hint: str = HOW_TO_START) -> RlvrError:

@@ -395,6 +395,25 @@ def test_a_server_that_was_started_again_after_it_got_weights_is_left_out(server
     assert list(sampler.members) == [servers[1].url]
 
 
+def test_a_server_that_was_started_again_between_two_turns_is_left_out(servers, policy):
+    def next_of(c: Completion) -> Request:
+        return Request("", (7,), prompt_ids=c.prompt_ids + (5, 9), after=(c.request_index, c.sample_index), max_tokens=4)
+
+    sampler, first = sampler_of(servers, policy), requests_of(policy)[:2]
+    sampler.load_weights(moved(policy), 1)
+    more, found = Following(first, next_of, turns=1), {}
+    for completion in sampler.sample(first, PARAMS, more=more):
+        found[completion.request_index, completion.sample_index] = completion
+        if len(found) == 4:  # both are idle
+            servers[0].restart()
+            for one in [*found.values()]:
+                more.add(one)
+    assert f"{servers[0].url} was started again" in sampler.notes[0]
+    alone = sampler.sample(more.asked, PARAMS)  # of the other one
+    assert len(found) == 8
+    assert {found[c.request_index, c.sample_index].token_ids == c.token_ids for c in alone} == {True}
+
+
 def test_log_probabilities_before_temperature_are_found(servers, policy):
     servers[1].raw_logprobs = True
     with pytest.raises(RlvrError, match="before temperature") as raised:
