@@ -1113,7 +1113,7 @@ MATHEMATICS = [
         ("servers that get weights are noted", "if model and (note :=", "if (note :=", "tests/samplers/parallel/test_servers.py -k noted"),
         ("a server that was started again is asked for the new version", "server.check_same()", "pass", "tests/samplers/parallel/test_servers.py -k after_it_got_weights"),
         ("a server that was started again between two turns is asked on", "more=more and _AfterIdle(more, self.check_same)", "more=more", "tests/samplers/parallel/test_servers.py -k between_two_turns"),
-        ("a server that was started again ends a run with an adapter", "except RlvrError:  # it has been started again", "except NotNow:  # it has been started again", "tests/samplers/parallel/test_servers.py -k gets_the_next"),
+        ("a server that was started again ends a run with an adapter", "except RlvrError:  # it has been started again", "except NoAnswer:  # it has been started again", "tests/samplers/parallel/test_servers.py -k gets_the_next"),
     ),
     *mutations_of(
         "samplers/served_teacher.py",
@@ -1640,7 +1640,7 @@ EPISODES = [
         ("an endpoint's text is its own", "yield as_every_engine(completion, self._tokenizer, params)", "yield completion", f"{TOKEN_ENDPOINT} text_is_that"),
     ),
     Mutation("what comes for an endpoint waits for all others", "samplers/token_endpoint.py", "params, more=more)", "params)", "tests/samplers/test_token_endpoint.py -k that_come"),
-    Mutation("what comes for servers waits for all others", "samplers/parallel/servers.py", "completions = self._sampler.sample(requests, params, more=more)", "completions = self._sampler.sample(requests, params)", "tests/samplers/parallel/test_servers.py -k asked_alone"),
+    Mutation("what comes for servers waits for all others", "samplers/parallel/servers.py", "params, more=more and _AfterIdle(more, self.check_same))", "params)", "tests/samplers/parallel/test_servers.py -k asked_alone"),
     Mutation("an endpoint that samples turns need not give token ids", "samplers/openai.py", "if not settings.episodes:", "if True:", "tests/commands/across/test_episodes_on_vllm.py -k at_an_endpoint"),
     Mutation("each call asks an endpoint alone first", "samplers/openai.py", "failed_in_a_row, self._knows_endpoint = 0, True", "failed_in_a_row = 0", "tests/samplers/test_openai.py -k once_it_has_answered"),
     Mutation("prompts are not checked before the first sample", "commands/eval.py", "for each in shared.datasets.values():", "for each in ():", "tests/commands/test_end_to_end.py -k does_not_fit"),

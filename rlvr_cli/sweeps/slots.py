@@ -66,7 +66,8 @@ def _check_servers(configs: Sequence[Any], *, at_once: int) -> None:
         if loads is not None and len(those) > 1:
             raise RlvrError(
                 f"{loads.run} gives the server {url} its weights while another run would sample with it: {at_once} run at a time.",
-                "Make one at a time (--jobs 1, without --devices), give each run servers of its own (one seed per arm), or train adapters (--lora-rank).",
+                "Make one at a time (--jobs 1, without --devices), give each run servers of its own (one seed per arm), or train "
+                "adapters (--lora-rank).",
             )
 
 

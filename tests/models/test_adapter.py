@@ -489,7 +489,7 @@ def test_a_mixture_of_experts_has_its_adapter_beside_the_experts(tiny_tokenizer,
 )
 def test_of_the_layers_that_are_nearly_linear_those_of_falcon_are_adapted(model, config, adapted):
     """The router of a Phi-MoE is an `nn.Linear` by its class, and returns a tuple."""
-    config.update(dict(vocab_size=41, hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
+    config.update({"vocab_size": 41, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2})
     made = model(config)
     add_adapter(made, LORA)
     assert sum(".lora_A." in name for name in made.state_dict()) == adapted

@@ -397,7 +397,9 @@ def test_a_server_that_was_started_again_after_it_got_weights_is_left_out(server
 
 def test_a_server_that_was_started_again_between_two_turns_is_left_out(servers, policy):
     def next_of(c: Completion) -> Request:
-        return Request("", (7,), prompt_ids=c.prompt_ids + (5, 9), after=(c.request_index, c.sample_index), max_tokens=4)
+        return Request(
+            "", (7,), prompt_ids=(*c.prompt_ids, 5, 9), after=(c.request_index, c.sample_index), max_tokens=4
+        )
 
     sampler, first = sampler_of(servers, policy), requests_of(policy)[:2]
     sampler.load_weights(moved(policy), 1)
