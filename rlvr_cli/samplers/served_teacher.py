@@ -15,7 +15,7 @@ from typing import Any
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.process import stoppable
 from rlvr_cli.samplers.openai import FRAME_BYTES, TOKEN_BYTES
-from rlvr_cli.samplers.parallel.servers import NoAnswer, NotNow, ask_server, note_of_weights, odd_answer
+from rlvr_cli.samplers.parallel.ask import NoAnswer, NotNow, ask_server, note_of_weights, odd_answer
 
 logger = logging.getLogger(__name__)
 

@@ -8,15 +8,12 @@ adapter goes the same way, under a name that no other version had, by which it i
 """
 
 import contextlib
-import http.client
 import json
 import os
 import queue
 import secrets
 import tempfile
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,8 +28,17 @@ from rlvr_cli.models.pretrained import follow_umask, load_tokenizer, rust_errors
 from rlvr_cli.process import stoppable
 from rlvr_cli.runs.storage.files import os_errors_as_user_errors
 from rlvr_cli.samplers.open import EngineSettings
-from rlvr_cli.samplers.openai import CHECK_SECONDS, FRAME_BYTES, WHOLE_DISTRIBUTION, OpenAISampler, TimedOut
+from rlvr_cli.samplers.openai import CHECK_SECONDS, WHOLE_DISTRIBUTION, OpenAISampler, TimedOut
 from rlvr_cli.samplers.openai_answer import Unreadable, error_message, read_answer
+from rlvr_cli.samplers.parallel.ask import (
+    HEALTH_SECONDS,
+    HOW_TO_START,
+    LOAD_SECONDS,
+    NoAnswer,
+    ask_server,
+    note_of_weights,
+    odd_answer,
+)
 from rlvr_cli.samplers.parallel.several import OfAll, SeveralSamplers
 from rlvr_cli.samplers.stop_strings import as_every_engine, continued, prompt_token_ids
 from rlvr_cli.samplers.vllm import check_temperature
@@ -43,27 +49,12 @@ from rlvr_cli.types import Completion, MoreRequests, Request, SamplingParams
 if TYPE_CHECKING:
     from rlvr_cli.models.policy import Policy
 
-HOW_TO_START = (
-    "Start each with VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs; for --lora-rank RANK also with "
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora --max-lora-rank RANK: see docs/engines.md."
-)
 WHERE_TO_WRITE = "Free some space there, or name another directory, which the servers see too, with --weights-dir."
 CONCURRENCY = 256  # requests that a server is asked at once: vLLM batches them
 PROBE_PROMPTS, PROBE_LENGTH, PROBE_TOKENS = 4, 16, 8
-HEALTH_SECONDS = 30.0  # in which a server must say that its engine lives
 MISSED = 2  # times in a row that it does not: then it is not waited for any longer
-LOAD_SECONDS = 600.0  # in which a server must have loaded new weights
 CLOSE_SECONDS = 5.0  # in which it must have forgotten an adapter
-_NOT_NOW = (408, 429, 502, 503, 504)  # statuses of what passes
 _COLD = 0.01  # a temperature at which nearly every token has log-probability 0 in the distribution sampled from
-
-
-class NoAnswer(RlvrError):
-    """A server is not there; the others may be."""
-
-
-class NotNow(RlvrError):
-    """A server, or what is in front of it, cannot answer at the moment."""
 
 
 class ServersSampler(SeveralSamplers["_Server"]):
@@ -431,74 +422,12 @@ class _AfterIdle:
         return taken
 
 
-def odd_answer(url: str, what: str, *, hint: str = HOW_TO_START) -> RlvrError:
-    return RlvrError(f"The server at {url} gave an odd answer: {printable(what, keep='')}.", hint)
-
-
 def _field(said: Any, url: str, name: str, kind: type) -> Any:
     """Return a field of what a server said. Raises RlvrError if it has none of this type."""
     value = said.get(name) if isinstance(said, dict) else None
     if not isinstance(value, kind):
         raise odd_answer(url, f"no {name} in {error_message(json.dumps(said))}")
     return value
-
-
-def ask_server(
-    method: str,
-    url: str,
-    body: dict[str, Any] | None,
-    *,
-    seconds: float = LOAD_SECONDS,
-    limit: int = FRAME_BYTES,
-    hint: str = HOW_TO_START,
-) -> str:
-    """Return the body of a server's answer.
-
-    Args:
-        seconds: in which it must answer.
-        limit: the most bytes of an answer.
-        hint: of the errors.
-
-    Raises:
-        NoAnswer: there is none.
-        NotNow: a status says that there may be one later.
-        RlvrError: another status than 200, or an answer without end.
-    """
-    data = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"}
-    try:
-        asked = urllib.request.Request(url, data=data, headers=headers, method=method)
-        with urllib.request.urlopen(asked, timeout=seconds) as response:
-            said = response.read(limit + 1)
-    except urllib.error.HTTPError as error:
-        why = " ".join(error.read(2000).decode(errors="replace").split())
-        kind = NotNow if error.code in _NOT_NOW else RlvrError
-        raise kind(f"{url} answered {error.code}: {printable(why, keep='')}", hint) from error
-    except (OSError, http.client.HTTPException) as error:
-        raise NoAnswer(f"The server at {url} does not answer: {error}", hint) from error
-    if len(said) > limit:
-        raise odd_answer(url, f"more than {limit} bytes", hint=hint)
-    return said.decode(errors="replace")
-
-
-def note_of_weights(urls: Sequence[str]) -> str:
-    """What to say of servers from which a model is asked that they were not given; empty: nobody can have given them another."""
-
-    def takes_weights(url: str) -> bool:
-        try:
-            ask_server(
-                "GET", f"{url}/collective_rpc", None, seconds=HEALTH_SECONDS
-            )  # it takes POST alone, and does nothing
-        except RlvrError as error:
-            return isinstance(error.__cause__, urllib.error.HTTPError) and error.__cause__.code == 405
-        return False
-
-    if not (those := [url for url in urls if takes_weights(url)]):
-        return ""
-    return (
-        f"{', '.join(those)} takes new weights: if a training run has used it since it was started, it answers with the weights of that run. "
-        "Then start it again first."
-    )
 
 
 def open_engine(settings: EngineSettings) -> ServersSampler:
