@@ -355,7 +355,7 @@ def main() -> None:
     except BrokenPipeError:
         streams.discard()  # the reader closed the pipe
         sys.exit(0)
-    except Exception as e:
+    except Exception as e:  # libraries say in errors of any kind that memory or threads are short
         if (short := short_of_resources(e)) is not None:
             fail(short.problem, short.hint, status=1)
         if not isinstance(e, OSError) or e.filename is None or e.errno is None:
