@@ -77,10 +77,8 @@ def note_of_weights(urls: Sequence[str]) -> str:
     """What to say of servers from which a model is asked that they were not given; empty: nobody can have given them another."""
 
     def takes_weights(url: str) -> bool:
-        try:
-            ask_server(
-                "GET", f"{url}/collective_rpc", None, seconds=HEALTH_SECONDS
-            )  # it takes POST alone, and does nothing
+        try:  # what takes POST alone does nothing, and says 405
+            ask_server("GET", f"{url}/collective_rpc", None, seconds=HEALTH_SECONDS)
         except RlvrError as error:
             return isinstance(error.__cause__, urllib.error.HTTPError) and error.__cause__.code == 405
         return False
