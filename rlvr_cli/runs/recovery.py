@@ -48,8 +48,12 @@ def remove_unmade(root: Path) -> None:
 
 def _was_killed(directory: Path) -> bool:
     """Whether the process that had the lock ended without giving it back. One that has yet to take it has written nothing there."""
-    try:
-        return (directory / LOCK).stat().st_size > 0 and not is_locked(directory)
+
+    def names_a_holder() -> bool:
+        return (directory / LOCK).stat().st_size > 0
+
+    try:  # one that gives it back empties the file first: looked at again, it names nobody
+        return names_a_holder() and not is_locked(directory) and names_a_holder()
     except OSError:
         return False
 

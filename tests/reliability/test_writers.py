@@ -76,7 +76,7 @@ def assert_one_winner(racers: list[subprocess.Popen], root: Path, *, rounds: int
     for number in range(rounds):
         answers = race(racers, f"create run-{number}")
         assert sorted(a.split()[0] for a in answers.values()) == ["lost"] * (len(racers) - 1) + ["won"]
-        assert all("exists already" in a for a in answers.values() if a != "won")
+        assert all("exists already" in a for a in answers.values() if a != "won"), answers
         answers = race(racers, f"resume run-{number}")
         assert sorted(a.split()[0] for a in answers.values()) == ["lost"] * (len(racers) - 1) + ["won"]
         winner = next(pid for pid, a in answers.items() if a == "won")

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from rlvr_cli.runs.readers import (
     read_rollouts,
     read_run,
 )
+from rlvr_cli.runs.recovery import remove_unmade
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.runs.storage.files import atomic_write
 from rlvr_cli.types import SCHEMA_VERSION
@@ -414,6 +416,27 @@ def test_directories_of_runs_that_were_killed_as_they_were_made_are_removed(tmp_
     lock.release()
     RunDir.create(tmp_path, "eval", name="r2", metadata={}).close()
     assert (tmp_path / locked).exists()  # given back: its process removes it, or makes it the run
+
+
+def test_a_process_that_gives_a_directory_back_is_not_taken_for_a_killed_one(tmp_path: Path):
+    """Another one looks at that moment, again and again: it would remove the directory under its hands."""
+    ended = threading.Event()
+
+    def create() -> None:
+        while not ended.is_set():
+            remove_unmade(tmp_path)
+
+    other = threading.Thread(target=create)
+    other.start()
+    try:
+        for number in range(300):
+            directory = tmp_path / f".r.1-{number:08x}.tmp"
+            directory.mkdir()
+            Lock(directory).release()
+            shutil.rmtree(directory)  # raises if something in it is gone
+    finally:
+        ended.set()
+        other.join()
 
 
 @pytest.mark.parametrize("point", ["write", "write.torn", "rename"])
