@@ -236,8 +236,8 @@ def open_app(
             infos = read_named(library.chosen(request.query_params))
             return JSONResponse(answer(databases, infos, request.query_params))
         except RlvrError as error:
-            kinds = {Unknown: 404, rollouts.Refused: 400, LimitReached: 504}
-            status = next((kinds[kind] for kind in kinds if isinstance(error, kind)), 503)
+            statuses = {Unknown: 404, rollouts.Refused: 400, LimitReached: 504}
+            status = next((status for kind, status in statuses.items() if isinstance(error, kind)), 503)
             return JSONResponse({"error": f"{error.problem} {error.hint}".strip()}, status)
 
     answers = {"facets": rollouts.facets, "rollouts": rollouts.page, "group": rollouts.group, "places": rollouts.places}

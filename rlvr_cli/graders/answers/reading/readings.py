@@ -47,15 +47,17 @@ def _with_separators(text: str) -> str:
 
 
 def _is_computed(lines: Sequence[str], names: Sequence[str]) -> bool:
-    r"""Whether an equation computes with those before: with a name (`A = \pi r^2`, `S = ab`), or the last one with all values (`S = 5 + 6 = 11`)."""
+    r"""Whether an equation computes with those before: with a name (`A = \pi r^2`, `S = ab`), or the last one with two values or more
+    (`S = 5 + 6 = 11`): with one, as in `x = 2` and `y = 12/2 = 6`, it may be by chance.
+    """
     values = [line.partition("=")[2] for line in lines]
     letters = "".join(name for name in names if len(name) == 1)
     before = [re.escape(name) for name in names] + ([f"[{letters}]+"] if letters else [])
-    uses = re.compile(rf"(?<![A-Za-z\\])(?:{'|'.join(before)})(?![A-Za-z])")
-    if any(uses.search(value) for value in values[1:]):
+    if any(re.search(rf"(?<![A-Za-z\\])(?:{'|'.join(before)})(?![A-Za-z])", value) for value in values[1:]):
         return True
-    *_, sum_of, result = ["", *values[-1].split("=")]
-    return bool(result) and all(value.strip(" $.,;") in sum_of for value in values[:-1])
+    computation, has_result, _ = values[-1].rpartition("=")
+    holds = (re.search(rf"(?<!\w){re.escape(value.strip(' $.,;'))}(?!\w)", computation) for value in values[:-1])
+    return bool(has_result) and len(values) > 2 and all(holds)
 
 
 def _tokens(text: str) -> Tokens:
