@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pages import limited_memory
 from rlvr_cli.data import files
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.errors import RlvrError
@@ -347,3 +348,12 @@ def test_a_flipped_byte_in_a_checksummed_parquet_page_is_found(tmp_path):
     content[content.index(b"question 77")] ^= 1
     path.write_bytes(content)
     assert "checksum" in problem(str(path)).problem.lower()
+
+
+def test_short_memory_is_not_called_an_unreadable_file(tmp_path):
+    with (tmp_path / "p.parquet").open("wb") as file:
+        file.write(b"PAR1")
+        file.seek(1 << 31)
+        file.write(((1 << 31) - 4).to_bytes(4, "little") + b"PAR1")  # the length of its footer
+    with limited_memory(1 << 28), pytest.raises(RlvrError, match="refused memory or a thread"):
+        list(files.file_rows(tmp_path / "p.parquet", like=""))
