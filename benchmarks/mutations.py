@@ -1187,6 +1187,7 @@ MATHEMATICS = [
         ("an option of an endpoint is taken without one", "(bool(config.base_url), \"--base-url\")", "(True, \"\")", "tests/config/test_config.py -k another_place"),
         ("an option of a model on this machine is taken without one", "check_samples_here(config, where=\"--base-url\")", "pass", "tests/config/test_config.py -k another_place"),
     ),
+    Mutation("an option of the transformers engine is taken with vLLM", "config/shared/engine.py", 'if config.engine == "vllm" and', "if False and", "tests/config/test_config.py -k refused_with_vllm"),
     Mutation("an option of a model on this machine is taken with servers", "config/shared/engine.py", 'check_samples_here(config, where="--sampler-urls")', "pass", "tests/samplers/parallel/test_servers.py -k that_cannot_be"),
     *mutations_of(
         "samplers/openai_answer.py",

@@ -560,6 +560,19 @@ def test_an_option_of_another_place_of_the_model_is_refused(config, option, with
     config(**option, **without_effect, sources=dict.fromkeys(option, "c.toml"))  # a file is of several commands
 
 
+@pytest.mark.parametrize("config", [EvalConfig, DiscoverConfig, GrpoConfig, SftConfig])
+@pytest.mark.parametrize("option", [{"max_batch_size": 3}, {"cuda_graphs": False}])
+def test_an_option_of_the_transformers_engine_is_refused_with_vllm(tmp_path, config, option):
+    file = tmp_path / "c.toml"
+    file.write_text('engine = "vllm"')
+    with pytest.raises(NoEffect, match="has no effect with --engine vllm") as caught:
+        resolve(config, flags={"config": str(file), **option}, command="eval")
+    assert caught.value.option in option
+    for engine in ("auto", "transformers"):
+        resolve(config, flags={"config": str(file), **option, "engine": engine}, command="eval")
+    config(**option, engine="vllm", sources=dict.fromkeys(option, "config c.toml"))  # a file is of several commands
+
+
 def test_a_rejected_key_is_not_suggested(tmp_path):
     file = tmp_path / "c.toml"
     file.write_text('config = "x"')

@@ -88,6 +88,13 @@ def check_engine(config: EngineOptions) -> None:
         raise RlvrError(
             f"--gpu-memory-utilization is {config.gpu_memory_utilization}.", "It is a share: between 0 and 1, or auto."
         )
+    for name in ("max_batch_size", "cuda_graphs"):
+        if config.engine == "vllm" and config.sources.get(name) == "flag":
+            raise NoEffect(
+                f"{flag(name)} has no effect with --engine vllm: it is of the transformers engine.",
+                "Leave it out.",
+                option=name,
+            )
 
 
 def check_cluster(config: EngineOptions) -> None:
