@@ -322,6 +322,11 @@ def load_error(part: str, name: str, directory: Path | None, error: Exception) -
             f"The {part} {printable(name)} needs code from its repository, which rlvr never runs.",
             "Use a model whose architecture is part of transformers.",
         )
+    if isinstance(error, AttributeError) and (unknown := re.search("module 'torch' has no attribute '(.*)'", reason)):
+        return RlvrError(
+            f"config.json of {printable(name)} has the dtype {unknown[1]!r}, which PyTorch does not know.",
+            f"Write that of the weights there: {', '.join(_DTYPES)}.",
+        )
     if directory is None:
         if "safetensors" in str(error) and "pytorch_model.bin" in str(error):
             return RlvrError(f"{printable(name)} has no safetensors weights on the Hub.", CONVERT)

@@ -251,6 +251,9 @@ def test_damage_is_named(tiny_model_dir, tmp_path):
     assert "hidden_size" in damaged("field", lambda d: edit_config(d, hidden_size="x"))
     typed = damaged("types", lambda d: edit_config(d, layer_types=["full_attention"] * 5))
     assert typed.count("`num_hidden_layers` (2)") == 1  # what is wrong, below the name of the check
+    dtype = damaged("dtype", lambda d: edit_config(d, dtype="floaty"))
+    assert "config.json" in dtype
+    assert "has the dtype 'floaty'" in dtype  # it is not the tokenizer, which is loaded first, that is damaged
     heads = damaged("heads", lambda d: edit_config(d, num_attention_heads=0))
     assert "ZeroDivisionError" in heads
     assert "AssertionError: Padding" in damaged("vocabulary", lambda d: edit_config(d, vocab_size=0))
