@@ -102,15 +102,18 @@ def open_tracker(
         out: for a tracker that writes files: the folder for them, in place of one in the run.
 
     Raises:
-        RlvrError: the package is not installed, or another process still has it open.
+        RlvrError: the package is not installed, another process still has it open, or as `check_folder`.
     """
     check_installed([name])
     kind = TRACKERS[name]
     folder = info.path / kind.folder if out is None else out
-    lock = info.path / FOLDER / f"{name}.lock" if out is None else folder / f".{name}.lock"
+    lock, what = info.path / FOLDER / f"{name}.lock", f"{shown(info.path)} to {name}"
+    if out is not None:  # of all trackers: no two may say at once whose metrics the folder has
+        lock, what = out / ".lock", f"metrics to {shown(out)}"
     own = {"folder": folder} if kind.folder else {}
-    with _locked(lock, what=f"{shown(info.path)} to {name}", patience=patience):
+    with _locked(lock, what=what, patience=patience):
         if out is not None:
+            check_folder(out, info)  # again: another process may have written it since
             atomic_write(out / OF_RUN, _identity(info).encode())
         tracker: Tracker = getattr(importlib.import_module(f"rlvr_cli.trackers.{kind.module}"), kind.class_name)(
             info, project=project, live=live, **own

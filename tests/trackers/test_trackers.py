@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -312,6 +313,28 @@ def test_two_processes_never_send_one_run_at_once(tmp_path):
         opening.open_tracker("csv", info, project="", live=False, patience=0.0),
         pytest.raises(RlvrError, match="Another process sends"),
         opening.open_tracker("csv", info, project="", live=False, patience=0.2),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("name", ["csv", REAL[0]])
+def test_two_processes_never_write_one_folder_of_out_at_once(tmp_path, name):
+    infos = []
+    for root in ("runs", "others"):
+        with RunDir.create(tmp_path / root, "grpo", name="r", metadata={}) as run:
+            write_steps(run, range(2))
+        infos.append(read_run(run.path))
+    out = tmp_path / "out"
+    opened = partial(opening.open_tracker, project="", live=False, patience=0.0, out=out)
+    with (
+        opened("csv", infos[0]),
+        pytest.raises(RlvrError, match=f"Another process sends metrics to {out}"),
+        opened(name, infos[0]),
+    ):
+        pass
+    with (  # which `rlvr export` has looked for before, when the folder was not there yet
+        pytest.raises(RlvrError, match="has the metrics of another run"),
+        opened(name, infos[1]),
     ):
         pass
 
