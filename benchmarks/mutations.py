@@ -389,6 +389,7 @@ WIRING = [
     Mutation("a folder of --out goes on with another run", "commands/store/export.py", "        check_folder(out, info)", "        pass", "tests/trackers/test_trackers.py -k of_one_run"),
     Mutation("a table of another run stays", "trackers/csv_tables.py", "file.unlink(missing_ok=True)", "pass", "tests/trackers/test_trackers.py -k of_one_run"),
     Mutation("a folder of --out does not say whose it is", "trackers/open.py", "            atomic_write(out / OF_RUN, _identity(info).encode())", "            pass", "tests/trackers/test_trackers.py -k of_one_run"),
+    Mutation("a damaged tokenizer is found when the run is there", "models/identity.py", "    _check_tokenizer(directory)\n", "", "tests/commands/test_end_to_end.py -k damaged_model"),
     Mutation("a folder of --out is not looked at again", "trackers/open.py", "            check_folder(out, info)", "            pass", "tests/trackers/test_trackers.py -k one_folder"),
     Mutation("each tracker has its own lock of a folder of --out", "trackers/open.py", 'out / ".lock"', 'out / f".{name}.lock"', "tests/trackers/test_trackers.py -k one_folder"),
     Mutation("what was sent is sent again", "trackers/sent.py", "if row.rank > self._rank]", "if True]", "tests/trackers/test_trackers.py -k goes_on"),

@@ -5,6 +5,7 @@ for local files, so that endpoints do not need them.
 """
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -125,6 +126,7 @@ def model_shape(path_or_id: str | Path) -> dict[str, int] | None:
 
 def _weights_identity(directory: Path) -> dict[str, Any]:
     files, shapes = weight_files(directory), _stored_shapes(directory)  # which names a damaged file
+    _check_tokenizer(directory)
     return {
         "sha256": _sha256(files),
         "bytes": sum(path.stat().st_size for path in files),
@@ -150,6 +152,17 @@ def _stored_shapes(directory: Path) -> dict[str, list[int]]:
         from rlvr_cli.models.pretrained import load_error
 
         raise load_error("model", str(directory), directory, error) from error
+
+
+def _check_tokenizer(directory: Path) -> None:
+    """Raise RlvrError if a file of the tokenizer is damaged: found when the model is loaded, a run would be there that sampled nothing."""
+    for file in (directory / "tokenizer.json", directory / "tokenizer_config.json"):
+        try:
+            json.loads(file.read_bytes() if file.is_file() else "{}")
+        except (OSError, ValueError, RecursionError) as error:
+            from rlvr_cli.models.pretrained import load_error
+
+            raise load_error("tokenizer", str(directory), directory, error) from error
 
 
 def _sha256(files: Sequence[Path]) -> str:

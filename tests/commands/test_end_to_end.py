@@ -17,6 +17,7 @@ from rlvr_cli.config.eval import EvalConfig
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.data.datasets import load_dataset
 from rlvr_cli.errors import QuestionsRefused, RlvrError
+from rlvr_cli.models.identity import builtin_model_path
 from rlvr_cli.rollouts import collect as collecting
 from rlvr_cli.runs.readers import read_rollouts, read_run
 
@@ -315,6 +316,14 @@ def test_a_plan_of_an_evaluation_says_what_would_be_sampled_and_writes_nothing(t
     assert "There is no device cuda:9" in rlvr(tmp_path, "eval", "--dry-run", "--device", "cuda:9", status=1).err
     both = rlvr(tmp_path, "eval", "--dry-run", "--check-dataset", status=2)
     assert "--dry-run has no effect with --check-dataset" in both.err
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "model.safetensors"])
+def test_a_damaged_model_leaves_no_run_of_its_name(tmp_path, rlvr, file):
+    damaged = shutil.copytree(builtin_model_path(), tmp_path / "m") / file
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    assert "m cannot be loaded" in rlvr(tmp_path, "eval", "--model", "m", "--run", "r", status=1).err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_check_dataset_lists_the_truths_the_grader_cannot_read(tmp_path, rlvr):
