@@ -22,7 +22,9 @@ from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    BertGenerationConfig,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -90,7 +92,7 @@ def read_pretrained(
             f"{printable(name)} on the Hub is an adapter, and only one in a directory is loaded.",
             f"Download it: hf download {printable(name)} --local-dir DIR, and use --model DIR.",
         )
-    if type(model.config) in MODEL_FOR_MASKED_LM_MAPPING and getattr(model.config, "is_decoder", None) is False:
+    if _is_encoder(model.config):
         raise RlvrError(
             f"{printable(name)} is an encoder ({type(model).__name__}): its tokens see those that follow.",
             "rlvr trains and samples decoder-only language models, such as Llama or Qwen: use one of them.",
@@ -124,6 +126,12 @@ def read_pretrained(
         ) from error
     use_onednn(model, but=model.get_output_embeddings())
     return model.eval(), tokenizer
+
+
+def _is_encoder(config: PreTrainedConfig) -> bool:
+    """Whether the tokens of a model see those that follow; a config may say is_decoder=False of a model that has no other way."""
+    has_both = type(config) in MODEL_FOR_MASKED_LM_MAPPING or isinstance(config, BertGenerationConfig)
+    return has_both and getattr(config, "is_decoder", getattr(config, "causal", None)) is False  # XLM's is `causal`
 
 
 def _from_pretrained(name: str, *, attentions: Sequence[str], **options: Any) -> Any:

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForMaskedLM,
     AutoTokenizer,
     BertConfig,
+    BertGenerationConfig,
     DogeForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -28,6 +28,7 @@ from transformers import (
     Phi3Config,
     Phi3ForCausalLM,
     RobertaConfig,
+    XLMConfig,
 )
 
 from marks import slow
@@ -293,16 +294,24 @@ def test_a_dequantized_copy_may_say_that_it_was_quantized(broken):
     load_policy(broken, device="cpu")
 
 
-@pytest.mark.parametrize("config", [BertConfig, RobertaConfig])
-def test_an_encoder_is_refused_and_loaded_as_a_decoder(broken, config):
-    model = AutoModelForMaskedLM.from_config(
-        config(vocab_size=320, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
-    )
-    model.save_pretrained(broken)
+BERT = {"vocab_size": 320, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "decoder"),
+    [
+        (BertConfig(**BERT), "is_decoder"),
+        (RobertaConfig(**BERT), "is_decoder"),
+        (BertGenerationConfig(**BERT, pad_token_id=0), "is_decoder"),
+        (XLMConfig(vocab_size=320, emb_dim=8, n_layers=1, n_heads=2), "causal"),
+    ],
+)
+def test_an_encoder_is_refused_and_loaded_as_a_decoder(broken, config, decoder):
+    AutoModelForCausalLM.from_config(config).save_pretrained(broken)
     error = refusal(broken)
     assert "is an encoder (" in error.problem
     assert "decoder-only" in error.hint
-    edit_config(broken, is_decoder=True)
+    edit_config(broken, **{decoder: True})
     load_policy(broken, device="cpu")
 
 
