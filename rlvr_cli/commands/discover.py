@@ -126,6 +126,7 @@ def homework(run: RunDir) -> Iterator[None]:
         yield
     except (Interrupted, RlvrError):
         with suppress(RlvrError):
+            run.assert_in_place()
             write_homework(run.path, run.metadata)
         raise
     write_homework(run.path, run.metadata)

@@ -91,6 +91,14 @@ class OpenManifest:
         """The size of the file, including an incomplete last line."""
         return os.fstat(self._file).st_size
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file is still at its path: when its run was moved, another one may have been made there."""
+        try:
+            return os.path.samestat(os.fstat(self._file), os.stat(self.path, follow_symlinks=False))
+        except OSError:
+            return False
+
     def remove_last(self) -> None:
         """Remove the last line."""
         with os_errors_as_user_errors(self.path):
@@ -136,7 +144,7 @@ class MetricsFile:
         try:
             atomic_write(self._run / METRICS, data)
         except BaseException:
-            if os.path.lexists(self._run):
+            if self._manifest.is_in_place:
                 with suppress(RlvrError):  # recovery repairs it when the run is next opened
                     self._settle(entry, table)
             raise

@@ -68,8 +68,9 @@ def resumed_config(config: C, *, command: str, one_run: bool = True, writes: boo
             f"{metadata['run_id']} was not started by rlvr {command} and has no stored options to resume with.",
             "Start a new run.",
         )
-    # The run's own directory of runs, which the config has from here on, may be another one.
-    config = replace(config, resume=place_of(path))
+    # The config has the run's own directory of runs from here on, where by now another run may have its name.
+    place = place_of(path)
+    config = replace(config, resume=place if is_address(place) else os.path.join(os.curdir, place))
     return resume(config, metadata["config"], run=metadata["run_id"])
 
 

@@ -192,6 +192,7 @@ class RunDir:
             if upload is not None:
                 upload.start(path)
         except BaseException:
+            self._reserve.release()
             self.close()
             raise
 
@@ -517,9 +518,10 @@ class RunDir:
         if os.getpid() != self._process:  # a forked child holds neither the lock nor the manifest
             return
         if self._manifest is not None:
+            if self._manifest.is_in_place:
+                self._reserve.release()
             self._manifest.close()
             self._manifest = None
-        self._reserve.release()
         try:
             while self._at_end:
                 self._at_end.pop()()
@@ -565,8 +567,9 @@ class RunDir:
         return self._manifest
 
     def assert_in_place(self) -> None:
-        """Raise RlvrError if the run's directory is no longer where it was opened."""
-        if not os.path.lexists(self.path):
+        """Raise RlvrError if the run, which is open, is no longer where it was opened, whatever is there now."""
+        assert self._manifest is not None, "the run is closed"
+        if not self._manifest.is_in_place:
             raise RlvrError(
                 f"{shown(self.path)} was moved or deleted while it was being written.",
                 "If it was moved, go on where it is now, with --resume, and leave it there while a command writes it.",
@@ -617,6 +620,7 @@ class RunDir:
 
     def _replace_metadata(self, metadata: dict[str, Any]) -> None:
         """Replace run.json; on a full disk with the space that was reserved for it."""
+        self.assert_in_place()
         data = metadata_bytes(metadata)
         try:
             atomic_write(self.path / RUN_FILE, data)

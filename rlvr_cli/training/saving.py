@@ -62,6 +62,7 @@ class Saver:
     ) -> float:
         """Save a checkpoint. Returns seconds."""
         started = time.perf_counter()
+        self._run.assert_in_place()  # a checkpoint there would remove those of another run
         with self._run.activity.doing("saving a checkpoint"), trainers.state_gathered() as optimizer:
             try:
                 save_checkpoint(

@@ -22,6 +22,7 @@ from marks import slow
 from rlvr_cli.analysis.queries.run_list import list_runs
 from rlvr_cli.analysis.report.build import write_report
 from rlvr_cli.analysis.summary import search_tables, summarize
+from rlvr_cli.commands.discover import homework
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.rollouts.requests import request_seed
 from rlvr_cli.runs.check import check_run
@@ -159,6 +160,18 @@ def test_the_homeworks_files(whole: Path):
     for said in ("score of the program to start from: 22", "first valid score: 22 (attempt 2)", "final score: 582 (attempt 6)",
                  "no language model was asked", "no discovery", "| bad_points | 1 |"):  # fmt: skip
         assert said in report, said
+
+
+def test_the_homework_of_a_search_that_was_moved_is_not_written_into_the_run_that_has_its_place(tmp_path: Path):
+    def search() -> None:
+        with RunDir.create(tmp_path, "discover", name="r", metadata={}) as run, homework(run):
+            run.path.rename(tmp_path / "moved")
+            RunDir.create(tmp_path, "discover", name="r", metadata={}).close()
+            run.commit_metrics(0, "eval", {"discover/best": 1.0})
+
+    with pytest.raises(RlvrError, match="r was moved or deleted"):
+        search()
+    assert not (tmp_path / "r/report.md").exists()
 
 
 @pytest.mark.slow

@@ -348,6 +348,21 @@ def test_a_run_that_is_moved_while_it_is_written_goes_on_where_it_is(
     assert findings(new) == []
 
 
+@pytest.mark.parametrize("opened", [RunDir.resume, RunDir.annotate])
+def test_a_run_that_is_moved_while_it_is_written_leaves_the_one_alone_that_has_its_place(run: RunDir, opened):
+    """Neither grades nor its end are written there, and the space that is held for that one stays held."""
+    run.commit_rollouts("train", 0, some_rollouts(run))
+    run.close()  # as if killed, so that it is running
+    moved, new = opened(run.path), run.path.with_name("moved")
+    run.path.rename(new)
+    with RunDir.create(run.path.parent, "eval", name=run.path.name, metadata={}) as other:
+        before = tree(other.path)
+        with pytest.raises(RlvrError, match="a-run was moved or deleted while it was being written"), moved:
+            moved.commit_grades("train", 0, [a_grade(run.id)])
+        assert tree(other.path) == before
+    assert findings(run.path) == findings(new) == []
+
+
 # A disk that is full, read-only, or limited
 
 

@@ -142,6 +142,22 @@ def test_a_run_of_a_sweep_goes_on_by_its_name_below_the_directory_of_runs(
         assert run.path == Path("runs/mine/a")
 
 
+def test_a_run_that_was_moved_goes_on_where_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also if another run has been made in its old place, and where it is called by its name."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    began = resolve(SftConfig, flags={"run": "a", "runs_dir": str(old)}, command="sft")
+    with open_run(began, command="sft", facts={}):
+        pass
+    old.rename(new)
+    with open_run(began, command="sft", facts={}):
+        pass
+    monkeypatch.chdir(new)
+    for flags in ({"resume": "a", "runs_dir": "."}, {"resume": "a"}, {"resume": str(new / "a")}):
+        config = resumed_config(resolve(SftConfig, flags=flags, command="sft"), command="sft")
+        with open_run(config, command="sft", facts={}) as run:
+            assert run.path.resolve() == new / "a"
+
+
 def test_a_secret_of_the_environment_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Whichever option holds it; a placeholder is no secret."""
     monkeypatch.setenv("MY_SERVICE_KEY", "abc-1234567890")

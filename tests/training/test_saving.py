@@ -23,6 +23,13 @@ def test_a_checkpoint_of_a_run_that_was_moved_says_so(tmp_path):
         run.path.rename(tmp_path / "b")
         with pytest.raises(RlvrError, match="a was moved or deleted while it was being written"):
             saver.save(trainers, updates=1, cursor={}, tensors={}, state={})
+        with (
+            RunDir.create(tmp_path, "grpo", name="a", metadata={}) as other,
+            pytest.raises(RlvrError, match="a was moved or deleted"),
+        ):
+            saver.save(trainers, updates=1, cursor={}, tensors={}, state={})
+        assert not (other.path / "checkpoints").exists()
+        other.path.rename(tmp_path / "c")
         (tmp_path / "b").rename(run.path)
         (run.path / "checkpoints").write_text("")  # another error stays as it is
         with pytest.raises(RlvrError, match="checkpoints"):
