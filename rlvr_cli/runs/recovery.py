@@ -7,6 +7,7 @@ repairable, so recovery itself may be killed at any point.
 
 import os
 import re
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from rlvr_cli.runs.storage.schemas import NewerVersion, metrics_schema
 from rlvr_cli.runs.storage.sums import check_sums
 from rlvr_cli.types import Metric
 
+_LEFT_SECONDS = 86_400.0  # clocks of machines that share a directory may differ
 _UNMADE = re.compile(rf"\.{RUN_NAME.pattern}\.[0-9]+-[0-9a-f]{{8}}\.tmp")  # `RunDir.create` renames it
 
 
@@ -47,13 +49,18 @@ def remove_unmade(root: Path) -> None:
 
 
 def _was_killed(directory: Path) -> bool:
-    """Whether the process that had the lock ended without giving it back. One that has yet to take it has written nothing there."""
+    """Whether the process that had the lock ended without giving it back. Where none has it, whether the directory is a day old: one
+    that has yet to take it, or that has just given it back, is done within seconds.
+    """
+    lock = directory / LOCK
 
     def names_a_holder() -> bool:
-        return (directory / LOCK).stat().st_size > 0
+        return lock.exists() and lock.stat().st_size > 0
 
-    try:  # one that gives it back empties the file first: looked at again, it names nobody
-        return names_a_holder() and not is_locked(directory) and names_a_holder()
+    try:
+        if names_a_holder():  # one that gives it back empties the file first: looked at again, it names nobody
+            return not is_locked(directory) and names_a_holder()
+        return time.time() - directory.stat().st_mtime > _LEFT_SECONDS
     except OSError:
         return False
 

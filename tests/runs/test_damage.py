@@ -423,8 +423,9 @@ def test_directories_of_runs_that_were_killed_as_they_were_made_are_removed(tmp_
     for name in (killed, *others):
         (tmp_path / name / "rollouts").mkdir(parents=True)
         (tmp_path / name / ".lock").write_text("{}")  # the killed process had the lock
-    (tmp_path / unlocked).mkdir()
-    (tmp_path / locked).mkdir()
+    for name in (unlocked, locked, left := ".a-b.6-0123abcd.tmp"):
+        (tmp_path / name).mkdir()
+    os.utime(tmp_path / left, times=(0, 0))  # killed before it had the lock
     lock = Lock(tmp_path / locked)
     RunDir.create(tmp_path, "eval", name="r", metadata={}).close()
     assert set(os.listdir(tmp_path)) == {"r", locked, unlocked, *others}
