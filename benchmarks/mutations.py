@@ -1895,9 +1895,11 @@ EPISODES = [
             ("analysis/live/server.py", "infos = read_named(library.chosen(request.query_params))", "infos = [read_named({path.name: path})[0] for path in library.chosen(request.query_params).values()]", "analysis/live/test_server.py -k one_name"),
             ("analysis/live/pages.py", "infos = read_named(paths)", "infos = [read_named({path.name: path})[0] for path in paths.values()]", "analysis/live/test_server.py -k one_name"),
             ("runs/several.py", "[replace(read_run(path), id=name) for", "[read_run(path) for", "analysis/live/test_server.py -k copy_of"),
-            ("analysis/report/build.py", "infos = read_runs(runs)", "infos = [read_runs([path])[0] for path in runs]", "analysis/report/test_report.py -k one_name"),
+            ("analysis/report/build.py", "infos = read_here(runs)", "infos = [read_here([path])[0] for path in runs]", "analysis/report/test_report.py -k one_name"),
             ("analysis/statistics/pairwise.py", "        return [str(name) for name in typed]", "        pass", "commands/test_pairwise.py -k one_name"),
-            ("commands/store/analyzing/asked.py", "    infos = read_runs(paths)", "    infos = [read_runs([path])[0] for path in paths]", "commands/store/test_analyze.py -k one_name"),
+            ("commands/store/analyzing/asked.py", "    infos = read(paths)", "    infos = [read([path])[0] for path in paths]", "commands/store/test_analyze.py -k one_name"),
+            ("commands/store/analyzing/compared.py", ", read=read_here)", ")", "commands/store/test_analyze.py -k one_name"),
+            ("runs/several.py", "zip(telling_names(distinct), distinct,", "zip((path.name for path in distinct), distinct,", "commands/store/test_analyze.py -k one_name"),
             ("commands/store/filtering/sources.py", "infos = read_runs(named.runs)", "infos = [read_runs([path])[0] for path in named.runs]", "commands/store/test_filter.py -k several_runs"),
             ("commands/store/grade.py", "zip(telling_names(paths), changes.values(), strict=True)", "((path.name, its) for path, its in changes.items())", "commands/store/test_grade.py -k several_runs"),
         )

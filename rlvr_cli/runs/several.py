@@ -27,6 +27,12 @@ def read_named(paths: Mapping[str, Path]) -> list[RunInfo]:
     return [replace(read_run(path), id=name) for name, path in paths.items()]
 
 
+def read_here(paths: Iterable[Path]) -> list[RunInfo]:
+    """Read runs, each directory once, under `telling_names`. Raises as `read_run`."""
+    distinct = list({path.resolve(): path for path in paths}.values())
+    return read_named(dict(zip(telling_names(distinct), distinct, strict=True)))
+
+
 def telling_names(paths: Sequence[Path]) -> list[str]:
     """The last parts of these different paths or addresses, of each as many as it takes to tell all of them apart: a/r, b/r."""
     parts = [place_of(os.path.abspath(path)).split("/") for path in paths]

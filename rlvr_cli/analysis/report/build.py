@@ -28,7 +28,7 @@ from rlvr_cli.analysis.summary import COMPARISON, SEARCH, WITHOUT_ACCURACY, RunS
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.faults import fault_point
 from rlvr_cli.runs.readers import RunInfo
-from rlvr_cli.runs.several import read_runs
+from rlvr_cli.runs.several import read_here
 from rlvr_cli.runs.storage.files import atomic_write, read_regular
 from rlvr_cli.runs.storage.sources import place_of, source_of
 
@@ -76,7 +76,7 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     Raises:
         RlvrError: a run cannot be read, or the file cannot be written.
     """
-    infos = read_runs(runs)
+    infos = read_here(runs)
     with open_runs(infos, timeout_seconds=SECONDS) as database:
         groups = groups_of(database, [info.id for info in infos])
         browser = pack_rollouts(database, infos, groups, timeout_seconds=SECONDS)
@@ -89,7 +89,11 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
 
 def _usual_place(run: RunInfo) -> Path:
     """In the run, or in the working directory for a run in object storage: what is here of it is a cache."""
-    return run.path / "report.html" if source_of(run.path) is None else Path(f"{run.metadata['run_id']}-report.html")
+    return (
+        run.path / "report.html"
+        if source_of(run.path) is None
+        else Path(f"{place_of(run.path).rpartition('/')[2]}-report.html")
+    )
 
 
 # Tables and charts

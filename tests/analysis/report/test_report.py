@@ -528,6 +528,9 @@ def test_the_page_of_runs_of_one_name(tmp_path):
     old, new = (make_run(tmp_path / folder, "a", [rollout("a", "q", 0)]) for folder in ("old", "new"))
     parsed = read(write_report([old, new, old], tmp_path / "out.html"))
     assert parsed.all("title")[0][1] == "rlvr: old/a, new/a"
+    parsed = read(write_report([new.rename(tmp_path / "copy")], tmp_path / "out.html"))
+    assert parsed.all("title")[0][1] == "rlvr: copy"
+    assert parsed.data("rollout-index")["columns"]["run_id"]["values"] == ["copy"]
 
 
 def test_no_command_is_said_to_have_more_memory():

@@ -370,7 +370,7 @@ def test_a_search_and_a_comparison_have_no_accuracy(tmp_path, analyze):
     rows = json.loads(analyze(query="curves", runs=("found", "old"), **own).out)
     assert [row["eval_reward"] for row in rows] == [1.0]
     place = (tmp_path / "found").rename(tmp_path / "renamed")
-    with pytest.raises(RlvrError, match=f"searches and comparisons do not have: found.\nrlvr analyze {place}$"):
+    with pytest.raises(RlvrError, match=f"searches and comparisons do not have: renamed.\nrlvr analyze {place}$"):
         analyze(query="compare", runs=("renamed", "old"), **own)
     with pytest.raises(RlvrError, match=f"rlvr analyze {place} shows what it has"):
         analyze(query="at_k", runs=("renamed",), **own)
@@ -526,6 +526,9 @@ def test_runs_of_one_name_are_compared(analyze, tmp_path):
     assert [r["run_id"] for r in summary["run"]] == [r["run_id"] for r in rows]
     said = analyze(query="compare", **{**flags, "runs": ("st/x-s0", "st-long/x-s0", "st-long/x-s1")})
     assert [r["arm"] for r in json.loads(said.out)["arms"]] == ["st/x-s0", "st-long/x-s0", "st-long/x-s1"]
+    (tmp_path / "st-long/x-s1").rename(tmp_path / "copy")
+    tables = json.loads(analyze(query="compare", **{**flags, "runs": ("st/x-s0", "copy")}).out)
+    assert [r["runs"] for r in tables["arms"]] == ["x-s0", "copy"], "as their directories are called"
 
 
 def test_compare_each_of_several_with_the_first(analyze, tmp_path):

@@ -6,7 +6,7 @@ Enters: an AnalyzeConfig. Leaves: a `NamedQuery`, the values of its parameters, 
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +94,11 @@ def named_runs(config: AnalyzeConfig) -> Sequence[Path]:
     return named.runs or [latest_run(config.runs_dir)]
 
 
-def read_and_name(paths: Sequence[Path]) -> list[RunInfo]:
+def read_and_name(
+    paths: Sequence[Path], *, read: Callable[[Sequence[Path]], list[RunInfo]] = read_runs
+) -> list[RunInfo]:
     """Read the runs in these directories, each once, and print their names."""
-    infos = read_runs(paths)
+    infos = read(paths)
     for info in infos:
         console.say(f"run {shown(info.path)} ({info.metadata['status']})")
         for notice in info.notices:

@@ -14,6 +14,7 @@ from rlvr_cli.commands.store.analyzing.asked import named_runs, read_and_name
 from rlvr_cli.config.store.analyze import AnalyzeConfig
 from rlvr_cli.errors import RlvrError, UsageError
 from rlvr_cli.runs.readers import is_pattern
+from rlvr_cli.runs.several import read_here
 from rlvr_cli.terminal import console, tables
 from rlvr_cli.types import Table
 
@@ -39,7 +40,7 @@ def compare_arms(config: AnalyzeConfig, parameters: Mapping[str, Any]) -> None:
         )
     arms, others = split_arms(config.runs, config.runs_dir, patterns_are_arms=True)
     console.report_passed_over(others)
-    runs = read_and_name([path for arm in arms for path in arm])
+    runs = read_and_name([path for arm in arms for path in arm], read=read_here)
     if not all(arms) or len(runs) < sum(map(len, arms)):
         raise RlvrError(
             "compare needs at least one run in each arm, and each run only once.",
