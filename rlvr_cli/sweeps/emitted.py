@@ -10,9 +10,10 @@ from pathlib import Path
 
 from rlvr_cli.config.parsing.command_line import words_of
 from rlvr_cli.config.parsing.sources import BOUNDS
+from rlvr_cli.runs.readers import ENDED
 from rlvr_cli.runs.remote.store import is_address
-from rlvr_cli.sweeps.schedule import Job
-from rlvr_cli.sweeps.slots import gpus_of
+from rlvr_cli.sweeps.schedule import Job, status_of
+from rlvr_cli.sweeps.slots import check_servers, gpus_of
 
 
 def emitted(jobs: Sequence[Job], folder: Path, *, kind: str, at_once: int) -> list[str]:
@@ -22,6 +23,9 @@ def emitted(jobs: Sequence[Job], folder: Path, *, kind: str, at_once: int) -> li
 
     Args:
         at_once: the most runs of an array job at a time; 1: as SLURM likes.
+
+    Raises:
+        RlvrError: of an array job, as `check_servers`.
     """
 
     def line(job: Job) -> str:
@@ -38,6 +42,8 @@ def emitted(jobs: Sequence[Job], folder: Path, *, kind: str, at_once: int) -> li
 
     if kind == "commands":
         return [shlex.join(job.command) for job in jobs]
+    left = [job.config for job in jobs if status_of(folder / job.name, job) not in ENDED]
+    check_servers(left, at_once=at_once if at_once > 1 else len(left), alone="--emit commands")
     gpus = max(gpus_of(job.config) for job in jobs)
     return [
         "#!/bin/bash",

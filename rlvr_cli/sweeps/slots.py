@@ -44,9 +44,9 @@ def slots_here(jobs: int, devices: Sequence[str], configs: Sequence[Any]) -> lis
         configs: of the runs.
 
     Raises:
-        RlvrError: a run is of several processes that want a GPU each, and `devices` give it one; or as `_check_servers`.
+        RlvrError: a run is of several processes that want a GPU each, and `devices` give it one; or as `check_servers`.
     """
-    _check_servers(configs, at_once=len(devices) or jobs)
+    check_servers(configs, at_once=len(devices) or jobs)
     if devices and (config := next((c for c in configs if c.device != "cpu" and _needs_several_gpus(c)), None)):
         raise RlvrError(
             f"With --devices each run of a sweep has one GPU, and {config.run} wants several: --trainers, --samplers or --async-steps.",
@@ -55,8 +55,12 @@ def slots_here(jobs: int, devices: Sequence[str], configs: Sequence[Any]) -> lis
     return [Slot(visible=device) for device in devices] or [Slot()] * jobs
 
 
-def _check_servers(configs: Sequence[Any], *, at_once: int) -> None:
-    """Raise RlvrError if runs at the same time would give a vLLM server their weights in turn; adapters have names of their own."""
+def check_servers(configs: Sequence[Any], *, at_once: int, alone: str = "--jobs 1, without --devices") -> None:
+    """Raise RlvrError if runs at the same time would give a vLLM server their weights in turn; adapters have names of their own.
+
+    Args:
+        alone: the options with which one is made at a time.
+    """
     asked: dict[str, list[Any]] = {}
     for config in configs if at_once > 1 else ():
         for url in filter(None, config.sampler_urls.split(",")):
@@ -66,7 +70,7 @@ def _check_servers(configs: Sequence[Any], *, at_once: int) -> None:
         if loads is not None and len(those) > 1:
             raise RlvrError(
                 f"{loads.run} gives the server {url} its weights while another run would sample with it: {at_once} run at a time.",
-                "Make one at a time (--jobs 1, without --devices), give each run servers of its own (one seed per arm), or train "
+                f"Make one at a time ({alone}), give each run servers of its own (one seed per arm), or train "
                 "adapters (--lora-rank).",
             )
 
@@ -91,9 +95,9 @@ def slots_on(cluster: str, jobs: int, configs: Sequence[Any]) -> tuple[list[Slot
 
     Raises:
         RlvrError: there is no cluster, it has too little, or a run is of several processes that want places of their own; or as
-            `_check_servers`.
+            `check_servers`.
     """
-    _check_servers(configs, at_once=jobs)
+    check_servers(configs, at_once=jobs)
     for config in configs:
         if _wants_several(config) or config.cluster:
             raise RlvrError(

@@ -281,6 +281,12 @@ def test_runs_that_have_ended_give_no_server_their_weights(sweep, emitted, tmp_p
     with pytest.raises(RlvrError, match="while another run would sample with it") as raised:
         sweep(*words, seeds="0,1", jobs=2, dry_run=True)
     assert "servers of its own (one seed per arm)" in raised.value.hint
+    assert "#SBATCH --array=0-1\n" in sweep(*words, seeds="0", emit="slurm").out
+    assert len(sweep(*words, seeds="0,1", emit="commands").out.splitlines()) == 4, "one after another"
+    for jobs, at_once in ((1, 2), (3, 3)):
+        with pytest.raises(RlvrError, match=f"would sample with it: {at_once} run at a time") as raised:
+            sweep(*words, seeds="0,1", jobs=jobs, emit="slurm")
+        assert "--emit commands" in raised.value.hint
 
 
 def test_a_config_file_that_has_changed_is_other_options(sweep, emitted, tmp_path):
