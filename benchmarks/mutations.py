@@ -2239,10 +2239,12 @@ VIEW = [
         ("an empty view does not see that folders have runs", "pages.page_state(committed, doing, below)", 'pages.page_state(committed, doing, "")', f"{SERVED}that_ends_changes"),
         ("an empty view names no runs of folders", 'below = "" if paths else library.below()', 'below = ""', f"{SERVED}that_ends_changes"),
         ("any directory is a run of the view", "if name not in paths:", "if False:", f"{SERVED}only_runs_of_the_directory"),
+        ("a query goes on for a client that is gone", "if await request.is_disconnected():", "if False:", f"{SERVED}nobody_waits"),
         ("a page asks again for what took too long", ", LimitReached: 504}", "}", f"{SERVED}takes_too_long"),
         ("a page asks again for what is refused", ", rollouts.Refused: 400,", ",", f"{SERVED}bad_request"),
         ("a page does not ask again for a part that was missing", "if isinstance(error, kind)), 503)", "if isinstance(error, kind)), 400)", f"{SERVED}broken_run_has"),
     ),
+    Mutation("the database of a search is not known where it is stopped", "analysis/live/rollouts.py", "            with ASKER.get().asking(database):\n", "            if True:\n", f"{SERVED}nobody_waits"),
     Mutation("the list of the view reads all runs each time", "analysis/live/server.py", "pages.run_rows(paths, known), render", "pages.run_rows(paths), render", f"{SERVED}that_have_changed"),
     *mutations_of(
         "analysis/queries/run_list.py",

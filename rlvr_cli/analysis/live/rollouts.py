@@ -9,6 +9,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -64,6 +65,53 @@ class Refused(RlvrError):
     """A request asks for what there is not, or a parameter is wrong: it would be refused again."""
 
 
+class GivenUp(LimitReached):
+    """Nobody waits for the answer any more."""
+
+
+class Asker:
+    """Who waits for an answer. It is made in one thread, and another gives it up when nobody does."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._database: Database | None = None
+        self._is_gone = False
+
+    def leave(self) -> None:
+        """End the query that runs, if one does at this moment."""
+        with self._lock:
+            self._is_gone = True
+            if self._database is not None:
+                self._database.stop()
+
+    @contextmanager
+    def asking(self, database: Database) -> Iterator[None]:
+        """A block with queries, which raise GivenUp when they are ended."""
+        with self._lock:
+            self._database = database
+        try:
+            yield
+        except LimitReached:
+            if self._is_gone:
+                raise GivenUp("Nobody waits for the answer any more.") from None
+            raise
+        finally:
+            with self._lock:  # from here on the database may be another asker's
+                self._database = None
+
+
+_WAITS = Asker()
+ASKER: ContextVar[Asker] = ContextVar(
+    "asker", default=_WAITS
+)  # of the answer that is being made; by default one that never leaves
+
+
+@contextmanager
+def _opened(runs: Sequence[RunInfo]) -> Iterator[Database]:
+    with open_runs(runs, timeout_seconds=SECONDS) as database, ASKER.get().asking(database):
+        yield database
+
+
 class Databases:
     """Opened runs, kept for the next query over the same committed rollouts. Each is used by one thread at a time."""
 
@@ -81,7 +129,7 @@ class Databases:
         if not seen <= {*parts.values()}:  # another run has the name now
             seen, kinds = set(), set()
         if new := [part for part, sha256 in parts.items() if sha256 not in seen]:
-            with open_runs([replace(_rollouts_of(info), parts=new)], timeout_seconds=SECONDS) as database:
+            with _opened([replace(_rollouts_of(info), parts=new)]) as database:
                 kinds = kinds | {*database.select("SELECT DISTINCT category, failure_kind FROM rollouts").rows}
             self._kinds[info.id] = {*parts.values()}, kinds
         return kinds
@@ -99,7 +147,8 @@ class Databases:
         if database is None:
             database = stack.enter_context(open_runs(runs, timeout_seconds=SECONDS))
         try:
-            yield database
+            with ASKER.get().asking(database):
+                yield database
         except BaseException as error:
             stack.close()
             if isinstance(error, RlvrError) and not isinstance(error, LimitReached):
@@ -235,7 +284,7 @@ def group(databases: Databases, runs: Sequence[RunInfo], asked: Mapping[str, str
     if info is None:
         raise Refused(f"There is no run {where.run!r} here.")
     pieces, template = pieces_of(info), prompt_template(info.metadata)
-    with open_runs([_rollouts_of(of_steps(info, {where.key[:3]}))], timeout_seconds=SECONDS) as database:
+    with _opened([_rollouts_of(of_steps(info, {where.key[:3]}))]) as database:
         rows = read_groups(database, [where])
     kept = [row for i, row in enumerate(rows) if i < MAX_GROUP or row["sample_index"] == sample]
     shown = [
@@ -264,7 +313,7 @@ def _listed(databases: Databases, runs: Sequence[RunInfo], keys: Sequence[tuple[
     steps = {key[:3] for key in keys}
     chosen = [kept for info in runs if (kept := of_steps(info, steps)).parts]
     templates = {info.id: prompt_template(info.metadata) for info in runs}
-    with open_runs([_rollouts_of(info) for info in chosen], timeout_seconds=SECONDS) as database:
+    with _opened([_rollouts_of(info) for info in chosen]) as database:
         table = database.select(_LISTED, columns)
     rows = {tuple(row[name] for name in _KEY.split(", ")): row for row in table.records()}
     return [list_entry(rows[key], template=templates[key[0]]) for key in map(tuple, keys)]

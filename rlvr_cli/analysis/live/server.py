@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
@@ -48,6 +49,7 @@ from rlvr_cli.runs.storage.files import shown
 MAX_RUNS = 16  # in one page
 LOOKED_EVERY = 2.0  # seconds for which runs in object storage stay as they were seen
 LISTED_EVERY = 30.0  # seconds for which the folders of runs in object storage stay as they were listed
+GONE_EVERY = 0.2  # seconds between looks at whether a client still waits
 KEPT = 16  # pages whose values are kept
 HEADERS = {
     "Content-Security-Policy": f"{pages.ASSETS.policy}; frame-ancestors 'none'",
@@ -242,7 +244,7 @@ def open_app(
 
     answers = {"facets": rollouts.facets, "rollouts": rollouts.page, "group": rollouts.group, "places": rollouts.places}
     routes = [Route("/", list_of_runs), Route("/view", report)]
-    routes += [Route(f"/{name}", _named(partial(asked, answer))) for name, answer in answers.items()]
+    routes += [Route(f"/{name}", _while_awaited(partial(asked, answer))) for name, answer in answers.items()]
     try:
         yield Guard(Starlette(routes=routes), token=token, hosts=hosts, cookie=cookie)
     finally:
@@ -253,11 +255,17 @@ def _named_runs(query: QueryParams) -> list[str]:
     return list(dict.fromkeys(query.getlist("run")))
 
 
-def _named(answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
-    """A function in place of a partial one: Starlette runs functions in threads."""
+def _while_awaited(answer: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
+    """A function that has the answer made in a thread, and its queries ended when the client is gone."""
 
-    def endpoint(request: Request) -> Response:
-        return answer(request)
+    async def endpoint(request: Request) -> Response:
+        asker = rollouts.Asker()
+        rollouts.ASKER.set(asker)
+        made = asyncio.ensure_future(run_in_threadpool(answer, request))
+        while not (await asyncio.wait([made], timeout=GONE_EVERY))[0]:
+            if await request.is_disconnected():
+                asker.leave()
+        return made.result()
 
     return endpoint
 

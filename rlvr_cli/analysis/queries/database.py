@@ -240,6 +240,10 @@ class Database:
         self._connection = connection
         self._timeout_seconds, self._memory = timeout_seconds, memory
 
+    def stop(self) -> None:
+        """End the query that another thread runs at this moment, as if it had reached its limit on time."""
+        self._connection.interrupt()
+
     def select(self, sql: str, parameters: Mapping[str, Any] | None = None, *, limit: int = 0) -> Table:
         """Run one untrusted SELECT.
 

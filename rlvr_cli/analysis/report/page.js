@@ -159,10 +159,11 @@
 
   // The rollouts that a server has: it filters, sorts and pages.
   function remote({ runs }) {
-    async function ask(what, parameters) {
+    async function ask(what, parameters, stopped = new AbortController().signal) {
       const query = new URLSearchParams(runs.map((run) => ["run", run]));
       for (const [name, data] of Object.entries(parameters)) query.set(name, data);
-      const answer = await fetch(`${what}?${query}`, { cache: "no-store", signal: AbortSignal.timeout(60000) });
+      const late = AbortSignal.timeout(60000);
+      const answer = await fetch(`${what}?${query}`, { cache: "no-store", signal: AbortSignal.any?.([late, stopped]) ?? late });
       const body = await answer.json().catch((error) => {
         if (answer.ok) throw error; // it was cut off
         return {};
@@ -176,10 +177,10 @@
       place: "in all",
       unshaded: "Not shaded: the tokenizer is not available.",
       facets: () => ask("facets", {}),
-      async list({ filters, reward, words, order, first }) {
+      async list({ filters, reward, words, order, first }, { stopped }) {
         const wanted = Object.fromEntries(Object.entries(filters).map(([name, data]) => [name, JSON.stringify(data)]));
         const sort = order.name === null ? {} : { sort: order.name, down: Number(order.down) };
-        const answer = await ask("rollouts", { ...wanted, ...(reward && { reward }), ...(words && { words }), ...sort, first });
+        const answer = await ask("rollouts", { ...wanted, ...(reward && { reward }), ...(words && { words }), ...sort, first }, stopped);
         return { ...answer, rows: answer.rows.map(keyed) };
       },
       async group(row) {
@@ -277,9 +278,16 @@
     return new Map(names.map((name, i) => [name, new Set(short).size === names.length ? short[i] : name]));
   }
 
-  let offered = "", briefs = new Map();
-  async function offerFacets() {
-    const facets = await source.facets();
+  // There is one request at a time, as for the list.
+  let offered = "", briefs = new Map(), requested = null, upcoming = null;
+  function offerFacets() {
+    return upcoming ??= offerFacetsNow();
+  }
+
+  async function offerFacetsNow() {
+    await requested?.catch(() => {});
+    upcoming = null;
+    const facets = await (requested = source.facets());
     if (JSON.stringify(facets) === offered) return;
     offered = JSON.stringify(facets);
     const before = JSON.stringify(asked());
@@ -351,13 +359,14 @@
   }
 
   // Whether the list could be had, or the newer one that was asked for meanwhile: a move between rollouts goes on with that.
-  // There is one request at a time. Of what is asked for until it is answered, the last is the next request.
-  let request = null, newer = null;
+  // There is one request at a time. Of what is asked for until it is answered, the last is the next request; another question ends it.
+  let request = null, newer = null, asker = null;
   function list() {
     if (timer) first = 0; // the words are others now
     clearTimeout(timer);
     timer = 0;
     markBusy(true);
+    if (asker && asker.question !== JSON.stringify(asked())) asker.abort();
     return newer ??= listNow();
   }
 
@@ -366,15 +375,16 @@
     newer = null;
     const wanted = asked(), question = JSON.stringify(wanted);
     const isCurrent = () => !newer || JSON.stringify(asked()) === question;
+    const own = asker = Object.assign(new AbortController(), { question });
     try {
-      request = source.list(wanted, { say, isCurrent });
+      request = source.list(wanted, { say, isCurrent, stopped: own.signal });
       const answer = await request;
       if (!isCurrent()) return newer;
       ({ rows: page, found, total } = answer);
       scope = JSON.stringify({ ...wanted, first: null });
       answered = question;
     } catch (error) {
-      if (!isCurrent()) return newer;
+      if (!isCurrent() || own.signal.aborted) return newer;
       answered = "";
       retry(error);
       say(error.message);

@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("starlette", reason="starlette is not installed: pip install -e '.[view]'")
 
+from starlette.requests import Request
+
 from browsers import NEEDED, Page, chromium
 from factories import a_rollout
 from rlvr_cli.analysis.live.server import Library, listen, open_app
@@ -33,14 +35,17 @@ class Gate:
 
     def __init__(self) -> None:
         self.app: Any = None
-        self.is_closed, self.asked, self.let = False, [], 0
+        self.path, self.is_closed, self.asked, self.let, self.ended = "/rollouts", False, [], 0, 0
 
     async def __call__(self, scope, receive, send) -> None:
-        if scope["path"] == "/rollouts" and self.is_closed:
+        if scope["path"] == self.path and self.is_closed:
             self.asked.append(parse_qs(scope["query_string"].decode()))
             number = len(self.asked)
             while self.is_closed and self.let < number:
                 await asyncio.sleep(0.01)
+                if await Request(scope, receive).is_disconnected():
+                    self.ended += 1
+                    return
         await self.app(scope, receive, send)
 
 
@@ -212,21 +217,21 @@ def test_one_list_is_asked_for_at_a_time_and_shown_unless_another_is_wanted(brow
 
     for step in ("0", "", "0", "1"):
         choose(step)
-    page.until(lambda: gate.asked)
+        page.until(lambda step=step: gate.asked and gate.asked[-1].get("step", [""]) == [step])
+    page.until(lambda: gate.ended == 3)  # each ends the one before
     page.until(lambda: page.text(".status") == "Asking …")
-    gate.let = 1
-    page.until(lambda: len(gate.asked) == 2)
-    assert [asked["step"] for asked in gate.asked] == [["0"], ["1"]]
-    assert page.column("step") == ["1"] * 6 + ["0"] * 6, "the first answer is of another question"
-    choose("1")  # as when something was committed: the question is the same
-    gate.let = 2
+    assert page.column("step") == ["1"] * 6 + ["0"] * 6
+    for _ in range(3):
+        choose("1")  # as when something was committed: the question is the same
+    assert len(gate.asked) == 4
+    gate.let = 4
     page.until(lambda: page.column("step") == ["1"] * 6)
-    page.until(lambda: len(gate.asked) == 3)
+    page.until(lambda: len(gate.asked) == 5)
     assert page.text(".status") == "1 to 6 of 6 rollouts (of 12 in all)"
     assert page.js("return document.querySelector('.listing').ariaBusy") == "true"
     gate.is_closed = False
     page.settled()
-    assert len(gate.asked) == 3
+    assert (len(gate.asked), gate.ended) == (5, 3)
     page.js(
         "const timeout = AbortSignal.timeout.bind(AbortSignal); AbortSignal.timeout = (wait) => timeout(wait / 200)"
     )
@@ -235,6 +240,24 @@ def test_one_list_is_asked_for_at_a_time_and_shown_unless_another_is_wanted(brow
     page.until(lambda: "timed out" in page.text(".status"))
     gate.is_closed = False
     page.until(lambda: page.text(".status") == "1 to 12 of 12 rollouts")
+
+
+@pytest.mark.slow
+def test_the_choices_of_the_filters_are_asked_for_one_at_a_time(browser, served, tmp_path, gate):
+    with RunDir.create(tmp_path, "grpo", name="a", metadata={}) as run:
+        commit(run, "a", 0)
+    enter(browser, served)
+    page = Page(browser, f"{served}view?run=a")
+    page.settled()
+    gate.path, gate.is_closed = "/facets", True
+    for _ in range(4):
+        page.js("document.dispatchEvent(new Event('rlvr-changed'))")
+        page.until(lambda: gate.asked)
+    gate.let = 1
+    page.until(lambda: len(gate.asked) == 2)
+    gate.is_closed = False
+    page.settled()
+    assert len(gate.asked) == 2
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The server of `rlvr view`: who may ask, what the answers are, and that they are what SQL says."""
 
+import asyncio
 import html
 import itertools
 import json
@@ -39,6 +40,8 @@ from rlvr_cli.runs.run_dir import RunDir
 
 TOKEN = "the-token-of-this-test"
 PATHS = ("/", "/view?run=a", "/facets?run=a", "/rollouts?run=a", "/group?run=a", "/places?run=a", "/nothing")
+
+ENDLESS = "(SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range + b.range = length($words)) > 0"
 
 
 def rollout(run_id, example, sample, *, phase="train", step=0, reward=0.0, response="r", **changes):
@@ -738,13 +741,33 @@ def test_requests_at_the_same_time_do_not_wait_for_a_slow_one(client, monkeypatc
 
 def test_a_query_that_takes_too_long_is_stopped_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(live_rollouts, "SECONDS", 0.1)
-    endless = "(SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range + b.range = length($words)) > 0"
-    monkeypatch.setattr(live_rollouts, "_WORDS", endless)
+    monkeypatch.setattr(live_rollouts, "_WORDS", ENDLESS)
     make_run(tmp_path, "a")
     with open_app(Library(tmp_path), token="") as app:
         answer = TestClient(app, base_url="http://127.0.0.1").get("/rollouts?run=a&words=x")
     assert answer.status_code == 504, "the page does not ask for it again"
     assert "was stopped after" in answer.json()["error"]
+
+
+def test_a_query_for_which_nobody_waits_any_more_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(live_rollouts, "SECONDS", 5.0)
+    monkeypatch.setattr(live_rollouts, "_WORDS", ENDLESS)
+    make_run(tmp_path, "a")
+    scope = {
+        **{"type": "http", "method": "GET", "path": "/rollouts", "query_string": b"run=a&words=x"},
+        "headers": [(b"host", b"127.0.0.1")],
+    }
+    said = []
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        said.append(message)
+
+    with open_app(Library(tmp_path), token="") as app:
+        asyncio.run(app(scope, receive, send))
+    assert b"Nobody waits" in said[1]["body"]
 
 
 def test_a_page_lacks_what_takes_too_long_and_says_what_shows_it(tmp_path, monkeypatch):
