@@ -1989,6 +1989,8 @@ EPISODES = [
         "rollouts/regrade.py",
         ("a grade that failed is taken for one", "failed=failed, left=left", "failed=0, left=left", "tests/commands/store/test_grade.py -k failed"),
         ("an interrupted --again keeps the grades before it", "if not before.failed or before.grader_sha256", "if before.grader_sha256", "tests/runs/test_grades.py -k planning_tells"),
+        ("an interrupted --again of failed grades is not known", "            on_all[p] = first[p]  #", "            pass  #", "tests/commands/store/test_grade.py -k had_all_failed"),
+        ("the failed grade of another file is one that was tried again", "on_all[p].number <= attempt.number < first", "attempt.number < first", "tests/runs/test_grades.py -k planning_tells"),
         ("grades of an earlier file are kept", "if not before.failed or before.grader_sha256 != attempt.grader_sha256:", "if not before.failed:", "tests/runs/test_grades.py -k planning_tells"),
         ("what is done when a judge is given up is lost", "except (Interrupted, RlvrError):", "except Interrupted:", "tests/rollouts/test_regrade.py"),
         ("a stop loses the batches that are done", "            if grades.done() and grades.exception() is None:\n                yield", "            if False:\n                yield", "tests/rollouts/test_regrade.py"),

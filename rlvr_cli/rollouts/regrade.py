@@ -73,12 +73,19 @@ def plan_regrade(
     counts: dict[tuple[Phase, int], Counter[Attempt]] = {}  # of the rollouts, by the last attempt on each
     last: dict[Phase, int] = {}
     on_all: dict[Phase, Attempt] = {}
+    first: dict[Phase, Attempt] = {}  # the first attempt that gave a grade
     for p, s in steps:
         found = run.grade_attempts(grader, p, s).values()
         counts[p, s] = Counter(attempts[-1] for attempts in found)
         for attempts in found:
             last[p] = max(last.get(p, 0), attempts[-1].number)
-            on_all[p] = max(on_all.get(p, attempts[0]), _last_on_all(attempts), key=lambda attempt: attempt.number)
+            on_all[p] = max(on_all.get(p, attempts[0]), _last_on_all(attempts), key=_number)
+            for attempt in attempts:
+                if not attempt.failed:
+                    first[p] = min(first.get(p, attempt), attempt, key=_number)
+    for (p, _), of_step in counts.items():
+        if p in first and any(on_all[p].number <= attempt.number < first[p].number for attempt in of_step):
+            on_all[p] = first[p]  # interrupted: each grade before it had failed, so that it tried all again
     works = []
     for p, s in steps:
         number = 0
@@ -91,6 +98,10 @@ def plan_regrade(
         left = run.num_rollouts(p, s) - done - failed
         works.append(RegradeStep(p, s, number, max(number, last.get(p, 0)) + 1, done=done, failed=failed, left=left))
     return works
+
+
+def _number(attempt: Attempt) -> int:
+    return attempt.number
 
 
 def _last_on_all(attempts: Sequence[Attempt]) -> Attempt:

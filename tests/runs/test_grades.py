@@ -120,6 +120,8 @@ def test_planning_to_grade_takes_each_step_alone(run: RunDir):
         (["012 3-", "3", "02"], (2, 3, 2, 0, 2)),  # --again was interrupted
         (["012 3-", "3 0"], (1, 2, 2, 0, 2)),  # the same, the failed one first
         (["012 3-", "3-", "0123-"], (2, 3, 3, 1, 0)),
+        (["0- 1- 2- 3-", "0 1-"], (1, 2, 1, 1, 2)),  # the same, where all had failed
+        (["0- 1- 2- 3-", "0 1- 2- 3-"], (0, 2, 1, 3, 0)),
         (["0123", "0- 1- 2- 3-", "3"], (1, 3, 1, 3, 0)),  # --again met a judge that was down
         (["01 2- 3-", "2 new"], (1, 2, 1, 0, 3)),  # by another file, of which no other grade is kept
         (["0- 1- 2- 3-", "0- new", "0 new"], (1, 3, 1, 0, 3)),

@@ -16,6 +16,7 @@ from marks import slow
 from rlvr_cli.analysis.queries.database import open_runs
 from rlvr_cli.analysis.queries.named_queries import named_queries
 from rlvr_cli.analysis.statistics.grade_changes import cohen_kappa, compare_grades
+from rlvr_cli.commands.store.grade import rest_of
 from rlvr_cli.commands.store.grade import run as grade
 from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.store.grade import GradeConfig
@@ -351,7 +352,9 @@ def test_what_is_graded_is_not_graded_twice_but_what_failed_is_tried_once_more(m
     assert findings(made) == []
 
 
-def test_of_a_grader_that_was_down_all_failed_grades_are_tried_again_by_the_same_command(made, tmp_path, capsys):
+@pytest.fixture
+def down(tmp_path) -> str:
+    """A grader that fails until there is a file `up` beside it."""
     (tmp_path / "waits.py").write_text(
         "from pathlib import Path\n"
         "def grade(response, truth):\n"
@@ -359,7 +362,11 @@ def test_of_a_grader_that_was_down_all_failed_grades_are_tried_again_by_the_same
         "        raise OSError('down')\n"
         "    return {'reward': float(truth in response)}\n"
     )
-    flags = {"grader": f"{tmp_path / 'waits.py'}:grade", "phase": "train"}
+    return f"{tmp_path / 'waits.py'}:grade"
+
+
+def test_of_a_grader_that_was_down_all_failed_grades_are_tried_again_by_the_same_command(made, down, tmp_path, capsys):
+    flags = {"grader": down, "phase": "train"}
     for times in range(2):
         with pytest.raises(RlvrError, match="Not one of the 8 responses could be graded") as caught:
             call(made, **flags)
@@ -417,6 +424,30 @@ def test_an_interrupted_regrading_keeps_what_it_did(made, grader):
         assert [w.left for w in works] == [0, 8, 8]
         works = plan_regrade(run, grader=grader, grader_sha256=digest, phase="all", again=True)
         assert [(w.attempt, w.left) for w in works] == [(1, 1), (1, 8), (0, 8)]
+
+
+def test_an_interrupted_again_of_grades_that_had_all_failed_goes_on_with_the_rest(made, down, tmp_path):
+    class Bar:
+        def advance(self, n, **signals):
+            stop.requested = True
+
+    stop = StopRequest()
+    with pytest.raises(RlvrError, match="Not one of the 9 responses"):
+        call(made, grader=down, phase="eval")
+    (tmp_path / "up").touch()
+    config = resolve(GradeConfig, flags={"grader": down, "phase": "eval", "again": True}, command="grade")
+    with GraderPool(down, workers=1) as pool, RunDir.annotate(made) as run:
+        of = {"grader": down, "grader_sha256": pool.sha256}
+        works = plan_regrade(run, **of, phase="eval", again=True)
+        with pytest.raises(Interrupted):
+            regrade(run, works, **of, pool=pool, stop=stop, progress=Bar())
+        rest = rest_of(config, made, run, works, sha256=pool.sha256, paths=[made])
+        works = plan_regrade(run, **of, phase="eval", again=False)
+        assert [(w.attempt, w.done, w.failed, w.left) for w in works] == [(1, 1, 0, 0), (1, 0, 0, 8)]
+    assert rest == [f"rlvr grade {made} --grader {down} --phase eval"]
+    call(made, grader=down, phase="eval")
+    assert grades_of(made, "DISTINCT attempt, grade_error") == [(1, None)]
+    assert len(list((made / "grades").iterdir())) == 4, "none was graded a third time"
 
 
 @pytest.fixture
