@@ -2486,6 +2486,7 @@ SUPPLEMENT = [
         ("shots of the questions' dataset whatever is asked", "source, template = config.shots_dataset or spec,", "source, template = spec,", SHOTS, "shots_dataset"),
         ("shots are not recorded", "shots=shots.facts,", "shots=None,", SHOTS),
         ("bad lines of the shots stop the run", '{"skip_bad_lines": reading["skip_bad_lines"]} if', "{} if", f"{SHOTS} -k bad_lines", "skip_bad_lines"),
+        ("several traces of one question leave too few shots", "while limit and found.rows == limit and", "while False and", f"{SHOTS} -k several_traces", "shots"),
         ("a shot without its response", 'return f"{prompt}{response}".rstrip()', 'return f"{prompt}".rstrip()', SHOTS),
     ),
     Mutation("a judge's questions need answers", "rollouts/inputs.py", "if isinstance(config, PromptOptions) and is_judge(config.grader):", "if False:", "tests/rollouts/test_inputs.py"),

@@ -7,6 +7,7 @@ lm-evaluation-harness sets them by default. With --chat all of it is the user's 
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,7 +83,7 @@ def with_shots(
             f"The question {formatted} comes with a prompt of its own, before which --shots puts nothing.",
             "Leave --shots out, or if it is the question: --question-field prompt",
         )
-    shots = load_shots(config, spec=spec, reading=reading)
+    shots = load_shots(config, dataset.examples, spec=spec, reading=reading)
     texts: set[str] = set()  # few: shots differ by subject, and where the question would be one of its own
 
     def asked(example: Example) -> Example:
@@ -94,8 +95,8 @@ def with_shots(
     return replace(dataset, examples=examples, shots=shots.facts, beginnings=beginnings_of(texts))
 
 
-def load_shots(config: ShotOptions, *, spec: str, reading: Mapping[str, Any]) -> Shots:
-    """Read the traces that precede questions: the first rows of --shots-dataset, else those of another split of `spec`."""
+def load_shots(config: ShotOptions, examples: Sequence[Example], *, spec: str, reading: Mapping[str, Any]) -> Shots:
+    """Read the traces that precede the questions of `examples`: the first rows of --shots-dataset, else of another split of `spec`."""
     source, template = config.shots_dataset or spec, load_prompt(config.prompt)
     by_subject = source.startswith(MMLU)
     if not config.shots_dataset and (source.startswith((REASONING_GYM, VERIFIERS)) or Path(source).is_file()):
@@ -104,13 +105,21 @@ def load_shots(config: ShotOptions, *, spec: str, reading: Mapping[str, Any]) ->
             f"--shots: {source} {what} to take them from.",
             "Name traces with --shots-dataset: a file of {prompt, response} or {question, solution}, or a dataset with a training split.",
         )
-    found = load_dataset(
-        source,
-        split="dev" if by_subject else None,
-        limit=None if by_subject else config.shots + 1,  # one of them may be the question
-        purpose="traces",
-        **({"skip_bad_lines": reading["skip_bad_lines"]} if config.shots_dataset else reading),
-    )
+
+    def first(limit: int | None) -> Dataset:
+        return load_dataset(
+            source,
+            split="dev" if by_subject else None,
+            limit=limit,
+            purpose="traces",
+            **({"skip_bad_lines": reading["skip_bad_lines"]} if config.shots_dataset else reading),
+        )
+
+    limit = None if by_subject else config.shots + 1  # one of them may be the question
+    found = first(limit)
+    while limit and found.rows == limit and limit - _most_of_one(examples, found, template) < config.shots:
+        limit *= 2  # a question has several traces
+        found = first(limit)
     console.report_skipped_lines(found.num_skipped, found.skipped)
     traces: dict[str, list[tuple[str, str]]] = {}
     for example in found.examples:
@@ -118,6 +127,14 @@ def load_shots(config: ShotOptions, *, spec: str, reading: Mapping[str, Any]) ->
             (compared_text(example, template.text), _shot(example, template))
         )
     return Shots(found.name, found.split, config.shots, traces, by_subject, template.text)
+
+
+def _most_of_one(examples: Sequence[Example], found: Dataset, template: PromptTemplate) -> int:
+    """How many of the traces are of one question of `examples`, at most."""
+    counts = Counter(compared_text(e, template.text) for e in found.examples)
+    if max(counts.values()) == 1:
+        return 1  # whichever it is
+    return max(counts[compared_text(e, template.text)] for e in examples)
 
 
 def _shot(example: Example, template: PromptTemplate) -> str:

@@ -118,6 +118,19 @@ def test_shots_of_a_training_split_are_its_first_traces(folder):
     assert second.prompt == f"{shots[0]}{shots[2]} 1 +  1?\nAnswer:"
 
 
+def test_a_question_with_several_traces_gets_shots_of_those_behind_them(folder):
+    rows = [{"question": f"{i // 3} + 1?", "response": f" it is {i}"} for i in range(9)]
+    traces = write(folder / "t.jsonl", *rows)
+    questions = write(folder / "q.jsonl", *({"question": f"{i} + 1?", "answer": "1"} for i in (0, 7)))
+    config = EvalConfig(dataset=questions, prompt="prompt", shots=2, shots_dataset=traces)
+    shots = [f"{row['question']}\nAnswer:{row['response']}\n\n" for row in rows]
+    assert [e.prompt for e in load_questions(config, purpose="eval", template=load_prompt("prompt")).examples] == [
+        f"{shots[3]}{shots[4]}0 + 1?\nAnswer:", f"{shots[0]}{shots[1]}7 + 1?\nAnswer:",
+    ]  # fmt: skip
+    with pytest.raises(RlvrError, match=r"--shots 7: .* has 6 traces beside the question q-1"):
+        load_questions(replace(config, shots=7), purpose="eval", template=load_prompt("prompt"))
+
+
 @pytest.mark.parametrize(
     ("made_with", "own"),
     [("r1_zero", " 0 +  1?"), ("prompt", " 0 +  1?"), ("question_only", "0 + 1?\nAnswer:")],
