@@ -1197,7 +1197,9 @@ MATHEMATICS = [
         ("an option of an endpoint is taken without one", "(bool(config.base_url), \"--base-url\")", "(True, \"\")", "tests/config/test_config.py -k another_place"),
         ("an option of a model on this machine is taken without one", "check_samples_here(config, where=\"--base-url\")", "pass", "tests/config/test_config.py -k another_place"),
     ),
-    Mutation("an option of the transformers engine is taken with vLLM", "config/shared/engine.py", 'if config.engine == "vllm" and', "if False and", "tests/config/test_config.py -k refused_with_vllm"),
+    Mutation("an option of the transformers engine is taken with vLLM", "config/shared/engine.py", '(config.engine != "vllm",', "(True,", "tests/config/test_config.py -k another_engine"),
+    Mutation("an option of vLLM is taken with the transformers engine", "config/shared/engine.py", '(config.engine != "transformers",', "(True,", "tests/config/test_config.py -k another_engine"),
+    Mutation("the precision of vLLM is taken in training without it", "config/shared/engine.py", '        of_vllm.append("dtype")', "        pass", "tests/config/test_config.py -k another_engine"),
     Mutation("an option of a model on this machine is taken with servers", "config/shared/engine.py", 'check_samples_here(config, where="--sampler-urls")', "pass", "tests/samplers/parallel/test_servers.py -k that_cannot_be"),
     *mutations_of(
         "samplers/openai_answer.py",

@@ -546,7 +546,6 @@ AT_SERVERS = {"sampler_urls": "http://localhost:8000"}
         ({"max_batch_size": 3}, AT_AN_ENDPOINT, [{}]),
         ({"cuda_graphs": False}, AT_SERVERS, [{}]),
         ({"gpu_memory_utilization": 0.5}, AT_SERVERS, [{}]),
-        ({"gpu_memory_utilization": 0.5}, {"engine": "transformers"}, [{"engine": "vllm"}]),
     ],
 )
 @pytest.mark.parametrize("config", [EvalConfig, DiscoverConfig])
@@ -560,17 +559,32 @@ def test_an_option_of_another_place_of_the_model_is_refused(config, option, with
     config(**option, **without_effect, sources=dict.fromkeys(option, "c.toml"))  # a file is of several commands
 
 
-@pytest.mark.parametrize("config", [EvalConfig, DiscoverConfig, GrpoConfig, SftConfig])
-@pytest.mark.parametrize("option", [{"max_batch_size": 3}, {"cuda_graphs": False}])
-def test_an_option_of_the_transformers_engine_is_refused_with_vllm(tmp_path, config, option):
+@pytest.mark.parametrize(
+    ("config", "option", "engine"),
+    [
+        *(
+            (config, *of_engine)
+            for config in (EvalConfig, DiscoverConfig, GrpoConfig, SftConfig)
+            for of_engine in (
+                ({"max_batch_size": 3}, "transformers"),
+                ({"cuda_graphs": False}, "transformers"),
+                ({"gpu_memory_utilization": 0.5}, "vllm"),
+            )
+        ),
+        (GrpoConfig, {"dtype": "float16"}, "vllm"),
+        (SftConfig, {"dtype": "float16"}, "vllm"),
+    ],
+)
+def test_an_option_of_another_engine_is_refused(tmp_path, config, option, engine):
+    other = {"transformers": "vllm", "vllm": "transformers"}[engine]
     file = tmp_path / "c.toml"
-    file.write_text('engine = "vllm"')
-    with pytest.raises(NoEffect, match="has no effect with --engine vllm") as caught:
+    file.write_text(f'engine = "{other}"')
+    with pytest.raises(NoEffect, match=f"has no effect without --engine {engine}") as caught:
         resolve(config, flags={"config": str(file), **option}, command="eval")
     assert caught.value.option in option
-    for engine in ("auto", "transformers"):
-        resolve(config, flags={"config": str(file), **option, "engine": engine}, command="eval")
-    config(**option, engine="vllm", sources=dict.fromkeys(option, "config c.toml"))  # a file is of several commands
+    for chosen in ("auto", engine):
+        resolve(config, flags={"config": str(file), **option, "engine": chosen}, command="eval")
+    config(**option, engine=other, sources=dict.fromkeys(option, "config c.toml"))  # a file is of several commands
 
 
 def test_a_rejected_key_is_not_suggested(tmp_path):

@@ -101,9 +101,8 @@ class Asker:
 
 
 _WAITS = Asker()
-ASKER: ContextVar[Asker] = ContextVar(
-    "asker", default=_WAITS
-)  # of the answer that is being made; by default one that never leaves
+# Of the answer that is being made; by default one that never leaves.
+ASKER: ContextVar[Asker] = ContextVar("asker", default=_WAITS)
 
 
 @contextmanager

@@ -89,11 +89,9 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
 
 def _usual_place(run: RunInfo) -> Path:
     """In the run, or in the working directory for a run in object storage: what is here of it is a cache."""
-    return (
-        run.path / "report.html"
-        if source_of(run.path) is None
-        else Path(f"{place_of(run.path).rpartition('/')[2]}-report.html")
-    )
+    if source_of(run.path) is None:
+        return run.path / "report.html"
+    return Path(f"{place_of(run.path).rpartition('/')[2]}-report.html")
 
 
 # Tables and charts

@@ -159,11 +159,12 @@
 
   // The rollouts that a server has: it filters, sorts and pages.
   function remote({ runs }) {
-    async function ask(what, parameters, stopped = new AbortController().signal) {
+    async function ask(what, parameters, stopped = null) {
       const query = new URLSearchParams(runs.map((run) => ["run", run]));
       for (const [name, data] of Object.entries(parameters)) query.set(name, data);
       const late = AbortSignal.timeout(60000);
-      const answer = await fetch(`${what}?${query}`, { cache: "no-store", signal: AbortSignal.any?.([late, stopped]) ?? late });
+      const signal = (stopped && AbortSignal.any?.([late, stopped])) ?? late;
+      const answer = await fetch(`${what}?${query}`, { cache: "no-store", signal });
       const body = await answer.json().catch((error) => {
         if (answer.ok) throw error; // it was cut off
         return {};

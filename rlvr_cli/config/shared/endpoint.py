@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rlvr_cli.config.parsing.options import LONGEST, NoEffect, check_effects, knob
+from rlvr_cli.config.parsing.options import LONGEST, check_effects, knob
 from rlvr_cli.config.shared.addresses import KEY_ENV, check_address, check_key_name
 from rlvr_cli.config.shared.engine import EngineOptions, check_samples_here
 from rlvr_cli.config.shared.model import ModelOptions
@@ -73,9 +73,3 @@ def _check_effects(config: EndpointOptions) -> None:
     check_effects(config, needs | {"request_timeout": (servers, "--base-url or --sampler-urls")})
     if config.base_url:
         check_samples_here(config, where="--base-url")
-    if config.engine == "transformers" and config.sources.get("gpu_memory_utilization") == "flag":
-        raise NoEffect(
-            "--gpu-memory-utilization has no effect with --engine transformers: it is vLLM's share of a GPU.",
-            "Leave it out.",
-            option="gpu_memory_utilization",
-        )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlvr_cli.config.parsing.options import LONGEST, NoEffect, Provenance, flag, knob
+from rlvr_cli.config.parsing.options import LONGEST, NoEffect, Provenance, check_effects, flag, knob
 from rlvr_cli.config.shared.addresses import check_address
 from rlvr_cli.errors import RlvrError
 
@@ -88,13 +88,11 @@ def check_engine(config: EngineOptions) -> None:
         raise RlvrError(
             f"--gpu-memory-utilization is {config.gpu_memory_utilization}.", "It is a share: between 0 and 1, or auto."
         )
-    for name in ("max_batch_size", "cuda_graphs"):
-        if config.engine == "vllm" and config.sources.get(name) == "flag":
-            raise NoEffect(
-                f"{flag(name)} has no effect with --engine vllm: it is of the transformers engine.",
-                "Leave it out.",
-                option=name,
-            )
+    of_vllm = ["gpu_memory_utilization"]
+    if isinstance(config, TrainingEngineOptions):
+        of_vllm.append("dtype")
+    needs = dict.fromkeys(("max_batch_size", "cuda_graphs"), (config.engine != "vllm", "--engine transformers"))
+    check_effects(config, needs | dict.fromkeys(of_vllm, (config.engine != "transformers", "--engine vllm")))
 
 
 def check_cluster(config: EngineOptions) -> None:
