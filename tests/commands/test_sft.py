@@ -373,7 +373,7 @@ def test_an_engine_for_evaluations_needs_questions(tmp_path, forks):
 def test_options_of_vllm_are_refused_without_it(tmp_path, option):
     (name,) = option
     problem = f"--{name.replace('_', '-')} is of vLLM, which answers evaluations here only with --engine vllm."
-    flags = {"dataset": "arithmetic:8", "engine": "transformers", "runs_dir": str(tmp_path), **option}
+    flags = {"dataset": "arithmetic:8", "runs_dir": str(tmp_path), **option}
     config = resolve(SftConfig, flags=flags, command="sft")
     with pytest.raises(RlvrError, match=problem) as raised:
         sft.run(config)
