@@ -157,6 +157,15 @@ class Example:
     conversation: Conversation | None = None  # in place of prompt and response: a trace of a chat model
 
 
+class SampledIds(NamedTuple):
+    """The token ids of a trace, as they were sampled."""
+
+    prompt: list[int]
+    response: list[int]
+    mask: list[bool] | None  # of the response's ids, as in `Rollout`
+    ends: Sequence[tuple[int, int]] = ()  # of each turn of an episode, among the response's ids and in its text
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are sampled. Training and evaluation each have their own parameters."""

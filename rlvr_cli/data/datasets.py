@@ -43,7 +43,7 @@ from rlvr_cli.errors import RlvrError, missing_extra
 from rlvr_cli.runs.manifest import RUN_FILE
 from rlvr_cli.runs.storage.files import typed
 from rlvr_cli.text import storable
-from rlvr_cli.types import Example
+from rlvr_cli.types import Example, SampledIds
 
 SECONDS_TO_REACH = 10.0  # the hub
 _GENERATORS = {"arithmetic": arithmetic, "countdown": countdown, "multiplication": multiplication}
@@ -72,6 +72,9 @@ class Dataset:
     shots: dict[str, Any] | None = None  # what precedes each question, if anything does
     question_field: str | None = None  # None: the rows have no field of a question
     trace_of: Mapping[str, str] = field(default_factory=dict)  # example id -> JSON of `RowReader.trace`, if asked for
+    sampled: Mapping[str, SampledIds] = field(
+        default_factory=dict
+    )  # by example id, of episodes whose turns have their ids
     beginnings: Sequence[tuple[int, str]] = ()  # of `beginnings_of`: where in its prompts the shots end
 
     @property
@@ -196,6 +199,7 @@ def load_dataset(
         mixed="" if source.grader else reader.mixed(len(examples)),
         question_field=reader.question_field,
         trace_of=reader.trace_of,
+        sampled=reader.sampled,
         skipped=[storable(str(bad)) for bad in skipped[:SHOWN_BAD_ROWS]] + ([f"and {more:,} more"] if more > 0 else []),
         num_skipped=len(skipped),
         notes=reader.notes(),

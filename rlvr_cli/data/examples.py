@@ -9,18 +9,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, Literal, TypeVar
 
 from rlvr_cli.data.conversations import conversation_of
-from rlvr_cli.data.files import BadRow, Number, Row, join_names, text_of
+from rlvr_cli.data.files import BadRow, Number, Row, ids_of, join_names, text_of
 from rlvr_cli.data.synthetic import countdown_question
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.graders.answers.choices import LETTERS
 from rlvr_cli.graders.multiple_choice import letter_of, reference_response, truth_of
 from rlvr_cli.runs.storage.spilled import SpillingDict, spilled
 from rlvr_cli.text import storable
-from rlvr_cli.types import Example
+from rlvr_cli.types import Example, SampledIds
 
 T = TypeVar("T")
 Purpose = Literal["eval", "train", "traces"]
@@ -100,6 +100,7 @@ class RowReader:
     needs_answers: bool = True  # a grader reads the ground truth
     keeps_traces: bool = False  # in `trace_of`, what the examples lack without `traces`
     trace_of: MutableMapping[str, str] = field(default_factory=SpillingDict)  # id -> `trace` of its row, as JSON
+    sampled: dict[str, SampledIds] = field(default_factory=dict)  # id -> the ids of its turns, where the row has them
     where_is: MutableMapping[str, str] = field(default_factory=SpillingDict)  # id -> FILE:LINE of its row
     found_answer_field: str | None = None  # of the first row, if none was named
     kinds: Counter[str] = field(default_factory=Counter)  # of usable rows: a grader, else the form of the answer, or ""
@@ -119,6 +120,7 @@ class RowReader:
         turns = _turns(row) if self.traces and response_field is None else None
         if turns is not None:
             response, response_field = "".join(text for _, text in turns), "turns"
+        prompt_ids, ids = ([], []) if turns is None else _ids_of_turns(row)
         conversation = conversation_of(row) if self.traces and response_field is None else None
         if conversation is not None:
             response, response_field = conversation.text, "messages"
@@ -150,6 +152,8 @@ class RowReader:
         self.kinds[kind] += 1  # after all that may refuse the row
         if kind == "whole":
             self.first_whole = self.first_whole or row.where
+        if turns is not None and ids:
+            self.sampled[example_id] = _sampled(turns, prompt_ids, ids)
         if self.keeps_traces and (trace := self.trace(row, truth)):
             self.trace_of[example_id] = json.dumps(trace, default=str)
         return Example(
@@ -234,7 +238,11 @@ class RowReader:
         found: dict[str, Any] = {}
         with suppress(BadRow):
             if turns := _turns(row):
+                prompt_ids, ids = _ids_of_turns(row)
                 found["turns"] = [{"role": role, "text": text} for role, text in turns]
+                if ids:
+                    found["turns"] = [turn | {"ids": own} for turn, own in zip(found["turns"], ids, strict=True)]
+                    found["prompt_ids"] = prompt_ids
                 found |= {"prompt": prompt} if (prompt := self.own_prompt(row)) else {}
         with suppress(BadRow):
             if conversation := conversation_of(row):
@@ -438,3 +446,21 @@ def _turns(row: Row) -> tuple[tuple[str, str], ...] | None:
     if turns and all(turn["role"] != "policy" for turn in turns):
         raise BadRow(row.where, "none of its turns is the policy's.", 'Give those that are learned the role "policy".')
     return tuple((turn["role"], storable(turn["text"])) for turn in turns)
+
+
+def _ids_of_turns(row: Row) -> tuple[list[int], list[list[int]]]:
+    """The token ids of the prompt and of each turn of a trace; empty if it has none."""
+    prompt = ids_of(row.values, "prompt_ids", where=row.where)
+    ids = [ids_of(turn, "ids", where=row.where) for turn in row.values["turns"]]
+    if not any(ids):
+        return [], []
+    if not prompt or not all(ids):
+        missing = "prompt_ids" if all(ids) else "of all of them"
+        raise BadRow(row.where, f"it has ids of its turns, but not {missing}.", "Give both, or leave the ids out.")
+    return prompt, ids
+
+
+def _sampled(turns: Sequence[tuple[str, str]], prompt: list[int], ids: Sequence[Sequence[int]]) -> SampledIds:
+    mask = [role == "policy" for (role, _), own in zip(turns, ids, strict=True) for _ in own]
+    ends = zip(accumulate(map(len, ids)), accumulate(len(text) for _, text in turns), strict=True)
+    return SampledIds(prompt, [i for own in ids for i in own], mask, [*ends])

@@ -278,6 +278,16 @@ def _parquet_rows(path: Path) -> Generator[Row | BadRow]:
         raise RlvrError(f"{path} has values that cannot be read: {e}", "Leave out the column that has them.") from e
 
 
+def ids_of(values: Mapping[str, Any], key: str, *, where: str) -> list[int]:
+    """Token ids; empty if there are none. Raises BadRow for anything else. Numbers of JSON come as text."""
+    value = values.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(str(i).isdecimal() and len(str(i)) < 10 for i in value):
+        raise BadRow(where, f"{key!r} is not a list of token ids.", "Leave it out: the text is tokenized then.")
+    return [int(i) for i in value]
+
+
 def text_of(row: Row, key: str) -> str | None:
     """A field as text, numbers as they are written; None if it is missing or null. Raises BadRow for other types."""
     value = row.values.get(key)

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from rlvr_cli.data.examples import QUESTION_FIELDS, SHOWN_BAD_ROWS, first_field, usable_rows
-from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, join_names, stem_of, suffix_of, text_of
+from rlvr_cli.data.files import SUFFIXES, BadRow, Row, file_rows, ids_of, join_names, stem_of, suffix_of, text_of
 from rlvr_cli.data.prompts import PromptTemplate, StoredPrompts, stored_prompts
-from rlvr_cli.data.traces import SampledIds, opened_note, opened_once, opens_again, phase_to_train_on, was_cut
+from rlvr_cli.data.traces import opened_note, opened_once, opens_again, phase_to_train_on, was_cut
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.manifest import ROLLOUTS, Entry
 from rlvr_cli.runs.readers import fact_of, is_run, read_part, read_run, resolve_run
 from rlvr_cli.text import storable
-from rlvr_cli.types import Example
+from rlvr_cli.types import Example, SampledIds
 
 _IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 _KEY = ("phase", "step", "example_id", "sample_index")  # of a rollout
@@ -251,7 +251,7 @@ def _pair(
     beside = row.values.get("question") if formatted else question  # beside the prompt that was made of it
     asked = beside if isinstance(beside, str) else ""
     pair_id = text_of(row, "id") or f"{stem}-{row.number}"
-    ids = [_ids_of(row, name) for name in _IDS]
+    ids = [ids_of(row.values, name, where=row.where) for name in _IDS]
     whole = [
         Example(f"{pair_id}, {name}", asked, "", prompt=prompt, response=text_of(row, name) or "")
         for name in ("chosen", "rejected")
@@ -275,13 +275,3 @@ def _pair(
         raise BadRow(row.where, f"it has some of {join_names(_IDS)}, but not all.", "Give all of them, or none.")
     taken[pair_id] = row.where
     return [chosen, rejected], [SampledIds(ids[0], response, None) for response in ids[1:] if response], sum(opened)
-
-
-def _ids_of(row: Row, name: str) -> list[int]:
-    """Token ids of a row; empty if it has none. Numbers of JSON come as text."""
-    value = row.values.get(name)
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(str(i).isdecimal() and len(str(i)) < 10 for i in value):
-        raise BadRow(row.where, f"{name!r} is not a list of token ids.", "Leave it out: the text is tokenized then.")
-    return [int(i) for i in value]

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlvr_cli.config.parsing.options import nearest
 from rlvr_cli.data.datasets import Dataset, UnknownDataset, dataset_names, load_dataset
@@ -20,7 +20,7 @@ from rlvr_cli.graders import multiple_choice
 from rlvr_cli.runs.manifest import ROLLOUTS
 from rlvr_cli.runs.readers import RunInfo, is_run, read_rollouts, read_run, resolve_run, run_names
 from rlvr_cli.runs.storage.files import shown
-from rlvr_cli.types import ENVIRONMENT, Example, Graders, Phase
+from rlvr_cli.types import ENVIRONMENT, Example, Graders, Phase, SampledIds
 
 CUT_OFF = ("turns", "error")  # what ends an episode in its middle: of its `ended_by`
 BY_TURNS = "turns"  # of `load_traces`: how runs tell traces apart now
@@ -36,20 +36,11 @@ class Traces:
     examples: Sequence[Example]
     default_grader: str | None
     messages: list[str]  # skipped lines and notes, to be shown
-    token_ids: Mapping[str, "SampledIds"]  # by example id, where they are known
+    token_ids: Mapping[str, SampledIds]  # by example id, where they are known
     graded: Mapping[str, str]  # by example id: what a grader reads of an episode, the last turn of the policy
     rewards: Mapping[str, float | None] | None = None  # by example id, of a run's rollouts; None: it is a dataset
     mixed: str = ""  # as in `Dataset`
     num_opened: int = 0  # responses without their <think>, since the prompt has it
-
-
-class SampledIds(NamedTuple):
-    """The token ids of a trace, as they were sampled."""
-
-    prompt: list[int]
-    response: list[int]
-    mask: list[bool] | None  # of the response's ids, as in `Rollout`
-    ends: Sequence[tuple[int, int]] = ()  # of each turn of an episode, among the response's ids and in its text
 
 
 def load_traces(
@@ -93,7 +84,7 @@ def load_traces(
             dataset.examples,
             dataset.default_grader,
             [f"skipped: {reason}" for reason in dataset.skipped] + dataset.notes,
-            {},
+            dataset.sampled,
             {e.id: last for e in dataset.examples if (last := _last_turn(e)) is not None},
             mixed=dataset.mixed,
         )
@@ -137,11 +128,12 @@ def _messages_of(example: Example) -> str:
 
 
 def _fingerprint(dataset: Dataset) -> str:
-    """The dataset's, with what its text does not show: who says what, and the system messages and tools of conversations."""
+    """The dataset's, with what its text does not show: who says what, token ids, and the system messages and tools of conversations."""
     digest = hashlib.sha256(dataset.fingerprint.encode())
     talks = [e for e in dataset.examples if e.turns is not None or e.conversation is not None]
     for e in talks:
-        digest.update(json.dumps([e.id, e.turns, _messages_of(e)]).encode() + b"\n")
+        ids = [dataset.sampled[e.id]] if e.id in dataset.sampled else []
+        digest.update(json.dumps([e.id, e.turns, _messages_of(e), *ids]).encode() + b"\n")
     return digest.hexdigest() if talks else dataset.fingerprint
 
 

@@ -48,8 +48,9 @@ def read_traces(config: SftConfig, template: PromptTemplate) -> tuple[Traces, Se
         )
     for message in traces.messages:
         console.say(message)
-    own = sum(bool(e.question) and e.prompt != prompt_of(replace(e, prompt=None), template) for e in traces.examples)
-    if config.chat and own and not traces.token_ids:  # those of a run stay as they are
+    to_tokenize = [e for e in traces.examples if e.question and e.id not in traces.token_ids]
+    own = sum(e.prompt != prompt_of(replace(e, prompt=None), template) for e in to_tokenize)
+    if config.chat and own:
         console.say(
             f"note: {own} traces have a prompt of their own, which --chat leaves as it is; if it is the question: --question-field prompt"
         )

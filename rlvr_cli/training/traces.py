@@ -10,11 +10,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from rlvr_cli.data.order import epoch_order
-from rlvr_cli.data.traces import SampledIds
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.models.tokens.packing import best_fit, without_gaps
 from rlvr_cli.models.tokens.tokenization import encode
-from rlvr_cli.types import Conversation, Example
+from rlvr_cli.types import Conversation, Example, SampledIds
 
 _AT_ONCE = 100  # texts: of all that it is given at once a tokenizer also holds offsets, strings and masks
 
@@ -46,7 +45,7 @@ def encode_traces(
 
     Raises:
         RlvrError: as `encode`; a chat template cannot write a conversation; or a response has tokens that the policy did not sample, and
-            its ids are another tokenizer's.
+            its ids are another tokenizer's, or another text's.
     """
     appended: Any = tokenizer.eos_token_id if end is None else end
     prompts: list[array[int]] = []
@@ -54,13 +53,13 @@ def encode_traces(
     masks: list[list[bool] | None] = []
     for example, before, own in _of_texts(examples, tokenizer, append_eos=append_eos, end=end):
         learned = None
-        if example.turns is not None:
+        sampled = token_ids.get(example.id, SampledIds([], [], None))
+        prompt, response, mask, _ = sampled
+        if example.turns is not None and mask is None:
             own, learned = _of_turns(example.turns, tokenizer, append_eos=append_eos, end=appended)
         if example.conversation is not None:
             assert chat is not None, "a conversation without a chat template"
             before, own, learned = _of_conversation(example.id, example.conversation, chat)
-        sampled = token_ids.get(example.id, SampledIds([], [], None))
-        prompt, response, mask, _ = sampled
         known = prompt and (prompt == before or tokenizer.decode(prompt) == example.prompt)
         if known and _is_spelled(example.response or "", sampled, tokenizer):
             ended = response[-1] in (tokenizer.eos_token_id, *other_ends)
@@ -69,7 +68,7 @@ def encode_traces(
             learned = mask if mask is None or ends else [*mask, True]
         if mask is not None and learned is None:
             raise RlvrError(
-                f"Trace {example.id} has tokens that the policy did not sample, and its token ids are those of another tokenizer.",
+                f"Trace {example.id} has tokens that the policy did not sample, and its token ids do not spell its text with this tokenizer.",
                 "Train the model that sampled the trace, or remove the trace.",
             )
         prompts.append(array("i", before))

@@ -24,7 +24,6 @@ from rlvr_cli.config.parsing.sources import resolve
 from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.order import epoch_order
 from rlvr_cli.data.prompts import load_prompt
-from rlvr_cli.data.traces import SampledIds
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.handout import get_packed_sft_dataset
 from rlvr_cli.models.identity import builtin_model_path
@@ -39,7 +38,7 @@ from rlvr_cli.samplers.open import Engine
 from rlvr_cli.training.planning.plan import sft_objective
 from rlvr_cli.training.session import evaluation_engine, load_eval_dataset
 from rlvr_cli.training.traces import check_lengths, encode_traces
-from rlvr_cli.types import ENVIRONMENT, Example
+from rlvr_cli.types import ENVIRONMENT, Example, SampledIds
 
 
 @pytest.fixture(scope="module")

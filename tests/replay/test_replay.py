@@ -18,7 +18,7 @@ from rlvr_cli.commands import grpo
 from rlvr_cli.commands.store import check
 from rlvr_cli.config.grpo import GrpoConfig
 from rlvr_cli.config.store.check import CheckConfig
-from rlvr_cli.data.traces import SampledIds, Traces
+from rlvr_cli.data.traces import Traces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.replay import formulas
 from rlvr_cli.replay.run import TOLERANCE, Replay, Update, _replay, allowing, replay_run, token_log_probs
@@ -28,7 +28,7 @@ from rlvr_cli.runs import manifest
 from rlvr_cli.runs.readers import metadata_bytes
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.training.traces import encode_traces
-from rlvr_cli.types import Example, SamplingParams
+from rlvr_cli.types import Example, SampledIds, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("read_once")
 

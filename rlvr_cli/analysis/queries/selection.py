@@ -34,8 +34,9 @@ _ONE_QUESTION = "PARTITION BY run_id, min(phase), min(example_id), min(ground_tr
 _OWN_PROMPT = f"coalesce(bool_or(own_prompt), count(episode) > 0 AND count(*) OVER ({_ONE_QUESTION}) > 1)"
 # The white space of Python's str.strip: the reader of a dataset rejects a response that is blank to it.
 _BLANK = r"regexp_full_match(response, '[\s\p{Z}\x0b\x1c-\x1f\x{85}]*')"
-# A row of a dataset is text and has no response mask, so the policy must have sampled all of the response.
-_ONE_VOICE = "coalesce(list_bool_and(response_mask), true)"
+_ONE_VOICE = "coalesce(list_bool_and(response_mask), true)"  # the policy has sampled all of the response
+# Whether the turns of an episode can be written each with its text and ids. Older rows do not say where the texts end.
+_IN_TURNS = 'coalesce(len(turn_facts.ends) = len(turns) AND num_response_tokens = list_sum([t."end" - t.start for t in turns]), false)'
 _PARAGRAPHS = re.compile(r"\n\s*\n")
 _SIGNS = str.maketrans("−–×·÷", "--**/")
 _SAME = r"unhex(md5(lower(trim(regexp_replace(response, '\s+', ' ', 'g')))))"
@@ -73,7 +74,7 @@ class Item:
     matches: bool = True  # whether the condition holds
     right: bool = False
     tokens: int = 0
-    usable: bool = True  # not cut at the length limit or as an episode, not blank, and sampled entirely by the policy
+    usable: bool = True  # not cut at the length limit or as an episode, not blank, and such that a row can hold it
     digest: str | bytes = ""  # equal for responses that differ only in case and white space
     graded: bool = True  # else it is neither right nor wrong
     faults: frozenset[str] = frozenset()  # of its thinking, of `ThinkingRules`
@@ -186,6 +187,7 @@ def read_samples(
     condition: str,
     prompts: Mapping[str, StoredPrompts],
     rules: ThinkingRules,
+    in_turns: bool,
 ) -> tuple[list[Item], dict[str, Question]]:
     """Read the rollouts of runs as items, and their questions by key.
 
@@ -193,6 +195,7 @@ def read_samples(
         condition: SQL as returned by `Database.condition`.
         prompts: run id -> how the run has made its prompts.
         rules: what the thinking of a response must be.
+        in_turns: whether a row can hold a response that is not the policy's alone, turn by turn.
     """
     chosen = {"phase": phase, "step": step}
     questions: dict[str, Question] = {}
@@ -218,7 +221,7 @@ def read_samples(
     response = "response" if rules.names else "''"
     sql = (
         f"SELECT {_KEY}, {_QUESTION}, coalesce({condition}, false), {_RIGHT}, policy_tokens(episode, num_response_tokens),"
-        f" {_WHOLE} AND NOT {_BLANK} AND {_ONE_VOICE}, {_SAME}, {_GRADED}, {response}"
+        f" {_WHOLE} AND NOT {_BLANK} AND ({_ONE_VOICE}{f' OR {_IN_TURNS}' if in_turns else ''}), {_SAME}, {_GRADED}, {response}"
         f" FROM rollouts WHERE {_CHOSEN}"
     )
     items = [
@@ -268,19 +271,25 @@ def pooled(questions: Mapping[str, Question]) -> dict[str, Question]:
 
 
 def response_rows(
-    database: Database, keys: Collection[Key], *, phase: str, step: int | None, with_ids: bool = False
+    database: Database, keys: Collection[Key], *, phase: str, step: int | None, also: Sequence[str] = ()
 ) -> Iterator[dict[str, Any]]:
     """Yield the texts of these rollouts, in the order of the runs, each with its `Key` and the key of its question.
 
     Args:
-        with_ids: also the sampled token ids.
+        also: columns to read besides.
     """
-    columns = ("prompt", "response", "ground_truth", "reward", "grader")
-    columns += ("prompt_ids", "response_ids") if with_ids else ()
+    columns = ("prompt", "response", "ground_truth", "reward", "grader", *also)
     sql = f"SELECT {_KEY}, {_QUESTION}, {', '.join(columns)} FROM rollouts WHERE {_CHOSEN}"
     for row in database.rows(sql, {"phase": phase, "step": step}):
         if tuple(row[:5]) in keys:
             yield {"key": tuple(row[:5]), "question": row[5]} | dict(zip(columns, row[6:], strict=True))
+
+
+def has_several_voices(database: Database, *, phase: str, step: int | None) -> bool:
+    """Whether there is a response that the policy has not sampled alone."""
+    sql = f"SELECT bool_or(NOT {_ONE_VOICE}) FROM rollouts WHERE {_CHOSEN}"
+    ((found,),) = database.rows(sql, {"phase": phase, "step": step})
+    return bool(found)
 
 
 # What is kept

@@ -33,11 +33,7 @@ from rlvr_cli.terminal import console, tables
 from rlvr_cli.text import storable
 from rlvr_cli.types import ENVIRONMENT, WITH_FORMAT_RULE
 
-_OF_TURNS = (
-    "Episodes of several turns are no texts of a file, which would lack their sampled tokens. rlvr sft --dataset RUN trains on "
-    "those that were not cut, with --correct-only on those that were rewarded."
-)
-_OF_EPISODES = {"pairs": OF_EPISODES, "traces": _OF_TURNS, "fused": _OF_TURNS}
+_OF_EPISODES = {"pairs": OF_EPISODES, "fused": "Episodes of several turns are not fused; --emit traces keeps them."}
 
 
 def run(config: FilterConfig) -> None:
@@ -90,7 +86,8 @@ def run(config: FilterConfig) -> None:
         console.say(f"wrote    {path}")
     if of_runs and config.emit == "traces":
         console.say(
-            "tokens   are not written: rlvr sft on this file tokenizes the text; on the run itself it uses the sampled ids"
+            "tokens   are written of episodes of several turns alone: rlvr sft on this file tokenizes other texts; on the run itself it "
+            "uses the sampled ids"
         )
     if command := next_command(config, described):
         console.say(f"next     {command}")

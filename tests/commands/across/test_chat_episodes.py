@@ -18,12 +18,14 @@ from rlvr_cli.config.sft import SftConfig
 from rlvr_cli.data.prompts import load_prompt
 from rlvr_cli.data.traces import load_traces
 from rlvr_cli.errors import RlvrError
+from rlvr_cli.models.identity import model_path
 from rlvr_cli.models.pretrained import load_tokenizer
 from rlvr_cli.replay.run import replay_run
 from rlvr_cli.replay.stored import StoredRun, read_stored, traces_of
 from rlvr_cli.runs.readers import read_rollouts, read_run
 from rlvr_cli.runs.run_dir import RunDir
 from rlvr_cli.samplers.episodes.turns import chat_turns
+from rlvr_cli.training.traces import encode_traces
 from vllm_server import vllm_servers
 
 MINE = """
@@ -117,6 +119,29 @@ def test_training_is_on_the_policys_tokens_and_replays(place, trained, rlvr, mon
         assert begins in heard or row["finish_reason"] == "length"
         for logprob, own in zip(row["sampled_logprobs"], row["response_mask"], strict=True):
             assert logprob == 0.0 or own
+
+
+def test_a_file_of_them_trains_as_the_run(place, trained, rlvr):
+    """The template's tokens, too, which are not in the texts of turns."""
+    rlvr("filter", trained, "--out", "episodes.jsonl", "--where", "episode.ended_by = 'policy'")
+    of_run, of_file = (
+        load_traces(str(source), load_prompt("question_only")) for source in (trained, place / "episodes.jsonl")
+    )
+    tokenizer = load_tokenizer(place / "qwen3")
+    encoded = []
+    for traces in (of_run, of_file):
+        ids = encode_traces(traces.examples, traces.token_ids, tokenizer, append_eos=False)
+        encoded.append({e.response: row for e, *row in zip(traces.examples, *ids, strict=True) if row[2]})
+    assert encoded[1]
+    assert encoded[1].items() <= encoded[0].items()
+    other = load_tokenizer(model_path(""))
+    with pytest.raises(RlvrError, match="its token ids do not spell its text with this tokenizer"):
+        encode_traces(of_file.examples, of_file.token_ids, other, append_eos=False)
+    done = rlvr(
+        "sft", "--dataset", "episodes.jsonl", "--model", "qwen3", "--chat", "--prompt", "question_only", "--dry-run"
+    )
+    plain = len(of_file.examples) - len(of_file.token_ids)
+    assert f"note: {plain} traces have a prompt of their own, which --chat leaves as it is" in done.err
 
 
 @pytest.mark.slow

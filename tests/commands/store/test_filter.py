@@ -6,6 +6,7 @@ import random
 import shutil
 from dataclasses import replace
 from datetime import datetime
+from itertools import accumulate
 from pathlib import Path
 from weakref import WeakSet
 
@@ -40,7 +41,8 @@ from rlvr_cli.data.traces import load_traces
 from rlvr_cli.errors import RlvrError
 from rlvr_cli.runs.readers import read_run
 from rlvr_cli.runs.run_dir import RunDir
-from rlvr_cli.types import FinishReason, Phase
+from rlvr_cli.training.traces import encode_traces
+from rlvr_cli.types import FinishReason, Phase, Turn, TurnFacts
 
 TEMPLATE = load_prompt("r1_zero")
 RIGHT, WRONG = "</think> <answer> 7 </answer>", "</think> <answer> 8 </answer>"
@@ -152,14 +154,94 @@ def test_a_response_that_an_environment_took_part_in_is_no_text_to_learn(tmp_pat
     assert stages == [("source", 3, 0), ("whole", 2, 1)]
 
 
-def test_episodes_of_several_turns_are_no_rows_of_a_file_and_the_error_says_what_takes_them(tmp_path, call):
+@pytest.fixture
+def played(tmp_path, tiny_tokenizer) -> Path:
+    """A run with an episode of three turns, whose first and last end within a token; the same again; and a response of one turn."""
+    said = [tiny_tokenizer(text).input_ids for text in (" 7+7=14, ", "(right)", " <answer> 7 </answer> ")]
+    texts = (" 7+7=14,", "(right)", " <answer> 7 </answer>")
+    places = [
+        (start, start + len(ids)) for start, ids in zip(accumulate(map(len, said), initial=0), said, strict=False)
+    ]
+    ends = tuple(accumulate(map(len, texts)))
+    turns = tuple(Turn("environment" if i == 1 else "policy", *place) for i, place in enumerate(places))
+    question = TEMPLATE.fill("q: 3 + 4?")
+    plain = a_rollout(
+        run_id="played", prompt=question, prompt_ids=tuple(tiny_tokenizer(question).input_ids), response=" 7", reward=1.0,
+        response_ids=tuple(tiny_tokenizer(" 7").input_ids), ground_truth="7", sample_index=2,
+    )  # fmt: skip
+    plain = replace(
+        plain, num_response_tokens=len(plain.response_ids), sampled_logprobs=(-1.0,) * len(plain.response_ids)
+    )
+    mask = tuple(turn.role == "policy" for turn in turns for _ in range(turn.start, turn.end))
+    episode = replace(
+        plain, response="".join(texts), response_ids=tuple(i for ids in said for i in ids), num_response_tokens=len(mask), turns=turns,
+        response_mask=mask, sampled_logprobs=tuple(-1.0 * own for own in mask), turn_facts=TurnFacts(ends, (), ()),
+        episode=an_episode(1, 1, 1).episode._replace(num_policy_tokens=sum(mask), graded_from=ends[1], graded_to=ends[2]),
+    )  # fmt: skip
+    metadata = FACTS | {"config": {"environment": "guess.py:Guess"}}
+    with RunDir.create(tmp_path / "runs", "eval", name="played", metadata=metadata) as run:
+        run.commit_rollouts("eval", 0, [replace(episode, sample_index=i) for i in range(2)] + [plain])
+    return run.path
+
+
+@pytest.mark.parametrize("out", ["out.jsonl", "out.parquet"])
+def test_episodes_are_trained_on_from_a_file_as_from_the_run(played, call, tmp_path, tiny_tokenizer, out):
+    _, stages = call(played, out=out)
+    assert stages == [("source", 3, 0)]
+    of_run, of_file = (load_traces(str(source), TEMPLATE) for source in (played, tmp_path / out))
+    assert [e.response for e in of_run.examples] == [e.response for e in of_file.examples]
+    assert [*of_run.graded.values()] == [*of_file.graded.values()] == 2 * [" <answer> 7 </answer>"]
+    encoded = [encode_traces(t.examples, t.token_ids, tiny_tokenizer, append_eos=True) for t in (of_run, of_file)]
+    assert encoded[0] == encoded[1]
+    assert False in encoded[1][2][0]
+    again, _ = call(tmp_path / out, out="again.jsonl", dedup=True)
+    assert [len(row.get("turns", ())) for row in again] == [3, 0]
+    of_copy = load_traces(str(tmp_path / "again.jsonl"), TEMPLATE)
+    assert encode_traces(of_copy.examples, of_copy.token_ids, tiny_tokenizer, append_eos=True) == encoded[1]
+
+
+def test_ids_of_turns_are_all_there_and_of_their_text(played, call, tmp_path, tiny_tokenizer):
+    rows, _ = call(played)
+    own = rows[0]["turns"]
+
+    def traces(**changes):
+        (tmp_path / "t.jsonl").write_text(json.dumps({**rows[0], **changes}))
+        return load_traces(str(tmp_path / "t.jsonl"), TEMPLATE)
+
+    for changes, problem in (
+        ({"prompt_ids": None}, "it has ids of its turns, but not prompt_ids"),
+        ({"turns": [own[0] | {"ids": None}, *own[1:]]}, "it has ids of its turns, but not of all of them"),
+        ({"turns": [own[0] | {"ids": [-1]}, *own[1:]]}, "'ids' is not a list of token ids"),
+    ):
+        with pytest.raises(RlvrError, match=rf"t\.jsonl:1: {problem}"):
+            traces(**changes)
+    moved = traces(
+        turns=[own[0] | {"ids": own[0]["ids"][:-1]}, own[1] | {"ids": [own[0]["ids"][-1], *own[1]["ids"]]}, own[2]]
+    )
+    assert len({t.fingerprint for t in (traces(), moved)}) == 2
+    without_ids = [{"role": turn["role"], "text": turn["text"]} for turn in own]
+    tokenized = traces(turns=without_ids)
+    assert not tokenized.token_ids
+    encode_traces(tokenized.examples, tokenized.token_ids, tiny_tokenizer, append_eos=True)
+    changed = traces(turns=[own[0] | {"text": " 7+7=15,"}, *own[1:]])
+    with pytest.raises(RlvrError, match="its token ids do not spell its text with this tokenizer"):
+        encode_traces(changed.examples, changed.token_ids, tiny_tokenizer, append_eos=True)
+
+
+def test_episodes_of_several_turns_are_no_pairs_nor_fused_and_the_error_says_what_takes_them(tmp_path, call):
+    """Nor traces, in a run of an earlier version, which did not say where the texts of turns end."""
     for name, environment in (("e", "guess.py:Guess"), ("text", "")):
         with RunDir.create(
-            tmp_path / "runs", "eval", name=name, metadata={"config": {"environment": environment}}
+            tmp_path / "runs", "eval", name=name, metadata=FACTS | {"config": {"environment": environment}}
         ) as run:
-            rows = [an_episode(2, 1, 2, run_id=name, sample_index=i, reward=float(i)) for i in range(2)]
+            of = {"run_id": name, "prompt": TEMPLATE.fill("Q?")}
+            rows = [an_episode(2, 1, 2, **of, sample_index=i, reward=float(i)) for i in range(2)]
             run.commit_rollouts("eval", 0, rows)
-        for emit, hint in (("pairs", OF_EPISODES), ("traces", "Episodes of several turns are no texts of a file")):
+        for emit, hint in (
+            ("pairs", OF_EPISODES),
+            ("fused", "Episodes of several turns are not fused"),
+            ("traces", "Loosen"),
+        ):
             with pytest.raises(RlvrError, match="'whole' dropped the last 2") as raised:
                 call(run.path, emit=emit)
             assert raised.value.hint.startswith(hint if environment else "Loosen the filter")

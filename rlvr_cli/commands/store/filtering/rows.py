@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from rlvr_cli.runs.storage.files import os_errors_as_user_errors
 from rlvr_cli.runs.storage.spilled import spilled
 
 Rows = list[dict[str, Any]]
+OF_PAIRS = ("prompt_ids", "response_ids")  # columns that `pair_rows` reads besides the texts
+OF_TURNS = (*OF_PAIRS, "response_mask", "turns", "turn_facts")  # and `trace_row`, of episodes
 RowsOf = Callable[[Sequence[Item]], Iterable[dict[str, Any]]]  # the rows to write of items, in their order
 
 
@@ -72,18 +75,32 @@ def dataset_rows(dataset: Dataset, *, out: str) -> dict[str, dict[str, Any]]:
 
 
 def trace_row(row: Mapping[str, Any], question: Question, *, with_question: bool) -> dict[str, Any]:
-    """The row of a response, for `rlvr sft`."""
+    """The row of a response, for `rlvr sft`. One that the policy has not sampled alone has its turns, with their token ids.
+
+    Args:
+        row: of `response_rows`; with the columns `OF_TURNS`, if there are episodes.
+    """
     run_id, _, step, _, _ = row["key"]
     return {
         "id": "/".join(map(str, row["key"])),
         **({"question": question.text} if with_question else {}),
         "prompt": row["prompt"],
-        "response": row["response"],
+        **({"response": row["response"]} if all(row.get("response_mask") or [True]) else _in_turns(row)),
         "ground_truth": row["ground_truth"],
         "reward": row["reward"],
         "step": step,
         "run": run_id,
     }
+
+
+def _in_turns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The turns of an episode, and the ids of its prompt, without which those of the turns would be of no use."""
+    texts = [row["response"][start:end] for start, end in pairwise([0, *row["turn_facts"]["ends"]])]
+    turns = [
+        {"role": turn["role"], "text": text, "ids": row["response_ids"][turn["start"] : turn["end"]]}
+        for turn, text in zip(row["turns"], texts, strict=True)
+    ]
+    return {"prompt_ids": row["prompt_ids"], "turns": turns}
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from rlvr_cli.analysis.queries.selection import (
     ThinkingRules,
     by_question,
     find_contaminated,
+    has_several_voices,
     normalized,
     read_examples,
     read_samples,
@@ -26,6 +27,8 @@ from rlvr_cli.analysis.queries.selection import (
 )
 from rlvr_cli.commands.store.filtering.contamination import bare_questions
 from rlvr_cli.commands.store.filtering.rows import (
+    OF_PAIRS,
+    OF_TURNS,
     Rows,
     RowsOf,
     dataset_rows,
@@ -68,6 +71,7 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str], opened: ExitStack
         condition=condition,
         prompts={i.id: stored_prompts(i.metadata) for i in infos},
         rules=thinking_rules(config),
+        in_turns=config.emit == "traces",
     )
     _check_every_run_has_rollouts(infos, items, phase=phase, step=config.step)
     unknown = sum(q.text is None for q in questions.values())
@@ -82,7 +86,8 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str], opened: ExitStack
 
     def traces(items: Sequence[Item]) -> Iterator[dict[str, Any]]:
         """Read the rows of items while they are written: there may be more than memory holds."""
-        responses = response_rows(database, {i.key for i in items}, phase=phase, step=config.step)
+        also = OF_TURNS if has_several_voices(database, phase=phase, step=config.step) else ()
+        responses = response_rows(database, {i.key for i in items}, phase=phase, step=config.step, also=also)
         for item, row in zip(items, responses, strict=True):
             assert row["key"] == item.key, "responses come in the order in which they were selected"
             yield trace_row(row, questions[row["question"]], with_question=not unknown)
@@ -94,7 +99,7 @@ def from_runs(config: FilterConfig, evaluation: Sequence[str], opened: ExitStack
         return fused, rows_of, described
     keys = {i.key for i in [*selected.kept, *selected.control]}
     if config.emit == "pairs":
-        responses = response_rows(database, keys, phase=phase, step=config.step, with_ids=True)
+        responses = response_rows(database, keys, phase=phase, step=config.step, also=OF_PAIRS)
         pairs, rows_of = pair_rows(config, selected.kept, responses, questions)
         return paired(config, selected, pairs), rows_of, described
     rows = question_rows([i.key for i in items], questions, keys)
